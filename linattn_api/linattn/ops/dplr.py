@@ -1,0 +1,59 @@
+"""Diagonal plus low rank transitions: RWKV-7 (Peng et al. 2025) and, by lowering, the delta families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ..feature_maps import FeatureMap
+from ..spec import Arg, OpSpec
+from ._family import family
+
+A = TypeVar("A")
+
+SPEC = OpSpec(
+    name="dplr",
+    recurrence="S = Diag(e^g) S⁻ + bᵀ(a S⁻) + kᵀv;  o = scale · q S",
+    args=(
+        Arg("q", "B T H K"),
+        Arg("k", "B T H K"),
+        Arg("v", "B T HV V"),
+        Arg("g", "B T HV K", "float"),
+        Arg("a", "B T HV K", "float"),
+        Arg("b", "B T HV K", "float"),
+    ),
+)
+
+
+@family(SPEC)
+def _dplr(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    a: A,
+    b: A,
+    *,
+    scale: float | None = None,
+    initial_state: A | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: A | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[A, A | None]:
+    """Diagonal plus low rank: ``S_t = Diag(e^{g_t}) S_{t-1} + b_tᵀ (a_t S_{t-1}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t``
+    (RWKV-7, Peng et al. 2025, eq. 2).
+
+    Args:
+        q: Queries ``[B, T, H, K]``.
+        k: Keys ``[B, T, H, K]``.
+        v: Values ``[B, T, HV, V]``.
+        g: Natural-log decay of the key channels ``[B, T, HV, K]``; ``≤ 0``.
+        a: Reading direction of the low-rank term ``[B, T, HV, K]``.
+        b: Writing direction of the low-rank term ``[B, T, HV, K]``.
+    """
+    ...
+
+
+dplr, chunk_dplr, recurrent_dplr, parallel_dplr = _dplr

@@ -1,0 +1,56 @@
+"""Gated linear attention with a decay per key channel, and optionally per value channel (Yang et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ..feature_maps import FeatureMap
+from ..spec import Arg, OpSpec
+from ._family import family
+
+A = TypeVar("A")
+
+SPEC = OpSpec(
+    name="gla",
+    recurrence="S = Diag(e^g) S⁻ Diag(e^gv) + kᵀv;  o = scale · q S",
+    args=(
+        Arg("q", "B T H K"),
+        Arg("k", "B T H K"),
+        Arg("v", "B T HV V"),
+        Arg("g", "B T HV K | B T H K", "float"),
+        Arg("gv", "B T HV V", "float", optional=True),
+    ),
+)
+
+
+@family(SPEC)
+def _gla(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    gv: A | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: A | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: A | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[A, A | None]:
+    """Vector gate: ``S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (GLA, Yang et al.
+    2024, §4).
+
+    Args:
+        q: Queries ``[B, T, H, K]``.
+        k: Keys ``[B, T, H, K]``.
+        v: Values ``[B, T, HV, V]``.
+        g: Natural-log decay of the key channels ``[B, T, HV, K]`` or ``[B, T, H, K]``; ``≤ 0``, ``-inf`` resets a channel.
+        gv: Natural-log decay of the value channels ``[B, T, HV, V]``; ``None`` keeps everything.
+    """
+    ...
+
+
+gla, chunk_gla, recurrent_gla, parallel_gla = _gla

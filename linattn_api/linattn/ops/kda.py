@@ -1,0 +1,73 @@
+"""Kimi Delta Attention: a decay per key channel, then the delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..feature_maps import FeatureMap
+from ..spec import Arg, Lowered, Lowering, OpSpec, Options
+from ._family import family
+
+A = TypeVar("A")
+
+
+def why_not(shapes: Mapping[str, str], options: Options) -> str | None:
+    """A beta per value channel makes the transition differ from column to column of the state."""
+    return None if shapes["beta"] == "B T HV" else "beta per value channel is no special case of dplr"
+
+
+def to_dplr(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """``a = −e^g ∘ k``, ``b = beta · k``, ``v ← beta · v``, in the accumulation dtype so that nothing more is rounded."""
+    q, k, v, g, beta = (xp.astype(arrays[name], xp.accumulation(arrays["v"])) for name in ("q", "k", "v", "g", "beta"))
+    out_dtype = xp.dtype(arrays["v"])
+    keys, beta = xp.repeat_heads(k, v.shape[2]), beta[..., None]
+    general = {**arrays, "q": q, "k": k, "v": beta * v, "g": g, "a": -xp.exp(g) * keys, "b": beta * keys}
+    del general["beta"]
+    return Lowered(general, options, lambda o, state: (xp.astype(o, out_dtype), state))
+
+
+SPEC = OpSpec(
+    name="kda",
+    recurrence="S' = Diag(e^g) S⁻;  S = S' + kᵀ(beta ∘ (v − k S'));  o = scale · q S",
+    args=(
+        Arg("q", "B T H K"),
+        Arg("k", "B T H K"),
+        Arg("v", "B T HV V"),
+        Arg("g", "B T HV K", "float"),
+        Arg("beta", "B T HV | B T HV V", "float"),
+    ),
+    lowering=Lowering("dplr", to_dplr, why_not),
+)
+
+
+@family(SPEC)
+def _kda(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    beta: A,
+    *,
+    scale: float | None = None,
+    initial_state: A | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: A | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[A, A | None]:
+    """Kimi Delta Attention: ``S' = Diag(e^{g_t}) S_{t-1}``, ``S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))``,
+    ``o_t = scale · q_t S_t`` (Kimi Linear, 2025, eq. 1).
+
+    Args:
+        q: Queries ``[B, T, H, K]``.
+        k: Keys ``[B, T, H, K]``.
+        v: Values ``[B, T, HV, V]``.
+        g: Natural-log decay of the key channels ``[B, T, HV, K]``; ``≤ 0``, ``-inf`` resets a channel.
+        beta: Writing strength ``[B, T, HV]``, or ``[B, T, HV, V]`` per value channel.
+    """
+    ...
+
+
+kda, chunk_kda, recurrent_kda, parallel_kda = _kda

@@ -1,0 +1,98 @@
+"""Linear attention without a gate (Katharopoulos et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ..feature_maps import FeatureMap
+from ..spec import COMMON_OPTIONS, MATRIX_STATE, Arg, Lowered, Lowering, OpSpec, Option, Options
+from ._family import family
+
+A = TypeVar("A")
+
+NORMALIZED_STATE = (Arg("initial_state", "N HV K V+1", "float", optional=True),)
+
+
+def check(form: str | None, options: Options) -> str | None:
+    """A sum over the whole sequence has no state and no recurrent form."""
+    if options["causal"]:
+        return None
+    if options["output_final_state"] or options["initial_state"] is not None:
+        return "causal=False reads the whole sequence and has no state: drop initial_state and output_final_state"
+    if form == "recurrent":
+        return "causal=False has no recurrent form: use chunk_linear_attn or parallel_linear_attn"
+    return None
+
+
+def why_not(shapes: Any, options: Options) -> str | None:
+    """Only the causal sum is a gated one with the gate at zero."""
+    return None if options["causal"] else "causal=False is no special case of simple_gla"
+
+
+def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """A decay of zero; a normaliser is one more value column, of ones, in the accumulation dtype."""
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    normalize = options["normalize"]
+    kept = {name: value for name, value in options.items() if name not in ("normalize", "causal")}
+    out_dtype = xp.dtype(v)
+    if normalize:
+        q, k, v = (xp.astype(x, xp.accumulation(x)) for x in (q, k, v))
+        v = xp.concat([v, xp.full((*v.shape[:-1], 1), 1.0, like=v)], axis=-1)
+
+    def finish(o: Any, state: Any) -> tuple[Any, Any]:
+        return (xp.astype(divide(xp, o), out_dtype) if normalize else o), state
+
+    g = xp.full((v.shape[2],), 0.0, like=v, dtype=xp.accumulation(v))
+    return Lowered({**arrays, "q": q, "k": k, "v": v, "g": g}, kept, finish)
+
+
+def divide(xp: Any, o: Any) -> Any:
+    """``o[..., :-1] / o[..., -1:]``; a denominator of zero gives a zero row."""
+    numerator, denominator = o[..., :-1], o[..., -1:]
+    zero = denominator == 0
+    return xp.where(zero, xp.full((), 0.0, like=o), numerator / xp.where(zero, xp.full((), 1.0, like=o), denominator))
+
+
+SPEC = OpSpec(
+    name="linear_attn",
+    recurrence="S = S⁻ + kᵀv;  o = scale · q S",
+    args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V")),
+    options=(*COMMON_OPTIONS, Option("normalize", (bool,), False), Option("causal", (bool,), True)),
+    state=lambda options: NORMALIZED_STATE if options["normalize"] else MATRIX_STATE,
+    check=check,
+    lowering=Lowering("simple_gla", to_simple_gla, why_not),
+)
+
+
+@family(SPEC)
+def _linear_attn(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    normalize: bool = False,
+    initial_state: A | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: A | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[A, A | None]:
+    """Linear attention: ``S_t = S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (Katharopoulos et al. 2020, eqs. 18-20).
+
+    Args:
+        q: Queries ``[B, T, H, K]``.
+        k: Keys ``[B, T, H, K]``.
+        v: Values ``[B, T, HV, V]``; value head ``j`` reads query/key head ``j // (HV / H)``.
+        causal: ``False`` lets every token read the sum over the whole sequence (encoders); no state then, and no recurrent
+            form.
+        normalize: Divide by ``q_t · z_t``, ``z_t = Σ_{j≤t} k_j``; ``scale`` cancels, the state gains a value column that
+            carries ``z``: ``[N, HV, K, V+1]``. A denominator of zero gives a zero row.
+    """
+    ...
+
+
+linear_attn, chunk_linear_attn, recurrent_linear_attn, parallel_linear_attn = _linear_attn

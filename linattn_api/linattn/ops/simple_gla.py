@@ -1,0 +1,56 @@
+"""Linear attention with a scalar decay per head: RetNet, Lightning Attention, Mamba-2 (SSD), mLSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ..feature_maps import FeatureMap
+from ..spec import Arg, Lowered, Lowering, OpSpec, unchanged
+from ._family import family
+
+A = TypeVar("A")
+
+
+def to_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """The same decay for every key channel."""
+    B, T, HV = arrays["v"].shape[:3]
+    g = xp.broadcast_to(arrays["g"][..., None], (B, T, HV, arrays["k"].shape[-1]))
+    return Lowered({**arrays, "g": g}, options, unchanged)
+
+
+SPEC = OpSpec(
+    name="simple_gla",
+    recurrence="S = e^g S⁻ + kᵀv;  o = scale · q S",
+    args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V"), Arg("g", "B T HV | HV", "float")),
+    lowering=Lowering("gla", to_gla),
+)
+
+
+@family(SPEC)
+def _simple_gla(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    *,
+    scale: float | None = None,
+    initial_state: A | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: A | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[A, A | None]:
+    """Scalar gate: ``S_t = e^{g_t} S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (RetNet; Mamba-2, Dao & Gu 2024).
+
+    Args:
+        q: Queries ``[B, T, H, K]`` (``C`` of Mamba-2).
+        k: Keys ``[B, T, H, K]`` (``B`` of Mamba-2).
+        v: Values ``[B, T, HV, V]`` (``Δx`` of Mamba-2).
+        g: Natural-log decay ``[B, T, HV]``, or ``[HV]`` for a fixed decay; ``≤ 0``, ``-inf`` resets the state.
+    """
+    ...
+
+
+simple_gla, chunk_simple_gla, recurrent_simple_gla, parallel_simple_gla = _simple_gla

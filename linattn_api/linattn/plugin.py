@@ -1,0 +1,167 @@
+"""Everything the author of a backend imports.
+
+A backend is a class with a name, the frameworks whose arrays it takes, and one method per operator form it can run::
+
+    from linattn.plugin import Backend, Call, Unsupported
+
+    class AcmeBackend(Backend):
+        name = "acme"
+        api = ">=1,<2"
+        frameworks = ("torch",)
+
+        def supports(self, call: Call) -> Unsupported | None:
+            if call.K > 256:
+                return Unsupported(f"K must be at most 256, got {call.K}")
+            return None
+
+        def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+            ...
+            return o, final_state  # final_state is None unless output_final_state
+
+Register it with ``linattn.register_backend(AcmeBackend())`` or, in a distribution, as an entry point of the group
+``linattn.backends``. Methods get arguments that the spec has already validated, on the caller's own arrays, with ``scale``
+resolved to a float and feature maps applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .errors import Unsupported
+
+__all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "Unsupported"]
+
+API_VERSION = "1.0.0"
+
+Form = Literal["recurrent", "chunk", "parallel"]
+FORMS: tuple[Form, ...] = ("recurrent", "chunk", "parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The static facts of one operator call: what a backend may decide on. Never data.
+
+    Attributes:
+        op: Family name, e.g. ``"gla"``.
+        form: ``"recurrent"``, ``"chunk"`` or ``"parallel"``.
+        framework: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"mlx"``.
+        device: Kind of device, e.g. ``"cpu"``, ``"cuda"``, ``"tpu"``, ``"metal"``.
+        arrays: ``(name, symbolic shape, dtype)`` of every array given, e.g. ``("g", "B T HV K", "float32")``; optional
+            arguments that are ``None`` are absent.
+        dims: ``(symbol, size)`` of every bound symbol; a size that is symbolic under tracing is ``None``: any size.
+        options: ``(name, value)`` of the family's static options (``output_final_state``, ``chunk_size``, ``causal`` …).
+        needs_grad: True if a gradient will be asked for; None where the framework cannot say.
+    """
+
+    op: str
+    form: Form
+    framework: str
+    device: str
+    arrays: tuple[tuple[str, str, str], ...]
+    dims: tuple[tuple[str, int | None], ...]
+    options: tuple[tuple[str, object], ...] = ()
+    needs_grad: bool | None = None
+
+    @property
+    def method(self) -> str:
+        """Name of the backend method that runs this call, e.g. ``"chunk_gla"``."""
+        return f"{self.form}_{self.op}"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the operands (``q``, ``k``, ``v``) share."""
+        return self.arrays[0][2]
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Dtype name of each array given."""
+        return {name: dtype for name, _, dtype in self.arrays}
+
+    @property
+    def shapes(self) -> Mapping[str, str]:
+        """Symbolic shape of each array given, e.g. ``{"g": "HV"}`` for a fixed decay."""
+        return {name: shape for name, shape, _ in self.arrays}
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Size of each symbol, e.g. ``{"B": 2, "T": 128}``; ``None`` where it is symbolic under tracing."""
+        return dict(self.dims)
+
+    def has(self, name: str) -> bool:
+        """True if the optional array ``name`` was given."""
+        return any(name == given for given, _, _ in self.arrays)
+
+    def option(self, name: str, default: object = None) -> object:
+        """Value of a static option; ``default`` if the family has no such option."""
+        return dict(self.options).get(name, default)
+
+    @property
+    def varlen(self) -> bool:
+        """True if sequences are packed (``cu_seqlens`` was given)."""
+        return self.has("cu_seqlens")
+
+    @property
+    def B(self) -> int | None:
+        """Batch size."""
+        return self.sizes.get("B")
+
+    @property
+    def T(self) -> int | None:
+        """Sequence length (total length when packed)."""
+        return self.sizes.get("T")
+
+    @property
+    def H(self) -> int | None:
+        """Query/key heads."""
+        return self.sizes.get("H")
+
+    @property
+    def HV(self) -> int | None:
+        """Value heads (``H`` for a family without grouped value heads)."""
+        sizes = self.sizes
+        return sizes.get("HV", sizes.get("H"))
+
+    @property
+    def K(self) -> int | None:
+        """Key width of one head."""
+        return self.sizes.get("K")
+
+    @property
+    def V(self) -> int | None:
+        """Value width of one head."""
+        return self.sizes.get("V")
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{symbol}={'any' if size is None else size}" for symbol, size in self.dims)
+        dtypes = ", ".join(f"{name} {dtype}" for name, _, dtype in self.arrays if dtype != self.dtype)
+        flags = " ".join(f"{name}={value}" for name, value in self.options if value not in (None, False))
+        parts = [f"{self.method} on {self.framework} {self.device} {self.dtype}", f"({dtypes})" if dtypes else "", sizes, flags]
+        return " ".join(part for part in parts if part)
+
+
+class Backend:
+    """Base class of every backend.
+
+    Attributes:
+        name: How users name it. Lower case letters, digits, ``_`` and ``-``.
+        api: Version specifier on :data:`API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
+        frameworks: The frameworks whose arrays it takes.
+        differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
+
+    A backend defines methods named ``{form}_{family}``, with the parameters that the family's spec lists, each returning
+    ``(o, final_state)``. Arguments with a default in the spec's call are optional in the method as well.
+    """
+
+    name: ClassVar[str]
+    api: ClassVar[str]
+    frameworks: ClassVar[tuple[str, ...]]
+    differentiable: ClassVar[bool] = True
+
+    def supports(self, call: Call) -> Unsupported | None:
+        """Say whether this backend can run ``call``: ``None`` if so, else an :class:`Unsupported` with the reason.
+
+        Must be a pure function of ``call``: no I/O, no environment, no context variables. Called once per distinct call.
+        """
+        return None

@@ -1,0 +1,167 @@
+"""What an operator takes: arguments, symbolic shapes, options. Validation of a call is read off this description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["SYMBOLS", "Arg", "Lowered", "Lowering", "OpSpec", "Option"]
+
+SYMBOLS = {
+    "B": "batch",
+    "T": "sequence length",
+    "N": "number of sequences",
+    "H": "query/key heads",
+    "HV": "value heads",
+    "K": "key width of one head",
+    "V": "value width of one head",
+    "L": "width of one linear head",
+    "C": "chunk size",
+}
+
+Role = Literal["operand", "float", "index"]
+
+
+Options = Mapping[str, Any]
+Sizes = Mapping[str, int]
+
+# One order of keywords for every family, so that signatures read alike.
+KEYWORD_ORDER = (
+    "bias", "scale", "quad_scale", "lin_scale", "causal", "normalize",
+    "initial_state", "output_final_state", "cu_seqlens", "chunk_size",
+)  # fmt: skip
+
+
+def default_scale(options: Options, sizes: Sizes) -> dict[str, Any]:
+    """``scale=None`` means ``K ** -0.5``."""
+    scale = options["scale"]
+    return {**options, "scale": sizes["K"] ** -0.5 if scale is None else float(scale)}
+
+
+def no_complaint(form: str | None, options: Options) -> str | None:
+    """Allow every combination."""
+    return None
+
+
+def always(shapes: Mapping[str, str], options: Options) -> str | None:
+    """Allow every call to be lowered."""
+    return None
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One array argument.
+
+    Args:
+        name: Parameter name.
+        shape: Symbolic shape; alternatives separated by ``|``, e.g. ``"B T HV | HV"``.
+        role: ``"operand"`` arrays share one dtype (float16, bfloat16, float32 or float64), ``"float"`` ones have any float
+            dtype, ``"index"`` ones are int32 or int64.
+        optional: May be ``None``.
+    """
+
+    name: str
+    shape: str
+    role: Role = "operand"
+    optional: bool = False
+    shapes: tuple[tuple[str, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes = tuple(tuple(alternative.split()) for alternative in self.shape.split("|"))
+        object.__setattr__(self, "shapes", shapes)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One static keyword argument of a family and the Python types it may have."""
+
+    name: str
+    types: tuple[type, ...]
+    default: Any = None
+
+
+class Lowered(NamedTuple):
+    """A call rewritten for a more general family.
+
+    Attributes:
+        arrays: Values of the general family's arrays by name.
+        options: Keyword arguments of the general family.
+        finish: Turns the general family's ``(o, final_state)`` into this family's.
+    """
+
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+    finish: Callable[[Any, Any], tuple[Any, Any]]
+
+
+def unchanged(o: Any, state: Any) -> tuple[Any, Any]:
+    """The general family's results are this family's."""
+    return o, state
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How a family becomes a special case of a more general one.
+
+    Args:
+        to: Name of the general family.
+        apply: ``apply(xp, arrays, options) -> Lowered``, written against the caller's :class:`~linattn.frameworks.Framework`.
+        why_not: From the symbolic shapes and options of a call, the reason it has no such form, or ``None``.
+    """
+
+    to: str
+    apply: Callable[[Any, dict[str, Any], dict[str, Any]], Lowered]
+    why_not: Callable[[Mapping[str, str], Options], str | None] = always
+
+
+SCALE = Option("scale", (float, int))
+OUTPUT_FINAL_STATE = Option("output_final_state", (bool,), False)
+CHUNK_SIZE = Option("chunk_size", (int,))
+COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
+
+MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
+CU_SEQLENS = Arg("cu_seqlens", "N+1", "index", optional=True)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One family of operators.
+
+    Args:
+        name: Family name, e.g. ``"gla"``.
+        recurrence: The defining equations, in the notation of the docs.
+        args: Positional arrays, in order.
+        keyword_args: Keyword-only arrays other than the state and ``cu_seqlens``, e.g. the bias of ``mixed_attn``.
+        options: Static keyword arguments.
+        state: From the options, the arrays of the state in order; one array is passed bare, several as ``state_type``.
+        state_type: Named tuple that holds a state of several arrays.
+        mapped: The arguments that a feature map applies to.
+        resolve: Fills defaults that depend on sizes: ``resolve(options, sizes) -> options``.
+        check: From the form and the options, the complaint about a forbidden combination, or ``None``.
+        lowering: The more general family that can run this one, if any.
+    """
+
+    name: str
+    recurrence: str
+    args: tuple[Arg, ...]
+    keyword_args: tuple[Arg, ...] = ()
+    options: tuple[Option, ...] = COMMON_OPTIONS
+    state: Callable[[Options], tuple[Arg, ...]] = lambda options: MATRIX_STATE
+    state_type: type[Any] | None = None
+    mapped: tuple[str, ...] = ("q", "k")
+    resolve: Callable[[Options, Sizes], dict[str, Any]] = default_scale
+    check: Callable[[str | None, Options], str | None] = no_complaint
+    lowering: Lowering | None = None
+    parameters: tuple[str, ...] = field(init=False)
+    """Names of the parameters of a backend's method, in order; all after the positional arrays are keyword-only."""
+
+    def __post_init__(self) -> None:
+        keywords = ["initial_state", "cu_seqlens", *(o.name for o in self.options), *(a.name for a in self.keyword_args)]
+        names = [arg.name for arg in self.args] + sorted(keywords, key=KEYWORD_ORDER.index)
+        object.__setattr__(self, "parameters", tuple(names))
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Names of the keyword-only parameters of a backend's method."""
+        return self.parameters[len(self.args) :]
