@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["SYMBOLS", "Arg", "Lowered", "Lowering", "OpSpec", "Option"]
+from .plugin import Call
+
+__all__ = ["FAMILIES", "SYMBOLS", "Arg", "Lowered", "Lowering", "OpSpec", "Option"]
 
 SYMBOLS = {
     "B": "batch",
@@ -44,7 +46,7 @@ def no_complaint(form: str | None, options: Options) -> str | None:
     return None
 
 
-def always(shapes: Mapping[str, str], options: Options) -> str | None:
+def never_blocked(call: Call) -> str | None:
     """Allow every call to be lowered."""
     return None
 
@@ -106,13 +108,51 @@ class Lowering:
 
     Args:
         to: Name of the general family.
-        apply: ``apply(xp, arrays, options) -> Lowered``, written against the caller's :class:`~linattn.frameworks.Framework`.
-        why_not: From the symbolic shapes and options of a call, the reason it has no such form, or ``None``.
+        apply: ``apply(xp, arrays, options) -> Lowered``, written against the caller's
+            :class:`~linattn.frameworks.Framework`.
+        describe: The static facts of the lowered call, from those of the call.
+        blocked: The reason why this call has no such form, or ``None``.
     """
 
     to: str
     apply: Callable[[Any, dict[str, Any], dict[str, Any]], Lowered]
-    why_not: Callable[[Mapping[str, str], Options], str | None] = always
+    describe: Callable[[Call], Call]
+    blocked: Callable[[Call], str | None] = never_blocked
+
+
+def accumulation_dtype(call: Call) -> str:
+    """The dtype that a call accumulates in: float64 for float64 operands, else float32."""
+    return "float64" if call.dtype == "float64" else "float32"
+
+
+def redescribe(
+    call: Call,
+    op: str,
+    give: Mapping[str, tuple[str, str]] | None = None,
+    drop: Sequence[str] = (),
+    widen: bool = False,
+    dims: Mapping[str, int | None] | None = None,
+) -> Call:
+    """``call`` as one of family ``op``.
+
+    Args:
+        call: The call to rewrite.
+        op: The general family.
+        give: Arrays added or changed: name to ``(symbolic shape, dtype)``.
+        drop: Arrays and options that the general family does not have.
+        widen: The operands are cast to the accumulation dtype.
+        dims: Sizes that change.
+    """
+    wide = accumulation_dtype(call) if widen else None
+    arrays = {name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS}
+    rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
+    return replace(
+        call,
+        op=op,
+        arrays=tuple((name, *fact) for name, fact in {**arrays, **(give or {}), **rest}.items()),
+        dims=tuple({**dict(call.dims), **(dims or {})}.items()),
+        options=tuple((name, value) for name, value in call.options if name not in drop),
+    )
 
 
 SCALE = Option("scale", (float, int))
@@ -122,6 +162,10 @@ COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
 
 MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
 CU_SEQLENS = Arg("cu_seqlens", "N+1", "index", optional=True)
+STATE_ARRAYS = ("initial_state", "cu_seqlens")
+
+FAMILIES: dict[str, OpSpec] = {}
+"""Every family by name, in the order in which they were declared."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +199,22 @@ class OpSpec:
     lowering: Lowering | None = None
     parameters: tuple[str, ...] = field(init=False)
     """Names of the parameters of a backend's method, in order; all after the positional arrays are keyword-only."""
+    keywords: tuple[str, ...] = field(init=False)
+    """Names of the keyword-only parameters of a backend's method."""
+    option_names: tuple[str, ...] = field(init=False)
+    """Names of the static keyword arguments."""
+    keyword_arrays: tuple[str, ...] = field(init=False)
+    """Names of the keyword arguments that are arrays, in the order in which symbols are bound."""
 
     def __post_init__(self) -> None:
-        keywords = ["initial_state", "cu_seqlens", *(o.name for o in self.options), *(a.name for a in self.keyword_args)]
-        names = [arg.name for arg in self.args] + sorted(keywords, key=KEYWORD_ORDER.index)
-        object.__setattr__(self, "parameters", tuple(names))
+        options = tuple(option.name for option in self.options)
+        arrays = (*(arg.name for arg in self.keyword_args), "initial_state", "cu_seqlens")
+        keywords = tuple(sorted((*arrays, *options), key=KEYWORD_ORDER.index))
+        object.__setattr__(self, "parameters", (*(arg.name for arg in self.args), *keywords))
+        object.__setattr__(self, "keywords", keywords)
+        object.__setattr__(self, "option_names", options)
+        object.__setattr__(self, "keyword_arrays", arrays)
 
-    @property
-    def keywords(self) -> tuple[str, ...]:
-        """Names of the keyword-only parameters of a backend's method."""
-        return self.parameters[len(self.args) :]
+    def arrays(self, options: Options) -> tuple[Arg, ...]:
+        """Every array argument under these options, in the order in which symbols are bound."""
+        return (*self.args, *self.keyword_args, *self.state(options), CU_SEQLENS)

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..dispatch import run
+from ..dispatch import Plan, explain_call, run
+from ..errors import OptionError
 from ..plugin import FORMS, Form
-from ..spec import OpSpec
+from ..spec import FAMILIES, OpSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FAMILIES: dict[str, OpSpec] = {}
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""Every public operator by name, e.g. ``"chunk_gla"``."""
 
 _TEMPLATE = """\
 def {name}({signature}):
-    return run(spec, form, ({arrays},), {{{keywords}}}, feature_map, backend)
+    return target(spec, form, ({arrays},), {{{keywords}}}, feature_map, backend)
 """
 
 _FORM_NOTES = {
-    None: "Picks the form from the shape: recurrent for one token, chunk otherwise.",
+    None: "Pick the form from the shape: recurrent for one token, chunk otherwise.",
     "recurrent": "Recurrent form: token by token. For decoding, one token above all; the definition.",
     "chunk": "Chunk form: matmuls inside a chunk, a scan across chunks. For training and prefill.",
     "parallel": "Parallel form: one masked T×T matrix. For short sequences and for inspection.",
 }
+
+_COMMON = """\
+Keyword arguments that every recurrence has:
+    scale: Multiplies the output. Default ``K ** -0.5``.
+    initial_state: State before the first token, ``[N, HV, K, V]``, any float dtype. Default zeros.
+    output_final_state: Return the state after the last token, else ``None`` in its place. Default False.
+    cu_seqlens: Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.
+    chunk_size: A hint for the chunk form; never changes the result beyond rounding. ``mixed_attn`` alone gives it a meaning.
+    feature_map: Applied to queries and keys first: a name or an object from ``linattn.feature_maps``.
+    backend: A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
+        environment variable ``LINATTN_BACKEND``, else ``"auto"``.
+
+Returns:
+    ``(o, final_state)``: ``o`` is ``[B, T, HV, V]`` in the dtype of ``v``; the state is float32 (float64 for float64 inputs).
+
+Raises:
+    ArgumentError: An argument is wrong: ``ShapeError``, ``DtypeError``, ``DeviceError``, ``FrameworkError``, ``OptionError``.
+    BackendError: The backend asked for cannot be used; ``Unsupported`` if none can run the call.
+"""
 
 
 def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]]:
@@ -45,28 +67,60 @@ def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Cal
     return declare
 
 
-def _compile(spec: OpSpec, form: Form | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """One public function: the declared signature around a call of ``dispatch.run``."""
+def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
+    """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
-    signature = inspect.signature(function)
-    bare = [p.replace(annotation=p.empty, default=None if p.default is not p.empty else p.empty) for p in signature.parameters.values()]
+    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
+    operator.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(declared.__doc__ or '')}\n\n{_COMMON}"
+    operator.explain = explain_operator
+    OPERATORS[name] = operator
+    return operator
+
+
+def _bound_to(target: Any, name: str, spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Any:
+    """A function with the declared signature that hands its arguments to ``target``."""
+    signature = inspect.signature(declared)
+    bare = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
+        for p in signature.parameters.values()
+    ]
     source = _TEMPLATE.format(
         name=name,
         signature=str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1],
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
     )
-    namespace: dict[str, Any] = {"run": run, "spec": spec, "form": form}
+    namespace: dict[str, Any] = {"target": target, "spec": spec, "form": form}
     exec(compile(source, f"<linattn {name}>", "exec"), namespace)
-    compiled = namespace[name]
-    compiled.__defaults__ = function.__defaults__
-    compiled.__kwdefaults__ = function.__kwdefaults__
-    compiled.__annotations__ = function.__annotations__
-    compiled.__qualname__ = name
-    compiled.__module__ = "linattn"
-    compiled.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(function.__doc__ or '')}\n"
-    compiled.spec, compiled.form = spec, form
-    return compiled
+    function = namespace[name]
+    function.__defaults__, function.__kwdefaults__ = declared.__defaults__, declared.__kwdefaults__
+    function.__annotations__ = declared.__annotations__
+    function.__module__ = "linattn"
+    return function
 
 
-__all__ = ["FAMILIES", "FORMS", "family"]
+def explain(operator: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Plan:
+    """Say which backend a call would run on and why, without running it.
+
+    Args:
+        operator: An operator or its name, e.g. ``linattn.chunk_gla`` or ``"chunk_gla"``.
+        *args: The arguments of the call.
+        **kwargs: Its keyword arguments, ``backend=`` and ``feature_map=`` included.
+
+    Returns:
+        The :class:`Plan`: print it. Its ``backend`` is ``None`` if nothing can run the call.
+
+    Raises:
+        OptionError: There is no such operator.
+        ArgumentError: The call is invalid, as the operator itself would say.
+    """
+    return operator_named(getattr(operator, "__name__", operator)).explain(*args, **kwargs)
+
+
+def operator_named(name: Any) -> Any:
+    """The public operator of that name; ``OptionError`` with close matches if there is none."""
+    if name in OPERATORS:
+        return OPERATORS[name]
+    close = difflib.get_close_matches(str(name), OPERATORS, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise OptionError(f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}")

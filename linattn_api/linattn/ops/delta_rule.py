@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, unchanged
+from ..plugin import Call
+from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
 from ._family import family
 
 A = TypeVar("A")
@@ -19,6 +20,12 @@ def to_gated_delta_rule(xp: Any, arrays: dict[str, Any], options: dict[str, Any]
     return Lowered({**arrays, "g": g}, options, unchanged)
 
 
+def as_gated_delta_rule(call: Call) -> Call:
+    """What ``to_gated_delta_rule`` gives, as static facts."""
+    beta = call.shapes["beta"], call.dtypes["beta"]
+    return redescribe(call, "gated_delta_rule", {"g": ("B T HV", accumulation_dtype(call)), "beta": beta}, drop=("beta",))
+
+
 SPEC = OpSpec(
     name="delta_rule",
     recurrence="S = S⁻ + kᵀ(beta ∘ (v − k S⁻));  o = scale · q S",
@@ -28,7 +35,7 @@ SPEC = OpSpec(
         Arg("v", "B T HV V"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
-    lowering=Lowering("gated_delta_rule", to_gated_delta_rule),
+    lowering=Lowering("gated_delta_rule", to_gated_delta_rule, as_gated_delta_rule),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, unchanged
+from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import family
 
 A = TypeVar("A")
@@ -30,7 +30,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
-    lowering=Lowering("kda", to_kda),
+    lowering=Lowering("kda", to_kda, lambda call: redescribe(call, "kda", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, Options
+from ..plugin import Call
+from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
 from ._family import family
 
 A = TypeVar("A")
 
 
-def why_not(shapes: Mapping[str, str], options: Options) -> str | None:
+def blocked(call: Call) -> str | None:
     """A beta per value channel makes the transition differ from column to column of the state."""
-    return None if shapes["beta"] == "B T HV" else "beta per value channel is no special case of dplr"
+    return None if call.shapes["beta"] == "B T HV" else "beta per value channel is no special case of dplr"
+
+
+def as_dplr(call: Call) -> Call:
+    """What ``to_dplr`` gives, as static facts."""
+    wide = ("B T HV K", accumulation_dtype(call))
+    return redescribe(call, "dplr", {"g": wide, "a": wide, "b": wide}, drop=("beta",), widen=True)
 
 
 def to_dplr(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -37,7 +44,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV K", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
-    lowering=Lowering("dplr", to_dplr, why_not),
+    lowering=Lowering("dplr", to_dplr, as_dplr, blocked),
 )
 
 

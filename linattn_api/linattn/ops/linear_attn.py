@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import COMMON_OPTIONS, MATRIX_STATE, Arg, Lowered, Lowering, OpSpec, Option, Options
+from ..plugin import Call
+from ..spec import (
+    COMMON_OPTIONS,
+    MATRIX_STATE,
+    Arg,
+    Lowered,
+    Lowering,
+    OpSpec,
+    Option,
+    Options,
+    accumulation_dtype,
+    redescribe,
+)
 from ._family import family
 
 A = TypeVar("A")
@@ -25,9 +37,18 @@ def check(form: str | None, options: Options) -> str | None:
     return None
 
 
-def why_not(shapes: Any, options: Options) -> str | None:
+def blocked(call: Call) -> str | None:
     """Only the causal sum is a gated one with the gate at zero."""
-    return None if options["causal"] else "causal=False is no special case of simple_gla"
+    return None if call.option("causal") else "causal=False is no special case of simple_gla"
+
+
+def as_simple_gla(call: Call) -> Call:
+    """What ``to_simple_gla`` gives, as static facts."""
+    normalize = bool(call.option("normalize"))
+    state = {"initial_state": ("N HV K V", call.dtypes["initial_state"])} if call.has("initial_state") else {}
+    width = {"V": None if call.V is None else call.V + 1} if normalize else {}
+    give = {"g": ("HV", accumulation_dtype(call)), **state}
+    return redescribe(call, "simple_gla", give, drop=("normalize", "causal"), widen=normalize, dims=width)
 
 
 def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -61,7 +82,7 @@ SPEC = OpSpec(
     options=(*COMMON_OPTIONS, Option("normalize", (bool,), False), Option("causal", (bool,), True)),
     state=lambda options: NORMALIZED_STATE if options["normalize"] else MATRIX_STATE,
     check=check,
-    lowering=Lowering("simple_gla", to_simple_gla, why_not),
+    lowering=Lowering("simple_gla", to_simple_gla, as_simple_gla, blocked),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, unchanged
+from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import family
 
 A = TypeVar("A")
@@ -23,7 +23,7 @@ SPEC = OpSpec(
     name="simple_gla",
     recurrence="S = e^g S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V"), Arg("g", "B T HV | HV", "float")),
-    lowering=Lowering("gla", to_gla),
+    lowering=Lowering("gla", to_gla, lambda call: redescribe(call, "gla", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 
 

@@ -1,0 +1,476 @@
+"""Chooses the backend of a call, says why, and runs it.
+
+One decision procedure serves everybody: ``decide`` maps static facts to a :class:`Plan`. An eager call looks its plan up by
+a cheap key; a call under ``torch.compile`` asks for it once, at compile time; ``explain`` prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
+
+from . import feature_maps
+from .errors import BackendError, FrameworkError, OptionError, UnknownBackend, Unsupported
+from .frameworks import LOADED, Facts, Framework, framework_of
+from .plugin import FORMS, Backend, Call
+from .registry import registry
+from .spec import FAMILIES, OpSpec
+from .validate import check_offsets, describe
+
+__all__ = ["BUILT_IN_ORDER", "ENVIRONMENT_VARIABLE", "Passed", "Plan", "Preference", "decide", "explain_call", "run", "use_backend"]
+
+ENVIRONMENT_VARIABLE = "LINATTN_BACKEND"
+
+BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+}
+"""What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
+
+_context_preference: ContextVar[tuple[str, ...] | None] = ContextVar("linattn_backend", default=None)
+
+
+class Preference(NamedTuple):
+    """Which backends to try, in order, and who said so."""
+
+    backends: tuple[str, ...]
+    source: str
+
+    @property
+    def strict(self) -> bool:
+        """True if one backend was named: that one or an error."""
+        return len(self.backends) == 1 and self.backends != ("auto",)
+
+
+class Passed(NamedTuple):
+    """A candidate that was passed over, and why."""
+
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision for one call.
+
+    Attributes:
+        call: The call, as the caller made it.
+        preference: Which backends were asked for, and where that was said.
+        passed: Every candidate passed over before the chosen one, with its reason.
+        backend: Name of the chosen backend; ``None`` if none can run the call.
+        steps: The families from the caller's to the one that the backend runs; more than one if the call is lowered.
+        form: The form that runs.
+        options: The call's static options, defaults filled in.
+    """
+
+    call: Call
+    preference: Preference
+    passed: tuple[Passed, ...]
+    backend: str | None
+    steps: tuple[str, ...]
+    form: str
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def method(self) -> str:
+        """The method of the chosen backend that runs, e.g. ``"chunk_gla"``."""
+        return f"{self.form}_{self.steps[-1]}"
+
+    def __str__(self) -> str:
+        lines = [str(self.call), f"  asked for    {', '.join(self.preference.backends)} ({self.preference.source})"]
+        if self.backend is None:
+            lines.append("  runs         nothing: no candidate can")
+        else:
+            lowered = f" (lowered: {' → '.join(self.steps)})" if len(self.steps) > 1 else ""
+            lines.append(f"  runs         {self.backend}.{self.method}{lowered}")
+        lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
+        return "\n".join(lines)
+
+
+# -- preference ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def use_backend(backend: str | Sequence[str]) -> Iterator[None]:
+    """Prefer a backend inside a ``with`` block, in this thread or asyncio task only.
+
+    Args:
+        backend: A name (strict: that backend or an error), ``"auto"``, or a sequence in order of preference, which may end in
+            ``"auto"``.
+
+    Raises:
+        UnknownBackend: A name that no installed or registered backend has.
+
+    A call's own ``backend=`` argument comes first. Functions compiled by ``torch.compile`` or ``jax.jit`` notice the change
+    and are compiled again; inside ``torch.compile`` the preference is that of the thread, not of the asyncio task.
+    """
+    names = _names(backend)
+    for name in names:
+        if name != "auto":
+            registry.record(name)
+    token = _context_preference.set(names)
+    try:
+        with contextlib.ExitStack() as stack:
+            for framework in LOADED.values():
+                stack.enter_context(framework.preferring(names))
+            yield
+    finally:
+        _context_preference.reset(token)
+
+
+def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
+    names = (backend,) if isinstance(backend, str) else tuple(backend)
+    if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"backend must be a name or a sequence of names, got {backend!r}")
+    return names
+
+
+def _preference(backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None) -> Preference:
+    """The argument, else ``use_backend``, else the environment, else auto."""
+    if backend is not None:
+        return Preference(_names(backend), "argument")
+    if context is not None:
+        return Preference(context, "use_backend")
+    if environment:
+        return Preference(tuple(name.strip() for name in environment.split(",")), ENVIRONMENT_VARIABLE)
+    return Preference(("auto",), "default")
+
+
+# -- the decision ----------------------------------------------------------------------------------------------------
+
+
+def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare: bool = False) -> Plan:
+    """Walk the candidates and return the plan; ``plan.backend`` is ``None`` if none can run the call.
+
+    Args:
+        call: A validated call.
+        options: Its static options, defaults filled in.
+        preference: What to try.
+        bare: The form was not asked for by name, so another form of the same operator may run instead.
+    """
+    forms = (call.form, *(form for form in ("chunk", "recurrent") if form != call.form)) if bare else (call.form,)
+    passed: list[Passed] = []
+    for name in _candidates(call, preference):
+        reasons: list[str] = []
+        for form in forms:
+            steps = _fit(name, replace(call, form=form), reasons)
+            if steps:
+                return Plan(call, preference, tuple(passed), name, steps, form, tuple(options.items()))
+        passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
+    return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
+
+
+def _candidates(call: Call, preference: Preference) -> Iterator[str]:
+    """Names in order, each once. Auto: built-in backends of the framework, then the others by name."""
+    seen: set[str] = set()
+    for wanted in preference.backends:
+        for name in _auto(call.framework) if wanted == "auto" else (wanted,):
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+
+def _auto(framework: str) -> Iterator[str]:
+    yield from (name for name in BUILT_IN_ORDER.get(framework, ()) if name in registry.records)
+    yield from sorted(name for name, record in registry.records.items() if not record.built_in)
+
+
+def _fit(name: str, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
+    """The steps by which backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
+    try:
+        backend = registry.load(name)
+    except UnknownBackend:
+        raise
+    except BackendError as error:
+        reasons.append(str(error))
+        return None
+    if call.framework not in backend.frameworks:
+        reasons.append(f"takes {' and '.join(backend.frameworks)} arrays, not {call.framework}")
+        return None
+    if call.needs_grad and not backend.differentiable:
+        reasons.append("is forward-only, and a gradient is asked for")
+        return None
+    steps, lowered = (call.op,), call
+    while True:
+        refusal = _refusal(backend, lowered)
+        if refusal is None:
+            return steps
+        reasons.append(refusal)
+        lowering = FAMILIES[lowered.op].lowering
+        if lowering is None:
+            return None
+        blocked = lowering.blocked(lowered)
+        if blocked:
+            reasons.append(blocked)
+            return None
+        lowered = lowering.describe(lowered)
+        steps = (*steps, lowered.op)
+
+
+def _refusal(backend: Backend, call: Call) -> str | None:
+    if not hasattr(backend, call.method):
+        return f"has no {call.method}"
+    answer = backend.supports(call)
+    if answer is None:
+        return None
+    if not isinstance(answer, Unsupported):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
+        raise BackendError(f"{type(backend).__qualname__}.supports must return None or Unsupported, got {answer!r}")
+    return str(answer)
+
+
+# -- from a call to its plan -----------------------------------------------------------------------------------------
+
+
+def plan_of(
+    spec: OpSpec,
+    form: str | None,
+    framework: str,
+    given: Sequence[tuple[str, Facts]],
+    options: Mapping[str, Any],
+    preference: Preference,
+    needs_grad: bool | None = None,
+) -> Plan:
+    """Validate static facts and decide. ``options`` holds every static keyword and ``initial_state`` (or None)."""
+    call, resolved = describe(spec, form, framework, given, options, needs_grad)
+    return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
+
+
+def _leaves(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    """Every array of a call, in the order of ``spec.arrays``; None where one is absent."""
+    leaves = list(arrays)
+    for name in spec.keyword_arrays:
+        value = keywords[name]
+        if name != "initial_state" or spec.state_type is None:
+            leaves.append(value)
+        elif value is None:
+            leaves.extend([None] * len(spec.state(keywords)))
+        elif isinstance(value, spec.state_type):
+            leaves.extend(value)
+        else:
+            expected, found = spec.state_type.__name__, type(value).__name__
+            raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
+    return leaves
+
+
+def _inspect(
+    spec: OpSpec,
+    form: str | None,
+    framework: Framework,
+    leaves: Sequence[Any],
+    keywords: Mapping[str, Any],
+    preference: Preference,
+) -> Plan:
+    """Read the facts off real arrays and decide."""
+    given: list[tuple[str, Facts]] = []
+    first = spec.args[0].name
+    for arg, leaf in zip(spec.arrays(keywords), leaves, strict=True):
+        if leaf is None:
+            if not arg.optional:
+                raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
+            continue
+        other = framework_of(leaf, f"{_name(spec, form)}: {arg.name}")
+        if other is not framework:
+            raise FrameworkError(
+                f"{_name(spec, form)}: {arg.name} is a {other.name} array but {first} is a {framework.name} array: "
+                f"convert it, nothing is copied for you"
+            )
+        given.append((arg.name, framework.facts(leaf)))
+    return plan_of(spec, form, framework.name, given, keywords, preference, framework.needs_grad(leaves))
+
+
+def _name(spec: OpSpec, form: str | None) -> str:
+    return spec.name if form is None else f"{form}_{spec.name}"
+
+
+_plans: dict[Any, Plan] = {}
+_MOST_PLANS = 8192  # a plan is small; a program with more distinct shapes than this pays 0.1 ms a call again
+
+
+def _look_up(
+    spec: OpSpec,
+    form: str | None,
+    framework: Framework,
+    leaves: Sequence[Any],
+    keywords: Mapping[str, Any],
+    backend: str | Sequence[str] | None,
+) -> Plan:
+    """The memoised plan of an eager call."""
+    context, environment = _context_preference.get(), os.environ.get(ENVIRONMENT_VARIABLE)
+    key = plan = None
+    try:
+        options = tuple([keywords[name] for name in spec.option_names])
+        grad = framework.needs_grad(leaves)
+        facts = framework.key(leaves)
+        key = (spec.name, form, backend, context, environment, registry.generation, grad, options, facts)
+        plan = _plans.get(key)
+    except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
+        key = None
+    if plan is None:
+        plan = _inspect(spec, form, framework, leaves, keywords, _preference(backend, context, environment))
+        if key is not None:
+            if len(_plans) >= _MOST_PLANS:
+                _plans.clear()
+            _plans[key] = plan
+    return plan
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+def run(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    feature_map: str | feature_maps.FeatureMap | None,
+    backend: str | Sequence[str] | None,
+) -> tuple[Any, Any]:
+    """Run one call: what every public operator does.
+
+    Args:
+        spec: The family.
+        form: The form, ``None`` for the bare name.
+        arrays: The positional arrays, in the spec's order.
+        keywords: Every keyword of the spec.
+        feature_map: Applied to the spec's ``mapped`` arguments first.
+        backend: The caller's wish.
+    """
+    if feature_map is not None:
+        arrays = _map_features(spec, form, arrays, feature_map)
+    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
+    leaves = _leaves(spec, form, arrays, keywords)
+    if framework.tracing():
+        chosen = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+    else:
+        plan = _look_up(spec, form, framework, leaves, keywords, backend)
+        if plan.backend is None:
+            _refuse(plan)
+        if keywords["cu_seqlens"] is not None:
+            _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+        chosen = (plan.backend, plan.method, plan.steps, plan.options)
+    name, method, steps, options = chosen
+    function = getattr(registry.loaded[name], method)
+    if len(steps) == 1:
+        return function(*arrays, **{**keywords, **dict(options)})
+    return _run_lowered(function, steps, framework, arrays, {**keywords, **dict(options)})
+
+
+def _run_lowered(
+    function: Any, steps: tuple[str, ...], framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Rewrite the arguments step by step, run the last family, and undo the steps on its results."""
+    spec = FAMILIES[steps[0]]
+    named = dict(zip([arg.name for arg in spec.args], arrays, strict=True))
+    options, finishes = keywords, []
+    for step in steps[:-1]:
+        lowering = FAMILIES[step].lowering
+        assert lowering is not None
+        named, options, finish = lowering.apply(framework, named, options)
+        finishes.append(finish)
+    o, state = function(*[named.get(arg.name) for arg in FAMILIES[steps[-1]].args], **options)
+    for finish in reversed(finishes):
+        o, state = finish(o, state)
+    return o, state
+
+
+def _map_features(
+    spec: OpSpec, form: str | None, arrays: tuple[Any, ...], feature_map: str | feature_maps.FeatureMap
+) -> tuple[Any, ...]:
+    phi = feature_maps.resolve(feature_map)
+    mapped = []
+    for arg, x in zip(spec.args, arrays, strict=True):
+        if arg.name in spec.mapped:
+            framework_of(x, f"{_name(spec, form)}: {arg.name}")
+            x = phi(x)
+        mapped.append(x)
+    return tuple(mapped)
+
+
+def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
+    offsets = framework.offsets(cu_seqlens)
+    if offsets is not None:
+        check_offsets(_name(spec, form), offsets, arrays[0].shape[1])
+
+
+def _refuse(plan: Plan) -> NoReturn:
+    """No candidate is left: raise the one backend's own error, or say what each of them lacks."""
+    if plan.preference.strict:
+        registry.load(plan.preference.backends[0])
+    call, passed = plan.call, plan.passed
+    if not passed:
+        known = ", ".join(sorted(registry.records))
+        raise Unsupported(f"no backend takes {call.framework} arrays: installed are {known}")
+    rows = "".join(f"\n  {name}: {reason}" for name, reason in passed)
+    raise Unsupported(f"no backend can run {call}{rows}")
+
+
+# -- tracing ---------------------------------------------------------------------------------------------------------
+
+
+def _decide_while_tracing(
+    spec: OpSpec,
+    form: str | None,
+    framework: Framework,
+    leaves: Sequence[Any],
+    keywords: Mapping[str, Any],
+    backend: str | Sequence[str] | None,
+) -> Any:
+    """The same decision, made once while ``torch.compile`` traces this code: only constants go in and come out."""
+    return framework.constant(_decide_from_constants)(
+        spec.name,
+        form,
+        framework.name,
+        tuple([None if leaf is None else framework.constant_facts(leaf) for leaf in leaves]),
+        tuple([keywords[name] for name in spec.option_names]),
+        keywords["initial_state"] is not None,
+        backend if backend is None or isinstance(backend, str) else tuple(backend),
+        framework.preference.backends,
+        framework.needs_grad(leaves),
+        registry.generation,
+    )
+
+
+def _decide_from_constants(
+    op: str,
+    form: str | None,
+    framework: str,
+    facts: tuple[Facts | None, ...],
+    option_values: tuple[Any, ...],
+    has_state: bool,
+    backend: str | tuple[str, ...] | None,
+    context: tuple[str, ...] | None,
+    needs_grad: bool | None,
+    generation: int,
+) -> Any:
+    spec = FAMILIES[op]
+    options = dict(zip(spec.option_names, option_values, strict=True)) | {"initial_state": has_state or None}
+    names = [arg.name for arg in spec.arrays(options)]
+    given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
+    preference = _preference(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
+    plan = plan_of(spec, form, framework, given, options, preference, needs_grad)
+    if plan.backend is None:
+        _refuse(plan)
+    return plan.backend, plan.method, plan.steps, plan.options
+
+
+# -- explaining ------------------------------------------------------------------------------------------------------
+
+
+def explain_call(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    feature_map: str | feature_maps.FeatureMap | None,
+    backend: str | Sequence[str] | None,
+) -> Plan:
+    """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
+    if feature_map is not None:
+        arrays = _map_features(spec, form, arrays, feature_map)
+    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
+    leaves = _leaves(spec, form, arrays, keywords)
+    return _look_up(spec, form, framework, leaves, keywords, backend)

@@ -1,0 +1,272 @@
+"""What is this array, and where does it live? One small class per framework; none is imported before its arrays appear.
+
+A framework also offers the few array functions that lowerings, gates and feature maps need, under one spelling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import FrameworkError
+
+__all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of"]
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Facts(NamedTuple):
+    """Static facts of one array. A size that is symbolic under tracing is ``None``."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    device: str
+
+
+class Framework:
+    """Array facts and array functions of one framework.
+
+    Attributes:
+        name: What users call it.
+        roots: Top-level modules whose classes are its arrays.
+        module: The namespace of its array functions.
+    """
+
+    name: str
+    roots: tuple[str, ...]
+    import_name: str
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module(self.import_name)
+
+    # -- static facts ------------------------------------------------------------------------------------------------
+
+    def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        """A cheap hashable key with equal values for arrays of equal facts; unhashable while a size is symbolic."""
+        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype) for x in arrays])
+
+    def facts(self, x: Any) -> Facts:
+        """The static facts of ``x``."""
+        return Facts(tuple(n if type(n) is int else None for n in x.shape), self.dtype(x), self.device(x))
+
+    def dtype(self, x: Any) -> str:
+        """Name of the dtype of ``x``, e.g. ``"bfloat16"``."""
+        return str(x.dtype)
+
+    def device(self, x: Any) -> str:
+        """The device that holds ``x``: its kind, a colon and its number where it has one."""
+        return "cpu"
+
+    def tracing(self) -> bool:
+        """True while this very Python code is being compiled, when only static facts may be touched."""
+        return False
+
+    def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
+        """True if a gradient of these arrays will be asked for; ``None`` where nobody can say."""
+        return None
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        """The integers in ``x``; ``None`` where reading them would wait for a device or break a trace."""
+        return None
+
+    @contextlib.contextmanager
+    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+        """Let compiled functions notice that the preferred backends changed."""
+        yield
+
+    # -- array functions ---------------------------------------------------------------------------------------------
+
+    def accumulation(self, x: Any) -> str:
+        """The dtype that ``x`` is accumulated in: float64 for float64, else float32."""
+        return "float64" if self.dtype(x) == "float64" else "float32"
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        """``x`` in another dtype."""
+        return x.astype(getattr(self.module, dtype))
+
+    def full(self, shape: tuple[int, ...], value: float, like: Any, dtype: str | None = None) -> Any:
+        """A constant array with the dtype (unless given) and device of ``like``."""
+        return self.module.full(shape, value, dtype=getattr(self.module, dtype or self.dtype(like)))
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Arrays joined along an axis."""
+        return self.module.concatenate(arrays, axis=axis)
+
+    def arange(self, stop: int, like: Any) -> Any:
+        """``0 … stop-1`` with the dtype and device of ``like``."""
+        return self.module.arange(stop).astype(like.dtype)
+
+    def repeat_heads(self, x: Any, heads: int) -> Any:
+        """``[B, T, H, …]`` to ``[B, T, heads, …]``: value head ``j`` reads head ``j // (heads / H)``."""
+        B, T, H, *rest = x.shape
+        return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(B, T, heads, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        """Array functions with one spelling everywhere (``exp``, ``where``, ``logaddexp`` …) come from the framework."""
+        if name in _SHARED_FUNCTIONS:
+            return getattr(self.module, name)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+
+_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
+
+
+class Numpy(Framework):
+    """NumPy arrays, and the bfloat16 that ml_dtypes adds to them."""
+
+    name, roots, import_name = "numpy", ("numpy",), "numpy"
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.astype(dtype)
+
+    def full(self, shape: tuple[int, ...], value: float, like: Any, dtype: str | None = None) -> Any:
+        return np.full(shape, value, dtype=dtype or like.dtype)
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        return x.tolist()
+
+
+class Torch(Framework):
+    """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
+
+    name, roots, import_name = "torch", ("torch",), "torch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.preference = _ThreadPreference()
+        self._dtypes: dict[Any, str] = {}
+
+    def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple([None if x is None else (x.shape, x.dtype, x.device) for x in arrays])
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype)[len("torch.") :]
+
+    def device(self, x: Any) -> str:
+        return str(x.device)
+
+    def tracing(self) -> bool:
+        return self.module.compiler.is_dynamo_compiling()
+
+    def constant(self, function: Any) -> Any:
+        """``function`` as one that the compiler calls while it traces, with constants in and out."""
+        return self.module._dynamo.assume_constant_result(function)
+
+    def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
+        """The facts of ``x`` in code that is being compiled."""
+        SymInt = self.module.SymInt
+        return tuple([None if isinstance(n, SymInt) else n for n in x.shape]), str(x.dtype)[6:], str(x.device)
+
+    def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
+        return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        plain = type(x) is self.module.Tensor and x.device.type == "cpu"
+        if not plain or self.module._C._functorch.is_functorch_wrapped_tensor(x):
+            return None
+        return x.tolist()
+
+    @contextlib.contextmanager
+    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+        # Dynamo cannot read a ContextVar but guards on a thread-local, so compiled functions read this mirror.
+        before, self.preference.backends = self.preference.backends, backends
+        try:
+            yield
+        finally:
+            self.preference.backends = before
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.to(getattr(self.module, dtype))
+
+    def full(self, shape: tuple[int, ...], value: float, like: Any, dtype: str | None = None) -> Any:
+        return self.module.full(shape, value, dtype=getattr(self.module, dtype or self.dtype(like)), device=like.device)
+
+    def arange(self, stop: int, like: Any) -> Any:
+        return self.module.arange(stop, dtype=like.dtype, device=like.device)
+
+
+class _ThreadPreference(threading.local):
+    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
+    def __init__(self) -> None:
+        self.backends: tuple[str, ...] | None = None
+
+
+class Jax(Framework):
+    """JAX arrays and tracers."""
+
+    name, roots, import_name = "jax", ("jax", "jaxlib"), "jax.numpy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jax = importlib.import_module("jax")
+        self._preference: Any = self.jax.make_user_context()
+
+    def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
+
+    def device(self, x: Any) -> str:
+        if isinstance(x, self.jax.core.Tracer):
+            return self.jax.default_backend()  # a tracer has no device yet: it runs where jit puts it
+        devices = sorted(x.devices(), key=lambda device: device.id)
+        return devices[0].platform if len(devices) > 1 else f"{devices[0].platform}:{devices[0].id}"
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        on_host = not isinstance(x, self.jax.core.Tracer) and self.device(x).startswith("cpu")
+        return np.asarray(x).tolist() if on_host else None
+
+    @contextlib.contextmanager
+    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+        with self._preference(backends):  # part of jit's cache key, so entering it retraces
+            yield
+
+
+class Mlx(Framework):
+    """MLX arrays."""
+
+    name, roots, import_name = "mlx", ("mlx",), "mlx.core"
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("mlx.core.")
+
+    def device(self, x: Any) -> str:
+        return "metal" if self.module.default_device().type == self.module.DeviceType.gpu else "cpu"
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.module.concatenate(list(arrays), axis=axis)
+
+
+_CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)
+KNOWN = tuple(framework.name for framework in _CLASSES)
+LOADED: dict[str, Framework] = {}
+_OF_TYPE: dict[type, Framework] = {}
+
+
+def framework_of(x: Any, argument: str = "array") -> Framework:
+    """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
+    return _OF_TYPE.get(type(x)) or _recognise(x, argument)
+
+
+def _recognise(x: Any, argument: str) -> Framework:
+    """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
+    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
+    for candidate in _CLASSES:
+        if roots.intersection(candidate.roots):
+            framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
+            _OF_TYPE[type(x)] = framework
+            return framework
+    raise FrameworkError(_not_an_array(x, argument))
+
+
+def _not_an_array(x: Any, argument: str) -> str:
+    kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    if hasattr(x, "__dlpack__"):
+        return (
+            f"{argument}: {kind} is not an array of a framework that linattn knows ({', '.join(KNOWN)}), but it speaks DLPack: "
+            f"convert it first, e.g. torch.from_dlpack({argument}) or numpy.from_dlpack({argument})"
+        )
+    return f"{argument}: expected an array of {', '.join(KNOWN[:-1])} or {KNOWN[-1]}, got {kind}"

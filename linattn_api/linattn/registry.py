@@ -1,0 +1,289 @@
+"""Finds backends, loads the one that is asked for, and checks it against the plug-in contract.
+
+Entry points are enumerated with ``importlib.metadata`` (always fresh, and each knows its distribution) and loaded by
+stevedore. A plug-in that fails stays in the list with its error: it never breaks the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import inspect
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import (
+    BackendConflict,
+    BackendContractError,
+    BackendError,
+    BackendLoadError,
+    BackendVersionError,
+    UnknownBackend,
+)
+from .plugin import API_VERSION, FORMS, Backend
+from .spec import FAMILIES, OpSpec
+
+__all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
+
+GROUP = "linattn.backends"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass
+class Record:
+    """What is known about one backend name.
+
+    Attributes:
+        name: The backend's name.
+        entry_points: Where it was found; more than one is a conflict, none means ``register_backend``.
+        error: Why it cannot be used, once that is known.
+    """
+
+    name: str
+    entry_points: list[importlib.metadata.EntryPoint] = field(default_factory=lambda: [])
+    error: BackendError | None = None
+
+    @property
+    def origin(self) -> str:
+        """The distribution it comes from, for people."""
+        if not self.entry_points:
+            return "register_backend"
+        return " and ".join(sorted({_distribution(ep) for ep in self.entry_points}))
+
+    @property
+    def built_in(self) -> bool:
+        """True for a backend that ships with linattn."""
+        return any(ep.dist is not None and ep.dist.name == "linattn" for ep in self.entry_points)
+
+
+class Registry:
+    """The backends of this process. ``linattn.registry.registry`` is the one that dispatch uses."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.loaded: dict[str, Backend] = {}
+        """Backends by name, once loaded or registered."""
+        self._records: dict[str, Record] | None = None
+
+    @property
+    def records(self) -> dict[str, Record]:
+        """Every known backend by name; discovered on first use."""
+        if self._records is None:
+            self._records = _discover(importlib.metadata.entry_points(group=GROUP))
+        return self._records
+
+    def refresh(self) -> None:
+        """Forget what was discovered and loaded, registered objects included; the next use looks again."""
+        self._records = None
+        self.loaded.clear()
+        self.generation += 1
+
+    def register(self, backend: Backend | type[Backend], *, replace: bool = False) -> None:
+        """Make a backend known without an entry point; see :func:`linattn.register_backend`."""
+        instance = backend() if isinstance(backend, type) else backend
+        check_contract(instance)
+        if instance.name in self.records and not replace:
+            taken = self.records[instance.name].origin
+            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
+        self.records[instance.name] = Record(instance.name)
+        self.loaded[instance.name] = instance
+        self.generation += 1
+
+    def unregister(self, name: str) -> None:
+        """Drop a backend that ``register`` added; what an entry point provides under that name comes back."""
+        record = self.record(name)
+        if record.entry_points:
+            raise BackendError(f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead")
+        del self.records[name], self.loaded[name]
+        found = _discover(importlib.metadata.entry_points(group=GROUP))
+        if name in found:
+            self.records[name] = found[name]
+        self.generation += 1
+
+    def record(self, name: str) -> Record:
+        """What is known about ``name``; ``UnknownBackend`` with close matches if nothing is."""
+        if name not in self.records:
+            close = difflib.get_close_matches(name, self.records, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
+        return self.records[name]
+
+    def load(self, name: str) -> Backend:
+        """The backend of that name, imported on first use. The error that made it unusable is raised every time."""
+        record = self.record(name)
+        if name not in self.loaded and record.error is None:
+            try:
+                self.loaded[name] = _load(record)
+            except BackendError as error:
+                record.error = error
+                if isinstance(error, BackendLoadError) and not record.built_in:
+                    warnings.warn(f"linattn: {error}", RuntimeWarning, stacklevel=2)
+        if record.error is not None:
+            raise record.error
+        return self.loaded[name]
+
+
+def _discover(entry_points: Iterable[importlib.metadata.EntryPoint]) -> dict[str, Record]:
+    """Group entry points by name, whatever their order; an editable install may list one twice."""
+    records: dict[str, Record] = {}
+    for ep in entry_points:
+        found = records.setdefault(ep.name, Record(ep.name)).entry_points
+        if (_distribution(ep), ep.value) not in {(_distribution(other), other.value) for other in found}:
+            found.append(ep)
+    return records
+
+
+def _distribution(ep: importlib.metadata.EntryPoint) -> str:
+    return "an unknown distribution" if ep.dist is None else f"{ep.dist.name} {ep.dist.version}"
+
+
+def _load(record: Record) -> Backend:
+    if len(record.entry_points) > 1:
+        raise BackendConflict(
+            f"backend {record.name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
+            "linattn.register_backend(..., replace=True)"
+        )
+    (ep,) = record.entry_points
+    _refuse_other_versions(ep)
+    backend = _import(ep)
+    check_contract(backend)
+    if backend.name != record.name:
+        raise BackendContractError(
+            f"entry point {record.name!r} of {record.origin} gives a backend named {backend.name!r}: expected the same name"
+        )
+    return backend
+
+
+def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
+    """A distribution's requirement on linattn is its API specifier, and can be read before anything is imported."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in (ep.dist.requires if ep.dist is not None else None) or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
+            raise BackendVersionError(
+                f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
+                f"{API_VERSION}: it was not imported; install a version of it built for this API"
+            )
+
+
+def _import(ep: importlib.metadata.EntryPoint) -> Backend:
+    """Let stevedore import and create the one chosen plug-in; report what went wrong as this plug-in's error."""
+    from stevedore.extension import ExtensionManager
+
+    class OneEntryPoint(ExtensionManager[Any]):
+        # stevedore's own listing may come from a stale disk cache
+        def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+            return [ep]
+
+    failures: list[BaseException] = []
+
+    def note(manager: Any, entry_point: Any, failure: BaseException) -> None:
+        failures.append(failure)
+
+    manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    if failures:
+        (failure,) = failures
+        reason = f"{type(failure).__name__}: {failure}"
+        raise BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}") from failure
+    return manager[ep.name].obj
+
+
+def check_contract(backend: Backend) -> None:
+    """Check a backend object against the plug-in contract.
+
+    Raises:
+        BackendContractError: An attribute is missing or wrong, a method is of no known operator, or a signature differs from
+            the spec; expected and found stand side by side.
+        BackendVersionError: Its ``api`` specifier does not admit this API version.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
+        raise BackendContractError(f"expected an instance of linattn.plugin.Backend, got {type(backend).__qualname__}")
+    kind = type(backend).__qualname__
+    for attribute in ("name", "api", "frameworks"):
+        if not hasattr(backend, attribute):
+            raise BackendContractError(f"{kind} must define {attribute}")
+    if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
+    if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
+    try:
+        specifier = SpecifierSet(backend.api)
+    except (InvalidSpecifier, TypeError, AttributeError):
+        raise BackendContractError(f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}") from None
+    if not specifier.contains(API_VERSION, prereleases=True):
+        raise BackendVersionError(f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}")
+    _check_methods(backend)
+
+
+def _check_methods(backend: Backend) -> None:
+    known = {f"{form}_{op}": spec for op, spec in FAMILIES.items() for form in FORMS}
+    names = [name for name in dir(backend) if name.startswith(tuple(f"{form}_" for form in FORMS))]
+    kind = type(backend).__qualname__
+    if not names:
+        raise BackendContractError(f"{kind} defines no operator: it needs at least one method such as chunk_gla")
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f", did you mean {close[0]}?" if close else ""
+            raise BackendContractError(f"{kind}.{name} is no operator of API {API_VERSION}{hint}")
+        _check_signature(f"{kind}.{name}", getattr(backend, name), known[name])
+
+
+def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
+    found = inspect.signature(method)
+    positional = [arg.name for arg in spec.args]
+    given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    if given == positional and keywords == set(spec.keywords):
+        return
+    optional = {arg.name for arg in spec.args if arg.optional}
+    wanted = ", ".join([f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords])
+    raise BackendContractError(f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}")
+
+
+def _with_self(signature: inspect.Signature) -> str:
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    inner = str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1]
+    return f"(self, {inner})" if inner else "(self)"
+
+
+registry = Registry()
+"""The backends that dispatch uses."""
+
+
+def register_backend(backend: Backend | type[Backend], *, replace: bool = False) -> None:
+    """Make a backend known to this process without an entry point.
+
+    Args:
+        backend: An instance of a :class:`linattn.plugin.Backend` subclass, or the subclass itself.
+        replace: Take over a name that is already provided. Default False.
+
+    Raises:
+        BackendContractError: The class does not meet the plug-in contract; expected and found stand side by side.
+        BackendVersionError: It is for another version of the plug-in API.
+        BackendConflict: The name is taken and ``replace`` is False.
+    """
+    registry.register(backend, replace=replace)
+
+
+def unregister_backend(name: str) -> None:
+    """Forget a backend that :func:`register_backend` added.
+
+    Args:
+        name: The backend's name.
+
+    Raises:
+        UnknownBackend: No backend has this name.
+        BackendError: It comes from an installed distribution.
+    """
+    registry.unregister(name)

@@ -1,0 +1,201 @@
+"""Checks the static facts of a call against its spec and describes it as a ``Call``.
+
+Every message names the argument, what was expected in the spec's symbols with their bound sizes, and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from .errors import DeviceError, DtypeError, OptionError, ShapeError
+from .frameworks import FLOAT_DTYPES, Facts
+from .plugin import Call
+from .spec import CU_SEQLENS, Arg, OpSpec
+
+__all__ = ["check_offsets", "describe"]
+
+INDEX_DTYPES = ("int32", "int64")
+
+Given = Sequence[tuple[str, Facts]]
+
+
+def describe(
+    spec: OpSpec,
+    form: str | None,
+    framework: str,
+    given: Given,
+    options: Mapping[str, Any],
+    needs_grad: bool | None,
+) -> tuple[Call, dict[str, Any]]:
+    """Validate a call; return it as a :class:`Call`, and its options with defaults that depend on sizes filled in.
+
+    Args:
+        spec: The family.
+        form: ``None`` for the bare name: picks a form from the shape.
+        framework: Name of the framework that all arrays were found to belong to.
+        given: ``(name, facts)`` of every array that is not ``None``.
+        options: Every static keyword argument; ``initial_state`` as well, so that combinations can be checked.
+        needs_grad: See :class:`Call`.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, OptionError: See each.
+    """
+    op = spec.name if form is None else f"{form}_{spec.name}"
+    _check_options(op, spec, form, options)
+    facts = dict(given)
+    _check_dtypes(op, spec, options, facts)
+    _check_devices(op, facts)
+    shapes, sizes = _bind(op, spec, options, facts)
+    resolved = spec.resolve(options, sizes)
+    static = tuple((name, resolved[name]) for name in spec.option_names if not name.endswith("scale"))
+    call = Call(
+        op=spec.name,
+        form=form or pick_form(options, sizes),  # type: ignore[arg-type]
+        framework=framework,
+        device=next(iter(facts.values())).device.partition(":")[0],
+        arrays=tuple((name, shapes[name], facts[name].dtype) for name in facts),
+        dims=tuple(sizes.items()),
+        options=static,
+        needs_grad=needs_grad,
+    )
+    return call, resolved
+
+
+def pick_form(options: Mapping[str, Any], sizes: Mapping[str, int | None]) -> str:
+    """One token is a recurrence step; anything longer is worth chunking."""
+    return "recurrent" if sizes["T"] == 1 and options.get("causal", True) else "chunk"
+
+
+def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str, Any]) -> None:
+    for option in spec.options:
+        value = options[option.name]
+        if value is option.default or type(value) in option.types:
+            continue
+        expected = " or ".join(t.__name__ for t in option.types)
+        none = " or None" if option.default is None else ""
+        raise OptionError(f"{op}: {option.name} must be {expected}{none}, a static Python value, got {_show(value)}")
+    chunk_size = options["chunk_size"]
+    if chunk_size is not None and chunk_size < 1:
+        raise OptionError(f"{op}: chunk_size must be at least 1, got {chunk_size}")
+    complaint = spec.check(form, options)
+    if complaint:
+        raise OptionError(f"{op}: {complaint}")
+
+
+def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> None:
+    first, shared = None, ""
+    for arg in spec.arrays(options):
+        if arg.name not in facts:
+            continue
+        dtype = facts[arg.name].dtype
+        allowed = INDEX_DTYPES if arg.role == "index" else FLOAT_DTYPES
+        if dtype not in allowed:
+            raise DtypeError(f"{op}: {arg.name} must be {_either(allowed)}, got {dtype}")
+        if arg.role != "operand":
+            continue
+        if first is None:
+            first, shared = arg.name, dtype
+        elif dtype != shared:
+            raise DtypeError(f"{op}: {arg.name} must have the dtype of {first}, {shared}, got {dtype}")
+
+
+def _check_devices(op: str, facts: Mapping[str, Facts]) -> None:
+    (first, reference), *others = facts.items()
+    for name, fact in others:
+        if fact.device != reference.device:
+            raise DeviceError(f"{op}: {name} is on {fact.device} but {first} is on {reference.device}: move it, nothing is copied for you")
+
+
+def _bind(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Bind the symbols to sizes, in order of the arguments; check every shape; return symbolic shapes and sizes."""
+    sizes: dict[str, Any] = {}
+    if "C" in {symbol for arg in spec.arrays(options) for shape in arg.shapes for symbol in shape}:
+        sizes["C"] = options["chunk_size"]
+    shapes: dict[str, str] = {}
+    for arg in spec.arrays(options):
+        if arg.name in facts:
+            shape = facts[arg.name].shape
+            matched = next((alternative for alternative in arg.shapes if _matches(alternative, shape, sizes)), None)
+            if matched is None:
+                _shape_error(op, arg, shape, sizes)
+            shapes[arg.name] = " ".join(matched)
+            for symbol, size in zip(matched, shape, strict=True):
+                if symbol.isalpha():
+                    sizes.setdefault(symbol, size)
+        if "N" not in sizes and "B" in sizes:
+            sizes["N"] = _count_sequences(op, facts, sizes)
+    _check_heads(op, spec, sizes)
+    return shapes, sizes
+
+
+def _count_sequences(op: str, facts: Mapping[str, Facts], sizes: Mapping[str, Any]) -> int | None:
+    """``N`` is the batch, or the number of packed sequences."""
+    if CU_SEQLENS.name not in facts:
+        return sizes["B"]
+    shape = facts[CU_SEQLENS.name].shape
+    if len(shape) != 1 or shape[0] == 0:
+        raise ShapeError(f"{op}: cu_seqlens must be [N+1] with N the number of packed sequences, got {_list(shape)}")
+    if sizes["B"] not in (1, None):
+        raise ShapeError(f"{op}: cu_seqlens packs sequences along T and needs B = 1, got B = {sizes['B']}")
+    return None if shape[0] is None else shape[0] - 1
+
+
+def _matches(symbols: Sequence[str], shape: Sequence[int | None], sizes: Mapping[str, Any]) -> bool:
+    return len(symbols) == len(shape) and all(
+        size is None or _size(symbol, sizes) in (None, size) for symbol, size in zip(symbols, shape, strict=True)
+    )
+
+
+def _size(symbol: str, sizes: Mapping[str, Any]) -> int | None:
+    """Size of ``K`` or ``V+1``; ``None`` while it is unbound or symbolic."""
+    base, _, extra = symbol.partition("+")
+    size = sizes.get(base)
+    return None if size is None else size + int(extra or 0)
+
+
+def _check_heads(op: str, spec: OpSpec, sizes: Mapping[str, Any]) -> None:
+    for symbol in ("H", "HV", "K", "V", "L"):
+        if sizes.get(symbol) == 0:
+            raise ShapeError(f"{op}: {symbol} must be at least 1, got 0")
+    H, HV = sizes.get("H"), sizes.get("HV")
+    if H and HV and HV % H:
+        raise ShapeError(f"{op}: the value heads HV must be a multiple of the query/key heads H = {H}, got HV = {HV}")
+
+
+def _shape_error(op: str, arg: Arg, shape: Sequence[int | None], sizes: Mapping[str, Any]) -> NoReturn:
+    expected = " or ".join(_expected(alternative, sizes) for alternative in arg.shapes)
+    raise ShapeError(f"{op}: {arg.name} must be {expected}, got {_list(shape)}")
+
+
+def _expected(symbols: Sequence[str], sizes: Mapping[str, Any]) -> str:
+    bound = [_size(symbol, sizes) for symbol in symbols]
+    text = _list(symbols)
+    if all(size is None for size in bound):
+        return text
+    return f"{text} = {_list([symbol if size is None else size for symbol, size in zip(symbols, bound, strict=True)])}"
+
+
+def check_offsets(op: str, offsets: Sequence[int], total: int | None) -> None:
+    """The values of ``cu_seqlens``, where they can be read without waiting for a device."""
+    if offsets[0] != 0:
+        raise ShapeError(f"{op}: cu_seqlens must start at 0, got {offsets[0]}")
+    for i in range(1, len(offsets)):
+        if offsets[i] < offsets[i - 1]:
+            raise ShapeError(f"{op}: cu_seqlens must not decrease, got {offsets[i - 1]} then {offsets[i]} at index {i}")
+    if total is not None and offsets[-1] != total:
+        raise ShapeError(f"{op}: cu_seqlens must end at T = {total}, got {offsets[-1]}")
+
+
+def _list(items: Sequence[Any]) -> str:
+    return "[" + ", ".join("any" if item is None else str(item) for item in items) + "]"
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _show(value: Any) -> str:
+    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
