@@ -6,7 +6,7 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import contextlib
-import importlib
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -42,7 +42,8 @@ class Framework:
     import_name: str
 
     def __init__(self) -> None:
-        self.module: Any = importlib.import_module(self.import_name)
+        # Whoever has an array has imported its framework. (An import statement would break a torch.compile trace.)
+        self.module: Any = sys.modules[self.import_name]
 
     # -- static facts ------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,9 @@ class Framework:
     def repeat_heads(self, x: Any, heads: int) -> Any:
         """``[B, T, H, …]`` to ``[B, T, heads, …]``: value head ``j`` reads head ``j // (heads / H)``."""
         B, T, H, *rest = x.shape
-        return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(B, T, heads, *rest)
+        return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(
+            B, T, heads, *rest
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Array functions with one spelling everywhere (``exp``, ``where``, ``logaddexp`` …) come from the framework."""
@@ -113,7 +116,9 @@ class Framework:
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
+_SHARED_FUNCTIONS = frozenset(
+    {"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"}
+)
 
 
 class Numpy(Framework):
@@ -131,6 +136,15 @@ class Numpy(Framework):
         return x.tolist()
 
 
+class _ThreadPreference(threading.local):
+    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
+    def __init__(self) -> None:
+        self.backends: tuple[str, ...] | None = None
+
+
+_thread_preference = _ThreadPreference()
+
+
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
@@ -138,8 +152,7 @@ class Torch(Framework):
 
     def __init__(self) -> None:
         super().__init__()
-        self.preference = _ThreadPreference()
-        self._dtypes: dict[Any, str] = {}
+        self.preference = _thread_preference
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return tuple([None if x is None else (x.shape, x.dtype, x.device) for x in arrays])
@@ -153,14 +166,10 @@ class Torch(Framework):
     def tracing(self) -> bool:
         return self.module.compiler.is_dynamo_compiling()
 
-    def constant(self, function: Any) -> Any:
-        """``function`` as one that the compiler calls while it traces, with constants in and out."""
-        return self.module._dynamo.assume_constant_result(function)
-
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
-        SymInt = self.module.SymInt
-        return tuple([None if isinstance(n, SymInt) else n for n in x.shape]), str(x.dtype)[6:], str(x.device)
+        static = self.module.fx.experimental.symbolic_shapes.has_static_value
+        return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
         return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
@@ -184,16 +193,12 @@ class Torch(Framework):
         return x.to(getattr(self.module, dtype))
 
     def full(self, shape: tuple[int, ...], value: float, like: Any, dtype: str | None = None) -> Any:
-        return self.module.full(shape, value, dtype=getattr(self.module, dtype or self.dtype(like)), device=like.device)
+        return self.module.full(
+            shape, value, dtype=getattr(self.module, dtype or self.dtype(like)), device=like.device
+        )
 
     def arange(self, stop: int, like: Any) -> Any:
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
-
-
-class _ThreadPreference(threading.local):
-    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
-    def __init__(self) -> None:
-        self.backends: tuple[str, ...] | None = None
 
 
 class Jax(Framework):
@@ -203,11 +208,13 @@ class Jax(Framework):
 
     def __init__(self) -> None:
         super().__init__()
-        self.jax = importlib.import_module("jax")
+        self.jax: Any = sys.modules["jax"]
         self._preference: Any = self.jax.make_user_context()
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
+        return tuple(
+            [None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays]
+        )
 
     def device(self, x: Any) -> str:
         if isinstance(x, self.jax.core.Tracer):
@@ -253,7 +260,11 @@ def framework_of(x: Any, argument: str = "array") -> Framework:
 
 def _recognise(x: Any, argument: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
-    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
+    roots = {
+        base.__module__.partition(".")[0]
+        for base in type(x).__mro__
+        if hasattr(x, "shape") and hasattr(x, "dtype")
+    }
     for candidate in _CLASSES:
         if roots.intersection(candidate.roots):
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())

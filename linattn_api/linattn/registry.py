@@ -87,7 +87,9 @@ class Registry:
         check_contract(instance)
         if instance.name in self.records and not replace:
             taken = self.records[instance.name].origin
-            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
+            raise BackendConflict(
+                f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it"
+            )
         self.records[instance.name] = Record(instance.name)
         self.loaded[instance.name] = instance
         self.generation += 1
@@ -96,7 +98,9 @@ class Registry:
         """Drop a backend that ``register`` added; what an entry point provides under that name comes back."""
         record = self.record(name)
         if record.entry_points:
-            raise BackendError(f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead")
+            raise BackendError(
+                f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
+            )
         del self.records[name], self.loaded[name]
         found = _discover(importlib.metadata.entry_points(group=GROUP))
         if name in found:
@@ -108,7 +112,9 @@ class Registry:
         if name not in self.records:
             close = difflib.get_close_matches(name, self.records, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
+            raise UnknownBackend(
+                f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}"
+            )
         return self.records[name]
 
     def load(self, name: str) -> Backend:
@@ -164,10 +170,16 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
     for text in (ep.dist.requires if ep.dist is not None else None) or ():
         try:
             requirement = Requirement(text)
-        except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
+        except (
+            InvalidRequirement
+        ):  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
+        if (
+            requirement.name == "linattn"
+            and applies
+            and not requirement.specifier.contains(API_VERSION, prereleases=True)
+        ):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
@@ -192,7 +204,9 @@ def _import(ep: importlib.metadata.EntryPoint) -> Backend:
     if failures:
         (failure,) = failures
         reason = f"{type(failure).__name__}: {failure}"
-        raise BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}") from failure
+        raise BackendLoadError(
+            f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}"
+        ) from failure
     return manager[ep.name].obj
 
 
@@ -207,21 +221,31 @@ def check_contract(backend: Backend) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
-        raise BackendContractError(f"expected an instance of linattn.plugin.Backend, got {type(backend).__qualname__}")
+        raise BackendContractError(
+            f"expected an instance of linattn.plugin.Backend, got {type(backend).__qualname__}"
+        )
     kind = type(backend).__qualname__
     for attribute in ("name", "api", "frameworks"):
         if not hasattr(backend, attribute):
             raise BackendContractError(f"{kind} must define {attribute}")
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
+        raise BackendContractError(
+            f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}"
+        )
     if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
+        raise BackendContractError(
+            f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}"
+        )
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
-        raise BackendContractError(f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}") from None
+        raise BackendContractError(
+            f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}"
+        ) from None
     if not specifier.contains(API_VERSION, prereleases=True):
-        raise BackendVersionError(f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}")
+        raise BackendVersionError(
+            f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}"
+        )
     _check_methods(backend)
 
 
@@ -230,7 +254,9 @@ def _check_methods(backend: Backend) -> None:
     names = [name for name in dir(backend) if name.startswith(tuple(f"{form}_" for form in FORMS))]
     kind = type(backend).__qualname__
     if not names:
-        raise BackendContractError(f"{kind} defines no operator: it needs at least one method such as chunk_gla")
+        raise BackendContractError(
+            f"{kind} defines no operator: it needs at least one method such as chunk_gla"
+        )
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -242,13 +268,19 @@ def _check_methods(backend: Backend) -> None:
 def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
     found = inspect.signature(method)
     positional = [arg.name for arg in spec.args]
-    given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    given = [
+        p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}
     if given == positional and keywords == set(spec.keywords):
         return
     optional = {arg.name for arg in spec.args if arg.optional}
-    wanted = ", ".join([f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords])
-    raise BackendContractError(f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}")
+    wanted = ", ".join(
+        [f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords]
+    )
+    raise BackendContractError(
+        f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}"
+    )
 
 
 def _with_self(signature: inspect.Signature) -> str:

@@ -50,7 +50,9 @@ Raises:
 """
 
 
-def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]]:
+def family(
+    spec: OpSpec,
+) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]]:
     """Register ``spec`` and make ``(bare, chunk, recurrent, parallel)`` functions of the decorated declaration.
 
     The declaration has the public signature and docstring and no body: every form shares both, exactly. Python itself binds
@@ -58,9 +60,15 @@ def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Cal
     the function called, and binding costs nothing on top of the call.
     """
 
-    def declare(function: Callable[P, R]) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]:
+    def declare(
+        function: Callable[P, R],
+    ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]:
         declared = tuple(inspect.signature(function).parameters)
-        assert declared == (*spec.parameters, "feature_map", "backend"), (spec.name, declared, spec.parameters)
+        assert declared == (*spec.parameters, "feature_map", "backend"), (
+            spec.name,
+            declared,
+            spec.parameters,
+        )
         FAMILIES[spec.name] = spec
         return tuple(_compile(spec, form, function) for form in (None, "chunk", "recurrent", "parallel"))  # type: ignore[return-value]
 
@@ -70,7 +78,9 @@ def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Cal
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
-    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
+    operator, explain_operator = (
+        _bound_to(target, name, spec, form, declared) for target in (run, explain_call)
+    )
     operator.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(declared.__doc__ or '')}\n\n{_COMMON}"
     operator.explain = explain_operator
     OPERATORS[name] = operator
@@ -123,4 +133,6 @@ def operator_named(name: Any) -> Any:
         return OPERATORS[name]
     close = difflib.get_close_matches(str(name), OPERATORS, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise OptionError(f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}")
+    raise OptionError(
+        f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}"
+    )
