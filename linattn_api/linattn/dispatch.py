@@ -167,9 +167,7 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
         preference: What to try.
         bare: The form was not asked for by name, so another form of the same operator may run instead.
     """
-    forms = (
-        (call.form, *(form for form in ("chunk", "recurrent") if form != call.form)) if bare else (call.form,)
-    )
+    forms = (call.form, *(form for form in ("chunk", "recurrent") if form != call.form)) if bare else (call.form,)
     passed: list[Passed] = []
     for name in _candidates(call, preference):
         reasons: list[str] = []
@@ -235,9 +233,7 @@ def _refusal(backend: Backend, call: Call) -> str | None:
     if answer is None:
         return None
     if not isinstance(answer, Unsupported):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
-        raise BackendError(
-            f"{type(backend).__qualname__}.supports must return None or Unsupported, got {answer!r}"
-        )
+        raise BackendError(f"{type(backend).__qualname__}.supports must return None or Unsupported, got {answer!r}")
     return str(answer)
 
 
@@ -258,9 +254,7 @@ def plan_of(
     return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
 
 
-def _leaves(
-    spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> list[Any]:
+def _leaves(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
     """Every array of a call, in the order of ``spec.arrays``; None where one is absent."""
     leaves = list(arrays)
     for name in spec.keyword_arrays:
@@ -273,9 +267,7 @@ def _leaves(
             leaves.extend(value)
         else:
             expected, found = spec.state_type.__name__, type(value).__name__
-            raise FrameworkError(
-                f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}"
-            )
+            raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
     return leaves
 
 

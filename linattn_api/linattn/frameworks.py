@@ -105,9 +105,7 @@ class Framework:
     def repeat_heads(self, x: Any, heads: int) -> Any:
         """``[B, T, H, …]`` to ``[B, T, heads, …]``: value head ``j`` reads head ``j // (heads / H)``."""
         B, T, H, *rest = x.shape
-        return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(
-            B, T, heads, *rest
-        )
+        return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(B, T, heads, *rest)
 
     def __getattr__(self, name: str) -> Any:
         """Array functions with one spelling everywhere (``exp``, ``where``, ``logaddexp`` …) come from the framework."""
@@ -193,9 +191,7 @@ class Torch(Framework):
         return x.to(getattr(self.module, dtype))
 
     def full(self, shape: tuple[int, ...], value: float, like: Any, dtype: str | None = None) -> Any:
-        return self.module.full(
-            shape, value, dtype=getattr(self.module, dtype or self.dtype(like)), device=like.device
-        )
+        return self.module.full(shape, value, dtype=getattr(self.module, dtype or self.dtype(like)), device=like.device)
 
     def arange(self, stop: int, like: Any) -> Any:
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
@@ -212,9 +208,7 @@ class Jax(Framework):
         self._preference: Any = self.jax.make_user_context()
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(
-            [None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays]
-        )
+        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
 
     def device(self, x: Any) -> str:
         if isinstance(x, self.jax.core.Tracer):
@@ -261,9 +255,7 @@ def framework_of(x: Any, argument: str = "array") -> Framework:
 def _recognise(x: Any, argument: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
     roots = {
-        base.__module__.partition(".")[0]
-        for base in type(x).__mro__
-        if hasattr(x, "shape") and hasattr(x, "dtype")
+        base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")
     }
     for candidate in _CLASSES:
         if roots.intersection(candidate.roots):

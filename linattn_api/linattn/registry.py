@@ -112,9 +112,7 @@ class Registry:
         if name not in self.records:
             close = difflib.get_close_matches(name, self.records, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UnknownBackend(
-                f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}"
-            )
+            raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
         return self.records[name]
 
     def load(self, name: str) -> Backend:
@@ -170,9 +168,7 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
     for text in (ep.dist.requires if ep.dist is not None else None) or ():
         try:
             requirement = Requirement(text)
-        except (
-            InvalidRequirement
-        ):  # another tool's spelling; the class's own specifier is checked after the import
+        except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if (
@@ -204,9 +200,7 @@ def _import(ep: importlib.metadata.EntryPoint) -> Backend:
     if failures:
         (failure,) = failures
         reason = f"{type(failure).__name__}: {failure}"
-        raise BackendLoadError(
-            f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}"
-        ) from failure
+        raise BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}") from failure
     return manager[ep.name].obj
 
 
@@ -221,17 +215,13 @@ def check_contract(backend: Backend) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
-        raise BackendContractError(
-            f"expected an instance of linattn.plugin.Backend, got {type(backend).__qualname__}"
-        )
+        raise BackendContractError(f"expected an instance of linattn.plugin.Backend, got {type(backend).__qualname__}")
     kind = type(backend).__qualname__
     for attribute in ("name", "api", "frameworks"):
         if not hasattr(backend, attribute):
             raise BackendContractError(f"{kind} must define {attribute}")
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(
-            f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}"
-        )
+        raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
     if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendContractError(
             f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}"
@@ -254,9 +244,7 @@ def _check_methods(backend: Backend) -> None:
     names = [name for name in dir(backend) if name.startswith(tuple(f"{form}_" for form in FORMS))]
     kind = type(backend).__qualname__
     if not names:
-        raise BackendContractError(
-            f"{kind} defines no operator: it needs at least one method such as chunk_gla"
-        )
+        raise BackendContractError(f"{kind} defines no operator: it needs at least one method such as chunk_gla")
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -268,16 +256,12 @@ def _check_methods(backend: Backend) -> None:
 def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
     found = inspect.signature(method)
     positional = [arg.name for arg in spec.args]
-    given = [
-        p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}
     if given == positional and keywords == set(spec.keywords):
         return
     optional = {arg.name for arg in spec.args if arg.optional}
-    wanted = ", ".join(
-        [f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords]
-    )
+    wanted = ", ".join([f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords])
     raise BackendContractError(
         f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}"
     )

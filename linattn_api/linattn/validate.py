@@ -74,9 +74,7 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
             continue
         expected = " or ".join(t.__name__ for t in option.types)
         none = " or None" if option.default is None else ""
-        raise OptionError(
-            f"{op}: {option.name} must be {expected}{none}, a static Python value, got {_show(value)}"
-        )
+        raise OptionError(f"{op}: {option.name} must be {expected}{none}, a static Python value, got {_show(value)}")
     chunk_size = options["chunk_size"]
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"{op}: chunk_size must be at least 1, got {chunk_size}")
@@ -122,9 +120,7 @@ def _bind(
     for arg in spec.arrays(options):
         if arg.name in facts:
             shape = facts[arg.name].shape
-            matched = next(
-                (alternative for alternative in arg.shapes if _matches(alternative, shape, sizes)), None
-            )
+            matched = next((alternative for alternative in arg.shapes if _matches(alternative, shape, sizes)), None)
             if matched is None:
                 _shape_error(op, arg, shape, sizes)
             shapes[arg.name] = " ".join(matched)
@@ -143,9 +139,7 @@ def _count_sequences(op: str, facts: Mapping[str, Facts], sizes: Mapping[str, An
         return sizes["B"]
     shape = facts[CU_SEQLENS.name].shape
     if len(shape) != 1 or shape[0] == 0:
-        raise ShapeError(
-            f"{op}: cu_seqlens must be [N+1] with N the number of packed sequences, got {_list(shape)}"
-        )
+        raise ShapeError(f"{op}: cu_seqlens must be [N+1] with N the number of packed sequences, got {_list(shape)}")
     if sizes["B"] not in (1, None):
         raise ShapeError(f"{op}: cu_seqlens packs sequences along T and needs B = 1, got B = {sizes['B']}")
     return None if shape[0] is None else shape[0] - 1
@@ -153,8 +147,7 @@ def _count_sequences(op: str, facts: Mapping[str, Facts], sizes: Mapping[str, An
 
 def _matches(symbols: Sequence[str], shape: Sequence[int | None], sizes: Mapping[str, Any]) -> bool:
     return len(symbols) == len(shape) and all(
-        size is None or _size(symbol, sizes) in (None, size)
-        for symbol, size in zip(symbols, shape, strict=True)
+        size is None or _size(symbol, sizes) in (None, size) for symbol, size in zip(symbols, shape, strict=True)
     )
 
 
@@ -171,9 +164,7 @@ def _check_heads(op: str, spec: OpSpec, sizes: Mapping[str, Any]) -> None:
             raise ShapeError(f"{op}: {symbol} must be at least 1, got 0")
     H, HV = sizes.get("H"), sizes.get("HV")
     if H and HV and HV % H:
-        raise ShapeError(
-            f"{op}: the value heads HV must be a multiple of the query/key heads H = {H}, got HV = {HV}"
-        )
+        raise ShapeError(f"{op}: the value heads HV must be a multiple of the query/key heads H = {H}, got HV = {HV}")
 
 
 def _shape_error(op: str, arg: Arg, shape: Sequence[int | None], sizes: Mapping[str, Any]) -> NoReturn:
@@ -195,9 +186,7 @@ def check_offsets(op: str, offsets: Sequence[int], total: int | None) -> None:
         raise ShapeError(f"{op}: cu_seqlens must start at 0, got {offsets[0]}")
     for i in range(1, len(offsets)):
         if offsets[i] < offsets[i - 1]:
-            raise ShapeError(
-                f"{op}: cu_seqlens must not decrease, got {offsets[i - 1]} then {offsets[i]} at index {i}"
-            )
+            raise ShapeError(f"{op}: cu_seqlens must not decrease, got {offsets[i - 1]} then {offsets[i]} at index {i}")
     if total is not None and offsets[-1] != total:
         raise ShapeError(f"{op}: cu_seqlens must end at T = {total}, got {offsets[-1]}")
 

@@ -78,9 +78,7 @@ def family(
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
-    operator, explain_operator = (
-        _bound_to(target, name, spec, form, declared) for target in (run, explain_call)
-    )
+    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
     operator.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(declared.__doc__ or '')}\n\n{_COMMON}"
     operator.explain = explain_operator
     OPERATORS[name] = operator
@@ -133,6 +131,4 @@ def operator_named(name: Any) -> Any:
         return OPERATORS[name]
     close = difflib.get_close_matches(str(name), OPERATORS, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise OptionError(
-        f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}"
-    )
+    raise OptionError(f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}")

@@ -30,9 +30,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
-    lowering=Lowering(
-        "kda", to_kda, lambda call: redescribe(call, "kda", {"g": ("B T HV K", call.dtypes["g"])})
-    ),
+    lowering=Lowering("kda", to_kda, lambda call: redescribe(call, "kda", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 
 
@@ -65,6 +63,4 @@ def _gated_delta_rule(
     ...
 
 
-gated_delta_rule, chunk_gated_delta_rule, recurrent_gated_delta_rule, parallel_gated_delta_rule = (
-    _gated_delta_rule
-)
+gated_delta_rule, chunk_gated_delta_rule, recurrent_gated_delta_rule, parallel_gated_delta_rule = _gated_delta_rule

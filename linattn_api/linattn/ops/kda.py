@@ -26,9 +26,7 @@ def as_dplr(call: Call) -> Call:
 
 def to_dplr(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """``a = −e^g ∘ k``, ``b = beta · k``, ``v ← beta · v``, in the accumulation dtype so that nothing more is rounded."""
-    q, k, v, g, beta = (
-        xp.astype(arrays[name], xp.accumulation(arrays["v"])) for name in ("q", "k", "v", "g", "beta")
-    )
+    q, k, v, g, beta = (xp.astype(arrays[name], xp.accumulation(arrays["v"])) for name in ("q", "k", "v", "g", "beta"))
     out_dtype = xp.dtype(arrays["v"])
     keys, beta = xp.repeat_heads(k, v.shape[2]), beta[..., None]
     general = {**arrays, "q": q, "k": k, "v": beta * v, "g": g, "a": -xp.exp(g) * keys, "b": beta * keys}

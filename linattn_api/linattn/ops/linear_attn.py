@@ -72,9 +72,7 @@ def divide(xp: Any, o: Any) -> Any:
     """``o[..., :-1] / o[..., -1:]``; a denominator of zero gives a zero row."""
     numerator, denominator = o[..., :-1], o[..., -1:]
     zero = denominator == 0
-    return xp.where(
-        zero, xp.full((), 0.0, like=o), numerator / xp.where(zero, xp.full((), 1.0, like=o), denominator)
-    )
+    return xp.where(zero, xp.full((), 0.0, like=o), numerator / xp.where(zero, xp.full((), 1.0, like=o), denominator))
 
 
 SPEC = OpSpec(

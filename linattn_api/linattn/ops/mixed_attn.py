@@ -42,10 +42,7 @@ STATE = (
 def resolve(options: Options, sizes: Sizes) -> dict[str, Any]:
     """Both scales default to ``1 / C``."""
     default = 1.0 / options["chunk_size"]
-    scales = {
-        name: default if options[name] is None else float(options[name])
-        for name in ("quad_scale", "lin_scale")
-    }
+    scales = {name: default if options[name] is None else float(options[name]) for name in ("quad_scale", "lin_scale")}
     return {**options, **scales}
 
 
