@@ -46,7 +46,13 @@ class NoDecay:
         return [[_causal(x @ y.mT, e) for y in writers] for x, e in zip(readers, exclusive, strict=True)]
 
     def backward(
-        self, dA: Pairs, A: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...], edges: Edges
+        self,
+        dA: Pairs,
+        A: Pairs,
+        readers: list[Tensor],
+        writers: list[Tensor],
+        exclusive: tuple[bool, ...],
+        edges: Edges,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Gradients of readers, writers and the gate (none here)."""
         dA = [[d if d is None else _causal(d, e) for d in row] for row, e in zip(dA, exclusive, strict=True)]
@@ -81,7 +87,13 @@ class ScalarDecay:
         ]
 
     def backward(
-        self, dA: Pairs, A: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...], edges: Edges
+        self,
+        dA: Pairs,
+        A: Pairs,
+        readers: list[Tensor],
+        writers: list[Tensor],
+        exclusive: tuple[bool, ...],
+        edges: Edges,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Gradients of readers, writers and the gate."""
         flow = None  # of pair (t, s): what the gates between them receive
@@ -166,7 +178,13 @@ class VectorDecay:
         return o
 
     def backward(
-        self, dA: Pairs, A: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...], edges: Edges
+        self,
+        dA: Pairs,
+        A: Pairs,
+        readers: list[Tensor],
+        writers: list[Tensor],
+        exclusive: tuple[bool, ...],
+        edges: Edges,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Gradients of readers, writers and the gate, from the whole chunk down to single tokens."""
         M, C, W = self.shape
@@ -178,7 +196,9 @@ class VectorDecay:
         ]
         zeros = writers[0].new_zeros
         dP = edges.start if edges.start is not None else zeros(M, C, W)
-        dX = edges.start_exclusive if edges.start_exclusive is not None else (zeros(M, C, W) if any(exclusive) else None)
+        dX = (
+            edges.start_exclusive if edges.start_exclusive is not None else (zeros(M, C, W) if any(exclusive) else None)
+        )
         dQ = edges.end if edges.end is not None else zeros(M, C, W)
         total = zeros(M, 1, W) if edges.total is None else edges.total.reshape(M, 1, W)
         for level in reversed(range(len(self.writes))):
@@ -253,9 +273,7 @@ def _plus(total: Tensor | None, x: Tensor) -> Tensor:
     return x if total is None else total.add_(x)
 
 
-def _product_backward(
-    dA: Pairs, readers: list[Tensor], writers: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+def _product_backward(dA: Pairs, readers: list[Tensor], writers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of ``A = x yᵀ``, summed over the pairs each operand is in."""
     dx: list[Tensor | None] = [None] * len(readers)
     dy: list[Tensor | None] = [None] * len(writers)

@@ -125,9 +125,7 @@ class Layout:
         for b in range(0, self.B, rows):
             for h in range(0, self.H, heads):
                 h1 = min(h + heads, self.H)
-                yield Block(
-                    slice(b, min(b + rows, self.B)), slice(h, h1), slice(h * self.group, h1 * self.group)
-                )
+                yield Block(slice(b, min(b + rows, self.B)), slice(h, h1), slice(h * self.group, h1 * self.group))
 
     def load(self, x: Tensor, segment: Segment, block: Block, dtype: torch.dtype) -> Tensor:
         """The block's part of ``x [B, T, H or HV, W]`` as ``[Z, n, C, W]``, a query/key head once for each of its value heads."""
