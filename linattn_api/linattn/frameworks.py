@@ -169,7 +169,7 @@ class Torch(Framework):
         return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
-        return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
+        return self.module.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         plain = type(x) is self.module.Tensor and x.device.type == "cpu"
@@ -243,14 +243,13 @@ class Mlx(Framework):
 _CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)
 KNOWN = tuple(framework.name for framework in _CLASSES)
 LOADED: dict[str, Framework] = {}
-BY_TYPE: dict[type, Framework] = {}
+BY_TYPE: dict[Any, Framework] = {}
 """The framework of every array type seen so far."""
 
 
 def framework_of(x: Any, argument: str = "array") -> Framework:
     """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
-    kind: Any = type(x)
-    return BY_TYPE.get(kind) or _recognise(x, argument)
+    return BY_TYPE.get(type(x)) or _recognise(x, argument)
 
 
 def _recognise(x: Any, argument: str) -> Framework:
