@@ -16,12 +16,22 @@ from typing import Any, NamedTuple, NoReturn
 from . import feature_maps
 from .errors import BackendError, FrameworkError, OptionError, UnknownBackend, Unsupported
 from .frameworks import LOADED, Facts, Framework, framework_of
-from .plugin import FORMS, Backend, Call
+from .plugin import Backend, Call
 from .registry import registry
 from .spec import FAMILIES, OpSpec
 from .validate import check_offsets, describe
 
-__all__ = ["BUILT_IN_ORDER", "ENVIRONMENT_VARIABLE", "Passed", "Plan", "Preference", "decide", "explain_call", "run", "use_backend"]
+__all__ = [
+    "BUILT_IN_ORDER",
+    "ENVIRONMENT_VARIABLE",
+    "Passed",
+    "Plan",
+    "Preference",
+    "decide",
+    "explain_call",
+    "run",
+    "use_backend",
+]
 
 ENVIRONMENT_VARIABLE = "LINATTN_BACKEND"
 
@@ -81,7 +91,10 @@ class Plan:
         return f"{self.form}_{self.steps[-1]}"
 
     def __str__(self) -> str:
-        lines = [str(self.call), f"  asked for    {', '.join(self.preference.backends)} ({self.preference.source})"]
+        lines = [
+            str(self.call),
+            f"  asked for    {', '.join(self.preference.backends)} ({self.preference.source})",
+        ]
         if self.backend is None:
             lines.append("  runs         nothing: no candidate can")
         else:
@@ -129,7 +142,9 @@ def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _preference(backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None) -> Preference:
+def _preference(
+    backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None
+) -> Preference:
     """The argument, else ``use_backend``, else the environment, else auto."""
     if backend is not None:
         return Preference(_names(backend), "argument")
@@ -307,7 +322,10 @@ def _look_up(
         facts = framework.key(leaves)
         key = (spec.name, form, backend, context, environment, registry.generation, grad, options, facts)
         plan = _plans.get(key)
-    except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
+    except (
+        TypeError,
+        AttributeError,
+    ):  # a symbolic size, a list of backends, or no array at all: the long way round
         key = None
     if plan is None:
         plan = _inspect(spec, form, framework, leaves, keywords, _preference(backend, context, environment))
@@ -360,7 +378,11 @@ def run(
 
 
 def _run_lowered(
-    function: Any, steps: tuple[str, ...], framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+    function: Any,
+    steps: tuple[str, ...],
+    framework: Framework,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Rewrite the arguments step by step, run the last family, and undo the steps on its results."""
     spec = FAMILIES[steps[0]]
@@ -390,7 +412,9 @@ def _map_features(
     return tuple(mapped)
 
 
-def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
+def _check_offsets(
+    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any
+) -> None:
     offsets = framework.offsets(cu_seqlens)
     if offsets is not None:
         check_offsets(_name(spec, form), offsets, arrays[0].shape[1])
@@ -420,7 +444,7 @@ def _decide_while_tracing(
     backend: str | Sequence[str] | None,
 ) -> Any:
     """The same decision, made once while ``torch.compile`` traces this code: only constants go in and come out."""
-    return framework.constant(_decide_from_constants)(
+    return _decide_from_constants(
         spec.name,
         form,
         framework.name,
@@ -455,6 +479,10 @@ def _decide_from_constants(
     if plan.backend is None:
         _refuse(plan)
     return plan.backend, plan.method, plan.steps, plan.options
+
+
+# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.
+_decide_from_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- explaining ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import contextlib
-import importlib
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -42,7 +42,8 @@ class Framework:
     import_name: str
 
     def __init__(self) -> None:
-        self.module: Any = importlib.import_module(self.import_name)
+        # Whoever has an array has imported its framework. (An import statement would break a torch.compile trace.)
+        self.module: Any = sys.modules[self.import_name]
 
     # -- static facts ------------------------------------------------------------------------------------------------
 
@@ -113,7 +114,9 @@ class Framework:
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
+_SHARED_FUNCTIONS = frozenset(
+    {"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"}
+)
 
 
 class Numpy(Framework):
@@ -131,6 +134,15 @@ class Numpy(Framework):
         return x.tolist()
 
 
+class _ThreadPreference(threading.local):
+    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
+    def __init__(self) -> None:
+        self.backends: tuple[str, ...] | None = None
+
+
+_thread_preference = _ThreadPreference()
+
+
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
@@ -138,8 +150,7 @@ class Torch(Framework):
 
     def __init__(self) -> None:
         super().__init__()
-        self.preference = _ThreadPreference()
-        self._dtypes: dict[Any, str] = {}
+        self.preference = _thread_preference
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return tuple([None if x is None else (x.shape, x.dtype, x.device) for x in arrays])
@@ -153,14 +164,10 @@ class Torch(Framework):
     def tracing(self) -> bool:
         return self.module.compiler.is_dynamo_compiling()
 
-    def constant(self, function: Any) -> Any:
-        """``function`` as one that the compiler calls while it traces, with constants in and out."""
-        return self.module._dynamo.assume_constant_result(function)
-
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
-        SymInt = self.module.SymInt
-        return tuple([None if isinstance(n, SymInt) else n for n in x.shape]), str(x.dtype)[6:], str(x.device)
+        static = self.module.fx.experimental.symbolic_shapes.has_static_value
+        return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
         return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
@@ -190,12 +197,6 @@ class Torch(Framework):
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
 
 
-class _ThreadPreference(threading.local):
-    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
-    def __init__(self) -> None:
-        self.backends: tuple[str, ...] | None = None
-
-
 class Jax(Framework):
     """JAX arrays and tracers."""
 
@@ -203,7 +204,7 @@ class Jax(Framework):
 
     def __init__(self) -> None:
         super().__init__()
-        self.jax = importlib.import_module("jax")
+        self.jax: Any = sys.modules["jax"]
         self._preference: Any = self.jax.make_user_context()
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
@@ -253,7 +254,9 @@ def framework_of(x: Any, argument: str = "array") -> Framework:
 
 def _recognise(x: Any, argument: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
-    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
+    roots = {
+        base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")
+    }
     for candidate in _CLASSES:
         if roots.intersection(candidate.roots):
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())

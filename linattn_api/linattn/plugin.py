@@ -137,7 +137,12 @@ class Call:
         sizes = " ".join(f"{symbol}={'any' if size is None else size}" for symbol, size in self.dims)
         dtypes = ", ".join(f"{name} {dtype}" for name, _, dtype in self.arrays if dtype != self.dtype)
         flags = " ".join(f"{name}={value}" for name, value in self.options if value not in (None, False))
-        parts = [f"{self.method} on {self.framework} {self.device} {self.dtype}", f"({dtypes})" if dtypes else "", sizes, flags]
+        parts = [
+            f"{self.method} on {self.framework} {self.device} {self.dtype}",
+            f"({dtypes})" if dtypes else "",
+            sizes,
+            flags,
+        ]
         return " ".join(part for part in parts if part)
 
 

@@ -87,7 +87,9 @@ class Registry:
         check_contract(instance)
         if instance.name in self.records and not replace:
             taken = self.records[instance.name].origin
-            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
+            raise BackendConflict(
+                f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it"
+            )
         self.records[instance.name] = Record(instance.name)
         self.loaded[instance.name] = instance
         self.generation += 1
@@ -96,7 +98,9 @@ class Registry:
         """Drop a backend that ``register`` added; what an entry point provides under that name comes back."""
         record = self.record(name)
         if record.entry_points:
-            raise BackendError(f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead")
+            raise BackendError(
+                f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
+            )
         del self.records[name], self.loaded[name]
         found = _discover(importlib.metadata.entry_points(group=GROUP))
         if name in found:
@@ -167,7 +171,11 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
         except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
+        if (
+            requirement.name == "linattn"
+            and applies
+            and not requirement.specifier.contains(API_VERSION, prereleases=True)
+        ):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
@@ -215,13 +223,19 @@ def check_contract(backend: Backend) -> None:
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
     if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
+        raise BackendContractError(
+            f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}"
+        )
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
-        raise BackendContractError(f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}") from None
+        raise BackendContractError(
+            f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}"
+        ) from None
     if not specifier.contains(API_VERSION, prereleases=True):
-        raise BackendVersionError(f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}")
+        raise BackendVersionError(
+            f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}"
+        )
     _check_methods(backend)
 
 
@@ -248,7 +262,9 @@ def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
         return
     optional = {arg.name for arg in spec.args if arg.optional}
     wanted = ", ".join([f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords])
-    raise BackendContractError(f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}")
+    raise BackendContractError(
+        f"{where} does not match the spec\n  expected: (self, {wanted})\n  found:    {_with_self(found)}"
+    )
 
 
 def _with_self(signature: inspect.Signature) -> str:

@@ -144,7 +144,11 @@ def redescribe(
         dims: Sizes that change.
     """
     wide = accumulation_dtype(call) if widen else None
-    arrays = {name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS}
+    arrays = {
+        name: (shape, wide or dtype)
+        for name, shape, dtype in call.arrays
+        if name not in drop and name not in STATE_ARRAYS
+    }
     rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
     return replace(
         call,

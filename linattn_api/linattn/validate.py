@@ -104,10 +104,14 @@ def _check_devices(op: str, facts: Mapping[str, Facts]) -> None:
     (first, reference), *others = facts.items()
     for name, fact in others:
         if fact.device != reference.device:
-            raise DeviceError(f"{op}: {name} is on {fact.device} but {first} is on {reference.device}: move it, nothing is copied for you")
+            raise DeviceError(
+                f"{op}: {name} is on {fact.device} but {first} is on {reference.device}: move it, nothing is copied for you"
+            )
 
 
-def _bind(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> tuple[dict[str, str], dict[str, Any]]:
+def _bind(
+    op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]
+) -> tuple[dict[str, str], dict[str, Any]]:
     """Bind the symbols to sizes, in order of the arguments; check every shape; return symbolic shapes and sizes."""
     sizes: dict[str, Any] = {}
     if "C" in {symbol for arg in spec.arrays(options) for shape in arg.shapes for symbol in shape}:
@@ -197,5 +201,3 @@ def _either(names: Sequence[str]) -> str:
 
 def _show(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
-
-

@@ -50,7 +50,9 @@ Raises:
 """
 
 
-def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]]:
+def family(
+    spec: OpSpec,
+) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]]:
     """Register ``spec`` and make ``(bare, chunk, recurrent, parallel)`` functions of the decorated declaration.
 
     The declaration has the public signature and docstring and no body: every form shares both, exactly. Python itself binds
@@ -58,9 +60,15 @@ def family(spec: OpSpec) -> Callable[[Callable[P, R]], tuple[Callable[P, R], Cal
     the function called, and binding costs nothing on top of the call.
     """
 
-    def declare(function: Callable[P, R]) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]:
+    def declare(
+        function: Callable[P, R],
+    ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]:
         declared = tuple(inspect.signature(function).parameters)
-        assert declared == (*spec.parameters, "feature_map", "backend"), (spec.name, declared, spec.parameters)
+        assert declared == (*spec.parameters, "feature_map", "backend"), (
+            spec.name,
+            declared,
+            spec.parameters,
+        )
         FAMILIES[spec.name] = spec
         return tuple(_compile(spec, form, function) for form in (None, "chunk", "recurrent", "parallel"))  # type: ignore[return-value]
 
