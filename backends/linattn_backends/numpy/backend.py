@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
 from linattn.plugin import Backend
 
 from . import oracle

@@ -19,9 +19,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
 from linattn import MixedState
+from numpy.typing import NDArray
 
 from .recurrence import outer, row_times, sum_outer, times_column
 
@@ -60,9 +59,7 @@ def attend(one: Sequence, how: Meaning) -> tuple[Array, Array]:
     sums = chunk_sums(one, how)
     for t, near, far, place in visits(one, how):
         weights = np.maximum(scores(one, how, t, near, place), 0.0) ** 2
-        o[t] = np.einsum("hs,shv->hv", weights, one.v[near]) + how.lin_scale * row_times(
-            one.q_lin[t], sums[far]
-        )
+        o[t] = np.einsum("hs,shv->hv", weights, one.v[near]) + how.lin_scale * row_times(one.q_lin[t], sums[far])
     return o, sums[-1]
 
 

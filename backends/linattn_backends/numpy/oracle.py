@@ -67,13 +67,16 @@ def float64(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_float64(array: Any) -> Any:
-    """One array, or each of a ``MixedState``; indices, and ``None``, stay what they are."""
+    """One array, or each of a ``MixedState``; indices, and ``None``, stay what they are.
+
+    In one memory order, because the order of a sum, and so its last bit, follows the strides.
+    """
     if array is None:
         return None
     if isinstance(array, tuple):
         return type(array)(*map(as_float64, array))
     array = np.asarray(array)
-    return array if array.dtype.kind in "iu" else array.astype(np.float64, copy=False)
+    return array if array.dtype.kind in "iu" else np.asarray(array, dtype=np.float64, order="C")
 
 
 # The eight families whose state is a matrix.
@@ -93,9 +96,7 @@ def _forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> 
     return scale(arrays, options) * o, S
 
 
-def _vjp(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any
-) -> dict[str, Array]:
+def _vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
     if options.get("normalize"):
         return _vjp_normalized(op, arrays, options, d_o, d_state)
     x, S0 = spread(arrays)
@@ -178,9 +179,7 @@ def at(x: Mapping[str, Array], tokens: slice) -> dict[str, Array]:
 # ``normalize=True``: the values gain a channel of ones, which the recurrence turns into the denominator q·z; scale cancels.
 
 
-def _forward_normalized(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Array, Array]:
+def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
     o, S = _forward(op, *with_ones(arrays, options))
     numerator, denominator = o[..., :-1], o[..., -1:]
     return divide(numerator, denominator), S

@@ -19,7 +19,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
