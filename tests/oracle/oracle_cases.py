@@ -28,9 +28,7 @@ class Case(NamedTuple):
     T: int = 7
 
     def __str__(self):
-        changed = (
-            f"{name}={value}" for name, value in self._asdict().items() if name != "op" and value != DEFAULTS[name]
-        )
+        changed = (f"{name}={value}" for name, value in self._asdict().items() if name != "op" and value != DEFAULTS[name])
         return "-".join([self.op, *changed]).replace(" ", "").replace("'", "")
 
 
