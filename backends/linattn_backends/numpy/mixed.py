@@ -7,9 +7,9 @@ With ``c(t) = t // C``, and rows for vectors::
 
 and, not causal, without ``s≤t`` and with the second sum over all ``s``.
 
-One sequence at a time, because each may stand at another place in its chunk. The state holds the tokens of the chunk that is
-not yet full; a sequence that goes on from a state has them in front, as keys and values without queries, so that every token
-stands where it would have stood had the sequence never been cut. All arithmetic is float64.
+One sequence at a time, because each may stand at another place in its chunk. The state holds the tokens of the chunk
+that is not yet full; a sequence that goes on from a state has them in front, as keys and values without queries, so
+that every token stands where it would have stood had the sequence never been cut. All arithmetic is float64.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from linattn import MixedState
-from numpy.typing import NDArray
 
-from .recurrence import outer, row_times, sum_outer, times_column
+from .recurrence import Array, outer, row_times, sum_outer, times_column
 
 __all__ = ["forward", "vjp"]
-
-Array = NDArray[np.float64]
 
 
 class Sequence(NamedTuple):
@@ -84,7 +81,7 @@ def attend_vjp(one: Sequence, how: Meaning, do: Array, d_sum: Array, d_bias: Arr
 
 
 def visits(one: Sequence, how: Meaning) -> Iterator[tuple[int, slice, int, tuple[Any, ...]]]:
-    """For every query: its token, the keys near it, which chunk sum it reads, and its place in the bias ``[H, C, C]``."""
+    """For every query: its token, the keys near it, which chunk sum it reads, its place in the bias ``[H, C, C]``."""
     T, L = len(one.q_quad), len(one.k_quad)
     for t in range(T):
         s = L - T + t  # where the query stands among the keys
