@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps
 from .errors import BackendError, FrameworkError, OptionError, UnknownBackend, Unsupported
-from .frameworks import LOADED, Facts, Framework, framework_of
+from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
 from .registry import registry
-from .spec import FAMILIES, OpSpec
+from .spec import FAMILIES, Finish, OpSpec
 from .validate import check_offsets, describe
 
 __all__ = [
@@ -108,7 +108,7 @@ class Plan:
 
 
 @contextlib.contextmanager
-def use_backend(backend: str | Sequence[str]) -> Iterator[None]:
+def use_backend(backend: str | Sequence[str]) -> Generator[None]:
     """Prefer a backend inside a ``with`` block, in this thread or asyncio task only.
 
     Args:
@@ -142,9 +142,7 @@ def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _preference(
-    backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None
-) -> Preference:
+def _preference(backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None) -> Preference:
     """The argument, else ``use_backend``, else the environment, else auto."""
     if backend is not None:
         return Preference(_names(backend), "argument")
@@ -254,20 +252,18 @@ def plan_of(
     return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
 
 
-def _leaves(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
-    """Every array of a call, in the order of ``spec.arrays``; None where one is absent."""
+def _flatten_state(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    """Every array of a call whose state has several arrays, in the order of ``spec.arrays``; None where one is absent."""
+    state = keywords["initial_state"]
+    if state is not None and not isinstance(state, spec.state_type or ()):
+        expected, found = getattr(spec.state_type, "__name__", ""), type(state).__name__
+        raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
     leaves = list(arrays)
     for name in spec.keyword_arrays:
-        value = keywords[name]
-        if name != "initial_state" or spec.state_type is None:
-            leaves.append(value)
-        elif value is None:
-            leaves.extend([None] * len(spec.state(keywords)))
-        elif isinstance(value, spec.state_type):
-            leaves.extend(value)
+        if name == "initial_state":
+            leaves.extend([None] * len(spec.state(keywords)) if state is None else state)
         else:
-            expected, found = spec.state_type.__name__, type(value).__name__
-            raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
+            leaves.append(keywords[name])
     return leaves
 
 
@@ -301,8 +297,16 @@ def _name(spec: OpSpec, form: str | None) -> str:
     return spec.name if form is None else f"{form}_{spec.name}"
 
 
-_plans: dict[Any, Plan] = {}
-_MOST_PLANS = 8192  # a plan is small; a program with more distinct shapes than this pays 0.1 ms a call again
+class _Decided(NamedTuple):
+    """A memoised plan with what running it needs."""
+
+    plan: Plan
+    function: Any
+    options: dict[str, Any]
+
+
+_decided: dict[Any, _Decided] = {}
+_MOST_DECIDED = 8192  # an entry is small; a program with more distinct shapes than this decides again
 
 
 def _look_up(
@@ -312,28 +316,25 @@ def _look_up(
     leaves: Sequence[Any],
     keywords: Mapping[str, Any],
     backend: str | Sequence[str] | None,
-) -> Plan:
-    """The memoised plan of an eager call."""
+) -> _Decided:
+    """The memoised decision for an eager call."""
     context, environment = _context_preference.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    key = plan = None
+    key = decided = None
     try:
         options = tuple([keywords[name] for name in spec.option_names])
-        grad = framework.needs_grad(leaves)
-        facts = framework.key(leaves)
-        key = (spec.name, form, backend, context, environment, registry.generation, grad, options, facts)
-        plan = _plans.get(key)
-    except (
-        TypeError,
-        AttributeError,
-    ):  # a symbolic size, a list of backends, or no array at all: the long way round
+        key = (spec.name, form, backend, context, environment, registry.generation, options, framework.key(leaves))
+        decided = _decided.get(key)
+    except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
         key = None
-    if plan is None:
+    if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, _preference(backend, context, environment))
+        function = None if plan.backend is None else getattr(registry.load(plan.backend), plan.method)
+        decided = _Decided(plan, function, dict(plan.options))
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
-                _plans.clear()
-            _plans[key] = plan
-    return plan
+            if len(_decided) >= _MOST_DECIDED:
+                _decided.clear()
+            _decided[key] = decided
+    return decided
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -357,24 +358,37 @@ def run(
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
     """
-    if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
-    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
-    leaves = _leaves(spec, form, arrays, keywords)
+    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        chosen = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
-        plan = _look_up(spec, form, framework, leaves, keywords, backend)
-        if plan.backend is None:
+        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        if function is None:
             _refuse(plan)
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
-        chosen = (plan.backend, plan.method, plan.steps, plan.options)
-    name, method, steps, options = chosen
-    function = getattr(registry.loaded[name], method)
+        steps, keywords = plan.steps, {**keywords, **options}
     if len(steps) == 1:
-        return function(*arrays, **{**keywords, **dict(options)})
-    return _run_lowered(function, steps, framework, arrays, {**keywords, **dict(options)})
+        return function(*arrays, **keywords)
+    return _run_lowered(function, steps, framework, arrays, keywords)
+
+
+def _prepare(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    feature_map: str | feature_maps.FeatureMap | None,
+) -> tuple[tuple[Any, ...], Framework, list[Any]]:
+    """Apply the feature map; return the arrays, their framework, and every array of the call in one list."""
+    if feature_map is not None:
+        arrays = _map_features(spec, form, arrays, feature_map)
+    first: Any = arrays[0]
+    framework = BY_TYPE.get(type(first)) or framework_of(first, f"{_name(spec, form)}: {spec.args[0].name}")
+    if spec.state_type is None:
+        return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
+    return arrays, framework, _flatten_state(spec, form, arrays, keywords)
 
 
 def _run_lowered(
@@ -387,7 +401,8 @@ def _run_lowered(
     """Rewrite the arguments step by step, run the last family, and undo the steps on its results."""
     spec = FAMILIES[steps[0]]
     named = dict(zip([arg.name for arg in spec.args], arrays, strict=True))
-    options, finishes = keywords, []
+    options = keywords
+    finishes: list[Finish] = []
     for step in steps[:-1]:
         lowering = FAMILIES[step].lowering
         assert lowering is not None
@@ -403,7 +418,7 @@ def _map_features(
     spec: OpSpec, form: str | None, arrays: tuple[Any, ...], feature_map: str | feature_maps.FeatureMap
 ) -> tuple[Any, ...]:
     phi = feature_maps.resolve(feature_map)
-    mapped = []
+    mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
             framework_of(x, f"{_name(spec, form)}: {arg.name}")
@@ -412,9 +427,7 @@ def _map_features(
     return tuple(mapped)
 
 
-def _check_offsets(
-    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any
-) -> None:
+def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
     offsets = framework.offsets(cu_seqlens)
     if offsets is not None:
         check_offsets(_name(spec, form), offsets, arrays[0].shape[1])
@@ -497,8 +510,5 @@ def explain_call(
     backend: str | Sequence[str] | None,
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
-    if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
-    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
-    leaves = _leaves(spec, form, arrays, keywords)
-    return _look_up(spec, form, framework, leaves, keywords, backend)
+    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
+    return _look_up(spec, form, framework, leaves, keywords, backend).plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ class Framework:
     # -- static facts ------------------------------------------------------------------------------------------------
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        """A cheap hashable key with equal values for arrays of equal facts; unhashable while a size is symbolic."""
+        """A cheap key, equal only if all facts and ``needs_grad`` are equal; not hashable while a size is symbolic."""
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype) for x in arrays])
 
     def facts(self, x: Any) -> Facts:
@@ -76,7 +76,7 @@ class Framework:
         return None
 
     @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
         """Let compiled functions notice that the preferred backends changed."""
         yield
 
@@ -114,9 +114,7 @@ class Framework:
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-_SHARED_FUNCTIONS = frozenset(
-    {"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"}
-)
+_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
 
 
 class Numpy(Framework):
@@ -153,7 +151,8 @@ class Torch(Framework):
         self.preference = _thread_preference
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple([None if x is None else (x.shape, x.dtype, x.device) for x in arrays])
+        facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
+        return self.module.is_grad_enabled(), *facts
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype)[len("torch.") :]
@@ -170,7 +169,7 @@ class Torch(Framework):
         return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
-        return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
+        return self.module.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         plain = type(x) is self.module.Tensor and x.device.type == "cpu"
@@ -179,7 +178,7 @@ class Torch(Framework):
         return x.tolist()
 
     @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
         # Dynamo cannot read a ContextVar but guards on a thread-local, so compiled functions read this mirror.
         before, self.preference.backends = self.preference.backends, backends
         try:
@@ -221,7 +220,7 @@ class Jax(Framework):
         return np.asarray(x).tolist() if on_host else None
 
     @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
         with self._preference(backends):  # part of jit's cache key, so entering it retraces
             yield
 
@@ -244,23 +243,22 @@ class Mlx(Framework):
 _CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)
 KNOWN = tuple(framework.name for framework in _CLASSES)
 LOADED: dict[str, Framework] = {}
-_OF_TYPE: dict[type, Framework] = {}
+BY_TYPE: dict[Any, Framework] = {}
+"""The framework of every array type seen so far."""
 
 
 def framework_of(x: Any, argument: str = "array") -> Framework:
     """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
-    return _OF_TYPE.get(type(x)) or _recognise(x, argument)
+    return BY_TYPE.get(type(x)) or _recognise(x, argument)
 
 
 def _recognise(x: Any, argument: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
-    roots = {
-        base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")
-    }
+    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
     for candidate in _CLASSES:
         if roots.intersection(candidate.roots):
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
-            _OF_TYPE[type(x)] = framework
+            BY_TYPE[type(x)] = framework
             return framework
     raise FrameworkError(_not_an_array(x, argument))
 

@@ -83,6 +83,10 @@ class Option:
     default: Any = None
 
 
+Finish = Callable[[Any, Any], tuple[Any, Any]]
+"""Turns a general family's ``(o, final_state)`` into the special one's."""
+
+
 class Lowered(NamedTuple):
     """A call rewritten for a more general family.
 
@@ -94,7 +98,7 @@ class Lowered(NamedTuple):
 
     arrays: dict[str, Any]
     options: dict[str, Any]
-    finish: Callable[[Any, Any], tuple[Any, Any]]
+    finish: Finish
 
 
 def unchanged(o: Any, state: Any) -> tuple[Any, Any]:
@@ -145,9 +149,7 @@ def redescribe(
     """
     wide = accumulation_dtype(call) if widen else None
     arrays = {
-        name: (shape, wide or dtype)
-        for name, shape, dtype in call.arrays
-        if name not in drop and name not in STATE_ARRAYS
+        name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS
     }
     rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
     return replace(
