@@ -30,13 +30,8 @@ class Case(NamedTuple):
     T: int = 7
 
     def __str__(self):
-<<<<<<< HEAD
-        changed = (f"{name}={value}" for name, value in self._asdict().items() if name != "op" and value != DEFAULTS[name])
-        return "-".join([self.op, *changed]).replace(" ", "").replace("'", "")
-=======
         changed = {name: value for name, value in self._asdict().items() if value != DEFAULTS.get(name, self.op)}
         return "-".join([self.op, *(f"{name}={value}" for name, value in changed.items())]).replace("'", "").replace(" ", "")
->>>>>>> oracle
 
 
 DEFAULTS = Case._field_defaults
