@@ -87,9 +87,7 @@ class Registry:
         check_contract(instance)
         if instance.name in self.records and not replace:
             taken = self.records[instance.name].origin
-            raise BackendConflict(
-                f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it"
-            )
+            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
         self.records[instance.name] = Record(instance.name)
         self.loaded[instance.name] = instance
         self.generation += 1
@@ -171,11 +169,7 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
         except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if (
-            requirement.name == "linattn"
-            and applies
-            and not requirement.specifier.contains(API_VERSION, prereleases=True)
-        ):
+        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
@@ -196,7 +190,11 @@ def _import(ep: importlib.metadata.EntryPoint) -> Backend:
     def note(manager: Any, entry_point: Any, failure: BaseException) -> None:
         failures.append(failure)
 
-    manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    manager: Any = None
+    try:
+        manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    except (AssertionError, SystemExit) as failure:  # stevedore lets these through
+        failures.append(failure)
     if failures:
         (failure,) = failures
         reason = f"{type(failure).__name__}: {failure}"
@@ -223,19 +221,13 @@ def check_contract(backend: Backend) -> None:
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
     if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(
-            f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}"
-        )
+        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
-        raise BackendContractError(
-            f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}"
-        ) from None
+        raise BackendContractError(f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}") from None
     if not specifier.contains(API_VERSION, prereleases=True):
-        raise BackendVersionError(
-            f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}"
-        )
+        raise BackendVersionError(f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}")
     _check_methods(backend)
 
 

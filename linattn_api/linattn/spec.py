@@ -26,7 +26,7 @@ Role = Literal["operand", "float", "index"]
 
 
 Options = Mapping[str, Any]
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, int | None]
 
 # One order of keywords for every family, so that signatures read alike.
 KEYWORD_ORDER = (
@@ -36,9 +36,11 @@ KEYWORD_ORDER = (
 
 
 def default_scale(options: Options, sizes: Sizes) -> dict[str, Any]:
-    """``scale=None`` means ``K ** -0.5``."""
-    scale = options["scale"]
-    return {**options, "scale": sizes["K"] ** -0.5 if scale is None else float(scale)}
+    """``scale=None`` means ``K ** -0.5``; it stays None while ``K`` is symbolic."""
+    scale, K = options["scale"], sizes["K"]
+    if scale is None:
+        return {**options, "scale": None if K is None else K**-0.5}
+    return {**options, "scale": float(scale)}
 
 
 def no_complaint(form: str | None, options: Options) -> str | None:
@@ -83,6 +85,10 @@ class Option:
     default: Any = None
 
 
+Finish = Callable[[Any, Any], tuple[Any, Any]]
+"""Turns a general family's ``(o, final_state)`` into the special one's."""
+
+
 class Lowered(NamedTuple):
     """A call rewritten for a more general family.
 
@@ -94,7 +100,7 @@ class Lowered(NamedTuple):
 
     arrays: dict[str, Any]
     options: dict[str, Any]
-    finish: Callable[[Any, Any], tuple[Any, Any]]
+    finish: Finish
 
 
 def unchanged(o: Any, state: Any) -> tuple[Any, Any]:
@@ -145,9 +151,7 @@ def redescribe(
     """
     wide = accumulation_dtype(call) if widen else None
     arrays = {
-        name: (shape, wide or dtype)
-        for name, shape, dtype in call.arrays
-        if name not in drop and name not in STATE_ARRAYS
+        name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS
     }
     rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
     return replace(

@@ -276,9 +276,7 @@ class Delta(Core):
         else:
             start = None
         edges = Edges(start=start, end=self._edge(self.k_end, dk_end), total=self._flow_of_total(states, dS))
-        (dq, dk_reader), (dk,), dg = decay.backward(
-            [[dA], [dL]], [[self.A], [self.L]], [q, k], [k], self.exclusive, edges
-        )
+        (dq, dk_reader), (dk,), dg = decay.backward([[dA], [dL]], [[self.A], [self.L]], [q, k], [k], self.exclusive, edges)
         dq += _times(dq_read, decay.start)
         dk += dk_reader
         dk += _times(dk_read, decay.start)

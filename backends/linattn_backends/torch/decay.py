@@ -82,9 +82,7 @@ class ScalarDecay:
 
     def pairs(self, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...]) -> Pairs:
         """Causal products under ``Γ``. An infinite product beyond the diagonal is dropped, not multiplied by zero."""
-        return [
-            [_causal(x @ y.mT, e).mul_(self.gamma) for y in writers] for x, e in zip(readers, exclusive, strict=True)
-        ]
+        return [[_causal(x @ y.mT, e).mul_(self.gamma) for y in writers] for x, e in zip(readers, exclusive, strict=True)]
 
     def backward(
         self,

@@ -66,9 +66,7 @@ class Block:
 class Layout:
     """Cuts ``T`` tokens (``B`` rows of them, or ``N`` packed sequences) into segments of chunks."""
 
-    def __init__(
-        self, form: str, B: int, T: int, H: int, HV: int, cu_seqlens: Tensor | None, chunk: int, device: torch.device
-    ):
+    def __init__(self, form: str, B: int, T: int, H: int, HV: int, cu_seqlens: Tensor | None, chunk: int, device: torch.device):
         self.B, self.T, self.H, self.group = B, T, H, HV // max(H, 1)
         self.packed = cu_seqlens is not None
         bounds = cu_seqlens.tolist() if cu_seqlens is not None else [0, T]
