@@ -99,9 +99,7 @@ def _mixed(B, T, N, H, flags, lengths, state, rand, C=16, K=5, L=4, V=6):
     if state and options["causal"]:
         length = torch.arange(N, dtype=torch.int32) * 5 % C
         held = (torch.arange(C) < length[:, None])[..., None, None]
-        arrays["initial_state"] = MixedState(
-            rand(N, H, L, V), *(rand(N, C, H, W) * held for W in (K, L, V)), length
-        )
+        arrays["initial_state"] = MixedState(rand(N, H, L, V), *(rand(N, C, H, W) * held for W in (K, L, V)), length)
     if lengths is not None:
         arrays["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0)
     return arrays, options
