@@ -136,10 +136,12 @@ def use_backend(backend: str | Sequence[str]) -> Generator[None]:
 
 
 def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
-    names = (backend,) if isinstance(backend, str) else tuple(backend)
+    if isinstance(backend, str):
+        return (backend,)
+    names = list(backend) if isinstance(backend, Sequence) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"backend must be a name or a sequence of names, got {backend!r}")
-    return names
+    return tuple(names)
 
 
 def _preference(backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None) -> Preference:
@@ -283,7 +285,7 @@ def _inspect(
             if not arg.optional:
                 raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
             continue
-        other = framework_of(leaf, f"{_name(spec, form)}: {arg.name}")
+        other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
         if other is not framework:
             raise FrameworkError(
                 f"{_name(spec, form)}: {arg.name} is a {other.name} array but {first} is a {framework.name} array: "
@@ -364,10 +366,10 @@ def run(
         function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
         plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
-        if function is None:
-            _refuse(plan)
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+        if function is None:
+            _refuse(plan)
         steps, keywords = plan.steps, {**keywords, **options}
     if len(steps) == 1:
         return function(*arrays, **keywords)
@@ -385,7 +387,7 @@ def _prepare(
     if feature_map is not None:
         arrays = _map_features(spec, form, arrays, feature_map)
     first: Any = arrays[0]
-    framework = BY_TYPE.get(type(first)) or framework_of(first, f"{_name(spec, form)}: {spec.args[0].name}")
+    framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     if spec.state_type is None:
         return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
     return arrays, framework, _flatten_state(spec, form, arrays, keywords)
@@ -421,7 +423,7 @@ def _map_features(
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
-            framework_of(x, f"{_name(spec, form)}: {arg.name}")
+            framework_of(x, arg.name, f"{_name(spec, form)}: ")
             x = phi(x)
         mapped.append(x)
     return tuple(mapped)

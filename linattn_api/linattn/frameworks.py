@@ -247,12 +247,12 @@ BY_TYPE: dict[Any, Framework] = {}
 """The framework of every array type seen so far."""
 
 
-def framework_of(x: Any, argument: str = "array") -> Framework:
-    """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
-    return BY_TYPE.get(type(x)) or _recognise(x, argument)
+def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:
+    """The framework of an array; ``FrameworkError``, starting with ``where``, if it is none of a known framework."""
+    return BY_TYPE.get(type(x)) or _recognise(x, argument, where)
 
 
-def _recognise(x: Any, argument: str) -> Framework:
+def _recognise(x: Any, argument: str, where: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
     roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
     for candidate in _CLASSES:
@@ -260,7 +260,7 @@ def _recognise(x: Any, argument: str) -> Framework:
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
             BY_TYPE[type(x)] = framework
             return framework
-    raise FrameworkError(_not_an_array(x, argument))
+    raise FrameworkError(where + _not_an_array(x, argument))
 
 
 def _not_an_array(x: Any, argument: str) -> str:

@@ -190,7 +190,11 @@ def _import(ep: importlib.metadata.EntryPoint) -> Backend:
     def note(manager: Any, entry_point: Any, failure: BaseException) -> None:
         failures.append(failure)
 
-    manager: Any = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    manager: Any = None
+    try:
+        manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    except (AssertionError, SystemExit) as failure:  # stevedore lets these through
+        failures.append(failure)
     if failures:
         (failure,) = failures
         reason = f"{type(failure).__name__}: {failure}"

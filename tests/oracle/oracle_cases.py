@@ -1,5 +1,7 @@
 """Random inputs for any family, and the list of calls that the gradient and splitting tests go through."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ class Case(NamedTuple):
     """One call; ``str()`` of it is the test's id, and with the seed enough to repeat it."""
 
     op: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     H: int = 2
     group: int = 1
     gate: str = "head"
@@ -28,10 +30,8 @@ class Case(NamedTuple):
     T: int = 7
 
     def __str__(self):
-        changed = (
-            f"{name}={value}" for name, value in self._asdict().items() if name != "op" and value != DEFAULTS[name]
-        )
-        return "-".join([self.op, *changed]).replace(" ", "").replace("'", "")
+        changed = {name: value for name, value in self._asdict().items() if value != DEFAULTS.get(name, self.op)}
+        return "-".join([self.op, *(f"{name}={value}" for name, value in changed.items())]).replace("'", "").replace(" ", "")
 
 
 DEFAULTS = Case._field_defaults

@@ -1,5 +1,7 @@
 """What must hold between calls: special cases, splitting, packing, empty sequences, causality."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from linattn import MixedState
@@ -125,7 +127,7 @@ def test_packed_is_one_at_a_time(rng, case):
     arrays, options = draw(case, rng)
     o, final = forward(case.op, arrays, options)
     ends = arrays.pop("cu_seqlens")
-    for n, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for n, (start, end) in enumerate(pairwise(ends)):
         own = cut(arrays, slice(start, end))
         if case.state:
             own["initial_state"] = sequence(arrays["initial_state"], n)
@@ -158,9 +160,7 @@ def test_no_tokens(rng, op, state):
         np.testing.assert_array_equal(gradients["initial_state"], final)
 
 
-@pytest.mark.parametrize(
-    "options", [{"causal": False}, {"causal": False, "normalize": True}, {"normalize": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"causal": False}, {"causal": False, "normalize": True}, {"normalize": True}], ids=str)
 def test_no_tokens_linear_attn(rng, options):
     arrays, options = draw(Case("linear_attn", options, T=0, state=False), rng)
     o, _ = forward("linear_attn", arrays, options)

@@ -16,28 +16,20 @@ __all__ = ["NumpyBackend"]
 class NumpyBackend(Backend):
     """Every form of every family by its definition, in float64: slow, exact, and the measure of the other backends.
 
-    Methods take the parameters of the public functions, and ignore ``chunk_size`` where it is no part of the meaning. They
-    return ``o`` in the dtype of ``v``, and the state in float32, or float64 if ``v`` is float64. bfloat16 arrays, as
-    ``ml_dtypes`` has them, are taken like any others.
+    Methods take the parameters of the public functions, and ignore ``chunk_size`` where it is no part of the meaning.
+    They return ``o`` in the dtype of ``v``, and the state in float32, or float64 if ``v`` is float64. Arrays of any
+    float dtype are taken, the bfloat16 of ``ml_dtypes`` too.
     """
 
     name = "numpy"
     api = ">=1,<2"
     frameworks = ("numpy",)
 
+    # fmt: off
     def recurrent_linear_attn(
-        self,
-        q,
-        k,
-        v,
-        *,
-        scale=None,
-        causal=True,
-        normalize=False,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, *,
+        scale=None, causal=True, normalize=False,
+        initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = S⁻ + kᵀv;  o = scale · q S``."""
         return run("linear_attn", locals())
@@ -45,17 +37,8 @@ class NumpyBackend(Backend):
     chunk_linear_attn = parallel_linear_attn = recurrent_linear_attn
 
     def recurrent_simple_gla(
-        self,
-        q,
-        k,
-        v,
-        g,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = e^g S⁻ + kᵀv;  o = scale · q S``."""
         return run("simple_gla", locals())
@@ -63,18 +46,8 @@ class NumpyBackend(Backend):
     chunk_simple_gla = parallel_simple_gla = recurrent_simple_gla
 
     def recurrent_gla(
-        self,
-        q,
-        k,
-        v,
-        g,
-        gv=None,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, gv=None, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = Diag(e^g) S⁻ Diag(e^gv) + kᵀv;  o = scale · q S``."""
         return run("gla", locals())
@@ -82,18 +55,8 @@ class NumpyBackend(Backend):
     chunk_gla = parallel_gla = recurrent_gla
 
     def recurrent_rwkv6(
-        self,
-        q,
-        k,
-        v,
-        g,
-        u,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, u, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = Diag(e^g) S⁻ + kᵀv;  o = scale · q (S⁻ + Diag(u) kᵀv)``."""
         return run("rwkv6", locals())
@@ -101,17 +64,8 @@ class NumpyBackend(Backend):
     chunk_rwkv6 = parallel_rwkv6 = recurrent_rwkv6
 
     def recurrent_delta_rule(
-        self,
-        q,
-        k,
-        v,
-        beta,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, beta, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = S⁻ + kᵀ(beta ∘ (v − k S⁻));  o = scale · q S``."""
         return run("delta_rule", locals())
@@ -119,18 +73,8 @@ class NumpyBackend(Backend):
     chunk_delta_rule = parallel_delta_rule = recurrent_delta_rule
 
     def recurrent_gated_delta_rule(
-        self,
-        q,
-        k,
-        v,
-        g,
-        beta,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, beta, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S' = e^g S⁻;  S = S' + kᵀ(beta ∘ (v − k S'));  o = scale · q S``."""
         return run("gated_delta_rule", locals())
@@ -138,18 +82,8 @@ class NumpyBackend(Backend):
     chunk_gated_delta_rule = parallel_gated_delta_rule = recurrent_gated_delta_rule
 
     def recurrent_kda(
-        self,
-        q,
-        k,
-        v,
-        g,
-        beta,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, beta, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S' = Diag(e^g) S⁻;  S = S' + kᵀ(beta ∘ (v − k S'));  o = scale · q S``."""
         return run("kda", locals())
@@ -157,19 +91,8 @@ class NumpyBackend(Backend):
     chunk_kda = parallel_kda = recurrent_kda
 
     def recurrent_dplr(
-        self,
-        q,
-        k,
-        v,
-        g,
-        a,
-        b,
-        *,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=None,
+        self, q, k, v, g, a, b, *,
+        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
     ):
         """``S = Diag(e^g) S⁻ + bᵀ(a S⁻) + kᵀv;  o = scale · q S``."""
         return run("dplr", locals())
@@ -177,35 +100,22 @@ class NumpyBackend(Backend):
     chunk_dplr = parallel_dplr = recurrent_dplr
 
     def recurrent_mixed_attn(
-        self,
-        q_quad,
-        k_quad,
-        q_lin,
-        k_lin,
-        v,
-        *,
-        bias=None,
-        quad_scale=None,
-        lin_scale=None,
-        causal=True,
-        initial_state=None,
-        output_final_state=False,
-        cu_seqlens=None,
-        chunk_size=256,
+        self, q_quad, k_quad, q_lin, k_lin, v, *,
+        bias=None, quad_scale=None, lin_scale=None, causal=True,
+        initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=256,
     ):
         """Squared ReLU attention inside a chunk, linear attention over whole chunks: see ``mixed.py``."""
         return run("mixed_attn", locals())
 
     chunk_mixed_attn = parallel_mixed_attn = recurrent_mixed_attn
+    # fmt: on
 
-    def vjp(
-        self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any
-    ) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Any]:
         """Pull the gradients of ``(o, final_state)`` of family ``op`` back to every float array given.
 
         Args:
             op: Family name, e.g. ``"gla"``.
-            arrays: The arrays by parameter name, ``initial_state``, ``cu_seqlens`` and ``bias`` among them, or ``None``.
+            arrays: The arrays by parameter name, ``initial_state``, ``cu_seqlens`` and ``bias`` among them.
             options: The static keywords by name.
             d_o: Gradient of ``o [B, T, HV, V]``, or ``None`` for zero.
             d_state: Gradient of the final state ``[N, HV, K, V]``, or ``None`` for zero.

@@ -7,9 +7,9 @@ With ``c(t) = t // C``, and rows for vectors::
 
 and, not causal, without ``s≤t`` and with the second sum over all ``s``.
 
-One sequence at a time, because each may stand at another place in its chunk. The state holds the tokens of the chunk that is
-not yet full; a sequence that goes on from a state has them in front, as keys and values without queries, so that every token
-stands where it would have stood had the sequence never been cut. All arithmetic is float64.
+One sequence at a time, because each may stand at another place in its chunk. The state holds the tokens of the chunk
+that is not yet full; a sequence that goes on from a state has them in front, as keys and values without queries, so
+that every token stands where it would have stood had the sequence never been cut. All arithmetic is float64.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from linattn import MixedState
-from numpy.typing import NDArray
 
-from .recurrence import outer, row_times, sum_outer, times_column
+from .recurrence import Array, outer, row_times, sum_outer, times_column
 
 __all__ = ["forward", "vjp"]
-
-Array = NDArray[np.float64]
 
 
 class Sequence(NamedTuple):
@@ -84,12 +81,12 @@ def attend_vjp(one: Sequence, how: Meaning, do: Array, d_sum: Array, d_bias: Arr
 
 
 def visits(one: Sequence, how: Meaning) -> Iterator[tuple[int, slice, int, tuple[Any, ...]]]:
-    """For every query: its token, the keys near it, which chunk sum it reads, and its place in the bias ``[H, C, C]``."""
-    T, L = len(one.q_quad), len(one.k_quad)
+    """For every query: its token, the keys near it, which chunk sum it reads, its place in the bias ``[H, C, C]``."""
+    T, end = len(one.q_quad), len(one.k_quad)
     for t in range(T):
-        s = L - T + t  # where the query stands among the keys
+        s = end - T + t  # where the query stands among the keys
         chunk, row = divmod(s, how.C)
-        stop = s + 1 if how.causal else min(L, (chunk + 1) * how.C)
+        stop = s + 1 if how.causal else min(end, (chunk + 1) * how.C)
         near = slice(chunk * how.C, stop)
         yield t, near, chunk if how.causal else -1, (slice(None), row, slice(stop - near.start))
 
@@ -102,8 +99,8 @@ def scores(one: Sequence, how: Meaning, t: int, near: slice, place: tuple[Any, .
 
 def terms(one: Sequence, how: Meaning) -> list[slice]:
     """The keys that each term of the second sum covers: a whole chunk, or, not causal, all of them."""
-    L = len(one.k_quad)
-    return [slice(c, c + how.C) for c in range(0, L - how.C + 1, how.C)] if how.causal else [slice(0, L)]
+    end = len(one.k_quad)
+    return [slice(c, c + how.C) for c in range(0, end - how.C + 1, how.C)] if how.causal else [slice(0, end)]
 
 
 def chunk_sums(one: Sequence, how: Meaning) -> list[Array]:
@@ -196,8 +193,8 @@ def placed(arrays: Mapping[str, Any], n: int, tokens: tuple[int, slice]) -> Sequ
 
 def unfinished(one: Sequence, how: Meaning) -> slice:
     """The keys of the chunk that is not yet full."""
-    L = len(one.v)
-    return slice(L - L % how.C, L)
+    end = len(one.v)
+    return slice(end - end % how.C, end)
 
 
 def nothing(arrays: Mapping[str, Any], how: Meaning) -> MixedState[Any]:

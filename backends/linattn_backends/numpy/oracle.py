@@ -1,7 +1,8 @@
-"""The oracle as two pure functions on float64 arrays: ``forward`` and ``vjp``. The conformance suite takes them for the truth.
+"""The oracle as two pure functions in float64, ``forward`` and ``vjp``. For the conformance suite they are the truth.
 
-``recurrence.py`` says what a family means for one value head of one sequence; here is all that the families share: grouped
-value heads, gates that channels or tokens share, packed sequences, ``scale``, and the normaliser of ``linear_attn``.
+``recurrence.py`` says what a family means for one value head of one sequence; here is all that the families share:
+grouped value heads, gates that channels or tokens share, packed sequences, ``scale``, and the normaliser of
+``linear_attn``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import mixed
-from .recurrence import FAMILIES, Move, walk, walk_vjp, whole, whole_vjp
+from .recurrence import FAMILIES, Array, Moves, at, walk, walk_vjp, whole, whole_vjp
 
 __all__ = ["forward", "vjp"]
-
-Array = NDArray[np.float64]
 
 
 def forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Any]:
@@ -26,22 +24,20 @@ def forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> t
 
     Args:
         op: Family name, e.g. ``"gla"``.
-        arrays: The arrays by parameter name, in the shapes of the public function, with ``initial_state``, ``cu_seqlens``
-            and ``bias`` among them; an optional one is absent or ``None``.
+        arrays: The arrays by parameter name, in the shapes of the public function, ``initial_state``, ``cu_seqlens``
+            and ``bias`` among them; one that is not given is absent or ``None``.
         options: The static keywords by name; those absent have the default of the public function.
 
     Returns:
-        ``o [B, T, HV, V]``, and the final state ``[N, HV, K, V]`` (``[N, HV, K, V+1]`` if normalised, a ``MixedState`` for
-        ``mixed_attn``) if ``options["output_final_state"]``, else ``None``.
+        ``o [B, T, HV, V]``, and the final state if ``options["output_final_state"]``, else ``None``: ``[N, HV, K, V]``,
+        ``[N, HV, K, V+1]`` if normalised, a ``MixedState`` for ``mixed_attn``.
     """
     arrays = float64(arrays)
     o, state = mixed.forward(arrays, options) if op == "mixed_attn" else _forward(op, arrays, options)
     return o, state if options.get("output_final_state") else None
 
 
-def vjp(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any = None, d_state: Any = None
-) -> dict[str, Any]:
+def vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any = None, d_state: Any = None) -> dict[str, Any]:
     """Pull gradients of the outputs of family ``op`` back to its inputs, in float64.
 
     Args:
@@ -52,8 +48,8 @@ def vjp(
         d_state: Gradient of the final state; ``None`` is zero. That of ``length`` in a ``MixedState`` is ignored.
 
     Returns:
-        The gradient of every float array in ``arrays`` by name, ``initial_state`` included, in the array's own shape. That
-        of a ``MixedState`` is a ``MixedState`` whose ``length`` is ``None``.
+        The gradient of every float array in ``arrays`` by name, ``initial_state`` included, in the array's own shape.
+        That of a ``MixedState`` is a ``MixedState`` whose ``length`` is ``None``.
     """
     arrays, d_o, d_state = float64(arrays), as_float64(d_o), as_float64(d_state)
     if op == "mixed_attn":
@@ -115,7 +111,7 @@ def _vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: An
     return {**gradients, "initial_state": dS0} if "initial_state" in arrays else gradients
 
 
-def moves(op: str, x: Mapping[str, Array]) -> tuple[Move, ...]:
+def moves(op: str, x: Mapping[str, Array]) -> Moves:
     """The moves of a family, less those whose inputs were not given: ``gla`` without ``gv``."""
     return tuple(move for move in FAMILIES[op] if set(move.inputs) <= x.keys())
 
@@ -137,7 +133,7 @@ def spans(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
 
 
 def spread(arrays: Mapping[str, Any]) -> tuple[dict[str, Array], Array]:
-    """All inputs with a number for every token, value head and channel, ``[B, T, HV, K or V]``, and the initial state."""
+    """All inputs with a number for every token, value head and channel, ``[B, T, HV, K or V]``; the initial state."""
     B, T, HV, V = arrays["v"].shape
     K = arrays["k"].shape[-1]
     N = len(arrays["cu_seqlens"]) - 1 if "cu_seqlens" in arrays else B
@@ -171,12 +167,7 @@ def gather(d_array: Array, shape: tuple[int, ...]) -> Array:
     return d_array.reshape(B, T, H, HV // H, *width).sum(3)
 
 
-def at(x: Mapping[str, Array], tokens: slice) -> dict[str, Array]:
-    """A range of tokens of every input."""
-    return {name: array[:, tokens] for name, array in x.items()}
-
-
-# ``normalize=True``: the values gain a channel of ones, which the recurrence turns into the denominator q·z; scale cancels.
+# ``normalize=True``: the values gain a channel of ones, which the recurrence turns into the denominator q·z.
 
 
 def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -185,9 +176,7 @@ def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str
     return divide(numerator, denominator), S
 
 
-def _vjp_normalized(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any
-) -> dict[str, Array]:
+def _vjp_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
     arrays, options = with_ones(arrays, options)
     o, _ = _forward(op, arrays, options)
     numerator, denominator = o[..., :-1], o[..., -1:]

@@ -1,17 +1,17 @@
 """What every operator of linattn means, one token at a time.
 
-A family of linear attention is a short list of *moves* on a state ``S``. A token arrives, the moves are made in order, one
-of them reads the output ``o`` from the state, and the state goes on to the next token. ``FAMILIES`` lists the moves of each
-family; the moves are defined above it, each with its vector-Jacobian product (VJP); the walks over the tokens, forward and
-backward, come last. There is nothing else.
+A family of linear attention is a short list of *moves* on a state ``S``. A token arrives, the moves are made in order,
+one of them reads the output ``o`` from the state, and the state goes on to the next token. ``FAMILIES`` lists the moves
+of each family; the moves are defined above it, each with its vector-Jacobian product (VJP); the walks over the tokens,
+forward and backward, come last. There is nothing else.
 
-Vectors are rows, as in the papers: ``kᵀv`` is an outer product, ``q S`` reads the state with a query. Every array has the
-leading axes ``[N, HV]`` (sequences, value heads), so that one move handles all heads of all sequences at once::
+Vectors are rows, as in the papers: ``kᵀv`` is an outer product, ``q S`` reads the state with a query. Every array has
+the leading axes ``[N, HV]`` (sequences, value heads), so that one move serves all heads of all sequences at once::
 
     S [N, HV, K, V]    q, k, g, a, b, u [N, HV, K]    v, gv, beta [N, HV, V]    o [N, HV, V]
 
-Everything is float64. No array is ever written to once a move has returned it. ``scale``, grouped heads, gates shared by
-channels or tokens, packed sequences and dtypes belong to ``oracle.py``.
+Everything is float64, and no state is written to once it is there. ``scale``, grouped heads, gates that channels or
+tokens share, packed sequences and the normaliser of ``linear_attn`` belong to ``oracle.py``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def times_column(S: Array, v: Array) -> Array:
     return np.einsum("...kv,...v->...k", S, v)
 
 
-# The moves. In a VJP, dX is the gradient of X: given that of what the move returns, it returns that of S and of each input.
+# The moves. In a VJP, dX is the gradient of X. It is given that of what the move returns, and returns those of S and of
+# every input, in the order of the parameters.
 
 
 class Move:
@@ -74,6 +75,7 @@ class Move:
         return [token[name] for name in self.inputs]
 
     def __call__(self, S: Array, token: Arrays) -> Array:
+        """Make the move with the inputs of one token."""
         return self.function(S, *self.pick(token))
 
 
@@ -84,7 +86,7 @@ def reading(function: Callable[..., Array]) -> Move:
 
 @Move
 def decay(S: Array, g: Array) -> Array:
-    """``S' = Diag(e^g) S``: each key channel forgets at its own rate (GLA, Yang et al. 2024; RetNet if all are alike)."""
+    """``S' = Diag(e^g) S``: each key channel forgets at its own rate (GLA, Yang et al. 2024, §4)."""
     return np.exp(g)[..., :, None] * S
 
 
@@ -119,7 +121,7 @@ def _(dS: Array, S: Array, k: Array, v: Array) -> tuple[Array, ...]:
 
 @Move
 def correct(S: Array, k: Array, v: Array, beta: Array) -> Array:
-    """``S' = S + kᵀ(beta ∘ (v − k S))``: move what the key recalls towards the value (the delta rule, Schlag et al. 2021)."""
+    """``S' = S + kᵀ(beta ∘ (v − k S))``: what the key recalls moves to the value (DeltaNet, Schlag et al. 2021)."""
     return S + outer(k, beta * (v - row_times(k, S)))
 
 
@@ -167,7 +169,7 @@ def _(do: Array, S: Array, q: Array) -> tuple[Array, ...]:
 
 @reading
 def read_with_bonus(S: Array, q: Array, k: Array, v: Array, u: Array) -> Array:
-    """``o = q (S + Diag(u) kᵀv)``: the current token, not yet written, weighs ``u`` (RWKV-6, Peng et al. 2024, eq. 15)."""
+    """``o = q (S + Diag(u) kᵀv)``: the token, not yet written, weighs ``u`` (RWKV-6, Peng et al. 2024, eq. 15)."""
     return row_times(q, S + outer(u * k, v))
 
 
@@ -184,14 +186,14 @@ Moves = tuple[Move, ...]
 
 # fmt: off
 FAMILIES: dict[str, Moves] = {
-    "linear_attn":      (write, read),                       # S = S⁻ + kᵀv                         o = q S
-    "simple_gla":       (decay, write, read),                # S = e^g S⁻ + kᵀv                     o = q S
-    "gla":              (decay, decay_values, write, read),  # S = Diag(e^g) S⁻ Diag(e^gv) + kᵀv    o = q S
-    "rwkv6":            (read_with_bonus, decay, write),     # S = Diag(e^g) S⁻ + kᵀv               o = q (S⁻ + Diag(u) kᵀv)
-    "delta_rule":       (correct, read),                     # S = S⁻ + kᵀ(beta ∘ (v − k S⁻))       o = q S
-    "gated_delta_rule": (decay, correct, read),              # S' = e^g S⁻, then as delta_rule      o = q S
-    "kda":              (decay, correct, read),              # S' = Diag(e^g) S⁻, then likewise     o = q S
-    "dplr":             (transform, write, read),            # S = Diag(e^g) S⁻ + bᵀ(a S⁻) + kᵀv    o = q S
+    "linear_attn":      (write, read),                       # S = S⁻ + kᵀv                       o = q S
+    "simple_gla":       (decay, write, read),                # S = e^g S⁻ + kᵀv                   o = q S
+    "gla":              (decay, decay_values, write, read),  # S = Diag(e^g) S⁻ Diag(e^gv) + kᵀv  o = q S
+    "rwkv6":            (read_with_bonus, decay, write),     # S = Diag(e^g) S⁻ + kᵀv       o = q (S⁻ + Diag(u) kᵀv)
+    "delta_rule":       (correct, read),                     # S = S⁻ + kᵀ(beta ∘ (v − k S⁻))     o = q S
+    "gated_delta_rule": (decay, correct, read),              # S' = e^g S⁻, then as delta_rule    o = q S
+    "kda":              (decay, correct, read),              # S' = Diag(e^g) S⁻, then likewise   o = q S
+    "dplr":             (transform, write, read),            # S = Diag(e^g) S⁻ + bᵀ(a S⁻) + kᵀv  o = q S
 }
 # fmt: on
 
@@ -210,8 +212,8 @@ def step(moves: Moves, token: Arrays, S: Array) -> tuple[Array, Array]:
 
 
 def step_vjp(moves: Moves, token: Arrays, S: Array, do: Array, dS: Array) -> tuple[dict[str, Array], Array]:
-    """One token backward: gradients of ``o`` and of the state after it → those of its inputs and of the state before it."""
-    found = []  # by each move
+    """One token backward: gradients of ``o`` and the state after it → those of its inputs and the state before it."""
+    found = []  # the state that each move finds
     for move in moves:
         found.append(S)
         S = S if move.reads else move(S, token)
@@ -232,6 +234,9 @@ def walk(moves: Moves, x: Arrays, S: Array) -> tuple[Array, Array]:
     return o, S
 
 
+PIECE = 64  # tokens; the walk backward holds every state inside one piece, and one state for each piece
+
+
 def walk_vjp(moves: Moves, x: Arrays, S: Array, do: Array, dS: Array) -> tuple[dict[str, Array], Array]:
     """All tokens backward: gradients of ``o`` and of the final state → those of the inputs and of the initial state."""
     dx = {name: np.empty_like(array) for name, array in x.items()}
@@ -247,15 +252,12 @@ def walk_vjp(moves: Moves, x: Arrays, S: Array, do: Array, dS: Array) -> tuple[d
     return dx, dS
 
 
-PIECE = 64  # tokens; the walk backward holds every state inside one piece, and one state for each piece
-
-
 def at(x: Arrays, tokens: int | slice) -> dict[str, Array]:
     """The inputs of one token, or of a range of them."""
     return {name: array[:, tokens] for name, array in x.items()}
 
 
-# No walk: with causal=False every token reads the state that holds the whole sequence (FLASH, Hua et al. 2022, eq. 7).
+# No walk: with causal=False every token reads the state that holds the whole sequence (Hua et al. 2022, eq. 7).
 
 
 def whole(x: Arrays) -> Array:
