@@ -76,9 +76,7 @@ class ScalarDecay:
 
     def pairs(self, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...]) -> Pairs:
         """Causal products under ``Γ``. An infinite product beyond the diagonal is dropped, not multiplied by zero."""
-        return [
-            [_causal(x @ y.mT, e).mul_(self.gamma) for y in writers] for x, e in zip(readers, exclusive, strict=True)
-        ]
+        return [[_causal(x @ y.mT, e).mul_(self.gamma) for y in writers] for x, e in zip(readers, exclusive, strict=True)]
 
     def backward(
         self, dA: Pairs, A: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...], edges: Edges
@@ -253,9 +251,7 @@ def _plus(total: Tensor | None, x: Tensor) -> Tensor:
     return x if total is None else total.add_(x)
 
 
-def _product_backward(
-    dA: Pairs, readers: list[Tensor], writers: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+def _product_backward(dA: Pairs, readers: list[Tensor], writers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of ``A = x yᵀ``, summed over the pairs each operand is in."""
     dx: list[Tensor | None] = [None] * len(readers)
     dy: list[Tensor | None] = [None] * len(writers)

@@ -53,9 +53,7 @@ def _layout(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: i
     return Layout(form, B, T, H, v.shape[2], cu_seqlens, chunk, q.device)
 
 
-def _sizes(
-    form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sizes(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the final states and of the checkpoints."""
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
@@ -192,9 +190,7 @@ def _backward(ctx, do, dfinal, dcheckpoints):
         return (*(None for _ in arrays), *none)
     if do is None:
         do = torch.zeros_like(arrays[2])
-    grads = iter(
-        matrix_state_backward(do, dfinal, checkpoints, *arrays, cu_seqlens, ctx.form, ctx.scale, ctx.chunk)
-    )
+    grads = iter(matrix_state_backward(do, dfinal, checkpoints, *arrays, cu_seqlens, ctx.form, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in arrays), *none)
 
 

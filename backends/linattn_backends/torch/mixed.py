@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from linattn import MixedState
+from linattn.plugin import MixedState
 from torch import Tensor
 
 from .layout import ROWS_A_BLOCK
