@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from linattn.registry import registry
 from sybil import Example, Sybil
 from sybil.integration.pytest import SybilItem
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
@@ -47,12 +48,14 @@ def commands(session: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def make_folder(namespace: dict[str, object]) -> None:
-    """Commands of one page run in one empty folder."""
+def open_page(namespace: dict[str, object]) -> None:
+    """Commands of one page run in one empty folder; no page sees what another registered."""
+    registry.refresh()
     namespace["folder"] = tempfile.mkdtemp(prefix="linattn-docs-")
 
 
-def remove_folder(namespace: dict[str, object]) -> None:
+def close_page(namespace: dict[str, object]) -> None:
+    registry.refresh()
     shutil.rmtree(str(namespace["folder"]))
 
 
@@ -70,6 +73,6 @@ pytest_collect_file = Sybil(
         SkipParser(),
     ],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],
-    setup=make_folder,
-    teardown=remove_folder,
+    setup=open_page,
+    teardown=close_page,
 ).pytest()
