@@ -59,6 +59,7 @@ def close_page(namespace: dict[str, object]) -> None:
     shutil.rmtree(str(namespace["folder"]))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The blocks of a page share their names, so one worker runs them all, in order."""
     for item in items:
