@@ -331,8 +331,7 @@ def run(
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
         name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        options = dict(options)
-        function, keywords = getattr(registry.loaded[name], method), {**keywords, **options}
+        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
         plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
         if keywords["cu_seqlens"] is not None:
@@ -340,8 +339,6 @@ def run(
         if function is None:
             _refuse(plan)
         steps, keywords = plan.steps, {**keywords, **options}
-    if "scale" in options and keywords["scale"] is None:
-        keywords["scale"] = arrays[0].shape[-1] ** -0.5  # K is symbolic, so that no plan could hold its value
     if len(steps) == 1:
         return function(*arrays, **keywords)
     return _run_lowered(function, steps, framework, arrays, keywords)
