@@ -8,10 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
 from linattn.registry import registry
 from sybil import Example, Sybil
-from sybil.integration.pytest import SybilItem
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 FLAGS = doctest.ELLIPSIS
@@ -59,14 +57,7 @@ def close_page(namespace: dict[str, object]) -> None:
     shutil.rmtree(str(namespace["folder"]))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The blocks of a page share their names, so one worker runs them all, in order."""
-    for item in items:
-        if isinstance(item, SybilItem):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
-
+# The blocks of a page share their names: under pytest-xdist, run with --dist loadfile.
 pytest_collect_file = Sybil(
     parsers=[
         PythonCodeBlockParser(doctest_optionflags=FLAGS),
