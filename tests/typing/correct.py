@@ -42,7 +42,7 @@ class Mine(Backend):
     frameworks = ("numpy",)
 
     def supports(self, call: Call) -> Unsupported | None:
-        return Unsupported("too wide") if call.K is None or call.K > 64 else None
+        return Unsupported("too wide") if call.K > 64 else None
 
 
 linattn.register_backend(Mine)
