@@ -289,12 +289,16 @@ def _look_up(
 ) -> _Decided:
     """The memoised decision for an eager call."""
     context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
+    if type(backend) is list:
+        backend = tuple(backend)
     key = decided = None
     try:
-        options = tuple([keywords[name] for name in spec.option_names])
-        key = (spec.name, form, backend, context, environment, registry.generation, options, framework.key(leaves))
+        options = [keywords[name] for name in spec.option_names]
+        wish = (spec.name, form, backend, context, environment, registry.generation)
+        # with the types of the options, because True == 1 == 1.0 and only one of them is right
+        key = (*wish, *options, *map(type, options), *framework.key(leaves))
         decided = _decided.get(key)
-    except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
+    except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
