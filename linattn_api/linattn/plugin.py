@@ -34,6 +34,7 @@ from .errors import Unsupported
 __all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "MixedState", "Unsupported"]
 
 API_VERSION = "1.0.0"
+"""Version of the API, of the plug-in contract and of the distribution: one number."""
 
 A = TypeVar("A")
 
@@ -181,7 +182,7 @@ class Backend:
 
     Attributes:
         name: How users name it. Lower case letters, digits, ``_`` and ``-``.
-        api: Version specifier on :data:`API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
+        api: Version specifier on :data:`linattn.API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
         frameworks: The frameworks whose arrays it takes.
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
 
@@ -195,7 +196,7 @@ class Backend:
     differentiable: ClassVar[bool] = True
 
     def supports(self, call: Call) -> Unsupported | None:
-        """Say whether this backend can run ``call``: ``None`` if so, else an :class:`Unsupported` with the reason.
+        """Say whether this backend can run ``call``: ``None`` if so, else an :class:`~linattn.Unsupported` with the reason.
 
         Must be a pure function of ``call``: no I/O, no environment, no context variables. Called once per distinct call.
         """
