@@ -289,12 +289,11 @@ def _look_up(
 ) -> _Decided:
     """The memoised decision for an eager call."""
     context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    if type(backend) is list:
-        backend = tuple(backend)
+    wanted = tuple(backend) if type(backend) is list else backend  # hashable
     key = decided = None
     try:
         options = [keywords[name] for name in spec.option_names]
-        wish = (spec.name, form, backend, context, environment, registry.generation)
+        wish = (spec.name, form, wanted, context, environment, registry.generation)
         # with the types of the options, because True == 1 == 1.0 and only one of them is right
         key = (*wish, *options, *map(type, options), *framework.key(leaves))
         decided = _decided.get(key)
