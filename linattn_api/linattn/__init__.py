@@ -7,7 +7,6 @@ from . import errors, feature_maps, gates, ops, plugin
 from .dispatch import Plan, use_backend
 from .errors import LinattnError, Unsupported
 from .ops import (
-    MixedState,
     chunk_delta_rule,
     chunk_dplr,
     chunk_gated_delta_rule,
@@ -46,7 +45,7 @@ from .ops import (
     simple_gla,
 )
 from .ops._family import explain
-from .plugin import API_VERSION
+from .plugin import API_VERSION, MixedState
 from .registry import register_backend, unregister_backend
 
 __version__ = API_VERSION

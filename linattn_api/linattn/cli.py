@@ -14,11 +14,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .dispatch import Plan, Preference, plan_of
+from .dispatch import Plan, plan_of
 from .errors import BackendError, LinattnError, OptionError
 from .frameworks import FLOAT_DTYPES, KNOWN, Facts
 from .ops._family import operator_named
 from .plugin import API_VERSION, FORMS
+from .preference import Preference
 from .registry import registry
 from .spec import FAMILIES, Arg, OpSpec
 

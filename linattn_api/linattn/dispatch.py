@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
-from . import feature_maps
-from .errors import BackendError, FrameworkError, OptionError, UnknownBackend, Unsupported
+from . import feature_maps, preference
+from .errors import BackendError, FrameworkError, UnknownBackend, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
+from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
 from .spec import FAMILIES, Finish, OpSpec
 from .validate import check_offsets, describe
@@ -33,27 +33,11 @@ __all__ = [
     "use_backend",
 ]
 
-ENVIRONMENT_VARIABLE = "LINATTN_BACKEND"
-
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
-
-_context_preference: ContextVar[tuple[str, ...] | None] = ContextVar("linattn_backend", default=None)
-
-
-class Preference(NamedTuple):
-    """Which backends to try, in order, and who said so."""
-
-    backends: tuple[str, ...]
-    source: str
-
-    @property
-    def strict(self) -> bool:
-        """True if one backend was named: that one or an error."""
-        return len(self.backends) == 1 and self.backends != ("auto",)
 
 
 class Passed(NamedTuple):
@@ -104,53 +88,39 @@ class Plan:
         return "\n".join(lines)
 
 
-# -- preference ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def use_backend(backend: str | Sequence[str]) -> Generator[None]:
     """Prefer a backend inside a ``with`` block, in this thread or asyncio task only.
 
     Args:
-        backend: A name (strict: that backend or an error), ``"auto"``, or a sequence in order of preference, which may end in
-            ``"auto"``.
+        backend: A name (strict: that backend or an error), ``"auto"``, or a sequence in order of preference, which may end
+            in ``"auto"``.
 
     Raises:
         UnknownBackend: A name that no installed or registered backend has.
 
     A call's own ``backend=`` argument comes first. Functions compiled by ``torch.compile`` or ``jax.jit`` notice the change
-    and are compiled again; inside ``torch.compile`` the preference is that of the thread, not of the asyncio task.
+    and are compiled again; they see the preference of the thread, that is, of the block entered last, where asyncio tasks
+    of one thread interleave.
     """
-    names = _names(backend)
+    names = preference.names(backend)
     for name in names:
         if name != "auto":
             registry.record(name)
-    token = _context_preference.set(names)
+    before = preference.context.get()
+    token = preference.context.set(names)
+    _mirror(names)
     try:
-        with contextlib.ExitStack() as stack:
-            for framework in LOADED.values():
-                stack.enter_context(framework.preferring(names))
-            yield
+        yield
     finally:
-        _context_preference.reset(token)
+        preference.context.reset(token)
+        _mirror(before)
 
 
-def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
-    names = (backend,) if isinstance(backend, str) else tuple(backend)
-    if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"backend must be a name or a sequence of names, got {backend!r}")
-    return names
-
-
-def _preference(backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None) -> Preference:
-    """The argument, else ``use_backend``, else the environment, else auto."""
-    if backend is not None:
-        return Preference(_names(backend), "argument")
-    if context is not None:
-        return Preference(context, "use_backend")
-    if environment:
-        return Preference(tuple(name.strip() for name in environment.split(",")), ENVIRONMENT_VARIABLE)
-    return Preference(("auto",), "default")
+def _mirror(names: tuple[str, ...] | None) -> None:
+    preference.thread.backends = names
+    for framework in LOADED.values():
+        framework.mirror(names)
 
 
 # -- the decision ----------------------------------------------------------------------------------------------------
@@ -283,7 +253,7 @@ def _inspect(
             if not arg.optional:
                 raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
             continue
-        other = framework_of(leaf, f"{_name(spec, form)}: {arg.name}")
+        other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
         if other is not framework:
             raise FrameworkError(
                 f"{_name(spec, form)}: {arg.name} is a {other.name} array but {first} is a {framework.name} array: "
@@ -318,7 +288,7 @@ def _look_up(
     backend: str | Sequence[str] | None,
 ) -> _Decided:
     """The memoised decision for an eager call."""
-    context, environment = _context_preference.get(), os.environ.get(ENVIRONMENT_VARIABLE)
+    context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
     key = decided = None
     try:
         options = tuple([keywords[name] for name in spec.option_names])
@@ -327,7 +297,7 @@ def _look_up(
     except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
         key = None
     if decided is None:
-        plan = _inspect(spec, form, framework, leaves, keywords, _preference(backend, context, environment))
+        plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
         function = None if plan.backend is None else getattr(registry.load(plan.backend), plan.method)
         decided = _Decided(plan, function, dict(plan.options))
         if key is not None:
@@ -361,14 +331,17 @@ def run(
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
         name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
+        options = dict(options)
+        function, keywords = getattr(registry.loaded[name], method), {**keywords, **options}
     else:
         plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
-        if function is None:
-            _refuse(plan)
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+        if function is None:
+            _refuse(plan)
         steps, keywords = plan.steps, {**keywords, **options}
+    if "scale" in options and keywords["scale"] is None:
+        keywords["scale"] = arrays[0].shape[-1] ** -0.5  # K is symbolic, so that no plan could hold its value
     if len(steps) == 1:
         return function(*arrays, **keywords)
     return _run_lowered(function, steps, framework, arrays, keywords)
@@ -385,7 +358,7 @@ def _prepare(
     if feature_map is not None:
         arrays = _map_features(spec, form, arrays, feature_map)
     first: Any = arrays[0]
-    framework = BY_TYPE.get(type(first)) or framework_of(first, f"{_name(spec, form)}: {spec.args[0].name}")
+    framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     if spec.state_type is None:
         return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
     return arrays, framework, _flatten_state(spec, form, arrays, keywords)
@@ -421,7 +394,7 @@ def _map_features(
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
-            framework_of(x, f"{_name(spec, form)}: {arg.name}")
+            framework_of(x, arg.name, f"{_name(spec, form)}: ")
             x = phi(x)
         mapped.append(x)
     return tuple(mapped)
@@ -465,7 +438,7 @@ def _decide_while_tracing(
         tuple([keywords[name] for name in spec.option_names]),
         keywords["initial_state"] is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
-        framework.preference.backends,
+        preference.thread.backends,
         framework.needs_grad(leaves),
         registry.generation,
     )
@@ -487,8 +460,8 @@ def _decide_from_constants(
     options = dict(zip(spec.option_names, option_values, strict=True)) | {"initial_state": has_state or None}
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
-    preference = _preference(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
-    plan = plan_of(spec, form, framework, given, options, preference, needs_grad)
+    wanted = preference_of(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
+    plan = plan_of(spec, form, framework, given, options, wanted, needs_grad)
     if plan.backend is None:
         _refuse(plan)
     return plan.backend, plan.method, plan.steps, plan.options

@@ -5,14 +5,13 @@ A framework also offers the few array functions that lowerings, gates and featur
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import preference
 from .errors import FrameworkError
 
 __all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of"]
@@ -75,10 +74,8 @@ class Framework:
         """The integers in ``x``; ``None`` where reading them would wait for a device or break a trace."""
         return None
 
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
+    def mirror(self, backends: tuple[str, ...] | None) -> None:
         """Let compiled functions notice that the preferred backends changed."""
-        yield
 
     # -- array functions ---------------------------------------------------------------------------------------------
 
@@ -132,23 +129,10 @@ class Numpy(Framework):
         return x.tolist()
 
 
-class _ThreadPreference(threading.local):
-    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
-    def __init__(self) -> None:
-        self.backends: tuple[str, ...] | None = None
-
-
-_thread_preference = _ThreadPreference()
-
-
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
     name, roots, import_name = "torch", ("torch",), "torch"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.preference = _thread_preference
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
@@ -177,15 +161,6 @@ class Torch(Framework):
             return None
         return x.tolist()
 
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
-        # Dynamo cannot read a ContextVar but guards on a thread-local, so compiled functions read this mirror.
-        before, self.preference.backends = self.preference.backends, backends
-        try:
-            yield
-        finally:
-            self.preference.backends = before
-
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))
 
@@ -204,7 +179,8 @@ class Jax(Framework):
     def __init__(self) -> None:
         super().__init__()
         self.jax: Any = sys.modules["jax"]
-        self._preference: Any = self.jax.make_user_context()
+        self._preference: Any = self.jax.make_user_context()  # part of jit's cache key, so a change retraces
+        self.mirror(preference.context.get())
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
@@ -219,10 +195,9 @@ class Jax(Framework):
         on_host = not isinstance(x, self.jax.core.Tracer) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
 
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Generator[None]:
-        with self._preference(backends):  # part of jit's cache key, so entering it retraces
-            yield
+    def mirror(self, backends: tuple[str, ...] | None) -> None:
+        # Entered and never left: leaving would restore what another asyncio task of this thread had set meanwhile.
+        self._preference(backends).__enter__()
 
 
 class Mlx(Framework):
@@ -247,12 +222,12 @@ BY_TYPE: dict[Any, Framework] = {}
 """The framework of every array type seen so far."""
 
 
-def framework_of(x: Any, argument: str = "array") -> Framework:
-    """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
-    return BY_TYPE.get(type(x)) or _recognise(x, argument)
+def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:
+    """The framework of an array; ``FrameworkError``, starting with ``where``, if it is none of a known framework."""
+    return BY_TYPE.get(type(x)) or _recognise(x, argument, where)
 
 
-def _recognise(x: Any, argument: str) -> Framework:
+def _recognise(x: Any, argument: str, where: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
     roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
     for candidate in _CLASSES:
@@ -260,7 +235,7 @@ def _recognise(x: Any, argument: str) -> Framework:
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
             BY_TYPE[type(x)] = framework
             return framework
-    raise FrameworkError(_not_an_array(x, argument))
+    raise FrameworkError(where + _not_an_array(x, argument))
 
 
 def _not_an_array(x: Any, argument: str) -> str:

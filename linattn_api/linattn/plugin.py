@@ -27,16 +27,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from .errors import Unsupported
 
-__all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "Unsupported"]
+__all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "MixedState", "Unsupported"]
 
 API_VERSION = "1.0.0"
 
+A = TypeVar("A")
+
 Form = Literal["recurrent", "chunk", "parallel"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunk", "parallel")
+
+
+class MixedState(NamedTuple, Generic[A]):
+    """State of ``mixed_attn``: constant in size, whatever the number of tokens seen.
+
+    Attributes:
+        kv: ``Σ k_linᵀ v`` over whole chunks ``[N, H, L, V]``.
+        k_quad: Quadratic keys of the current chunk ``[N, C, H, K]``; rows from ``length`` on are zero.
+        k_lin: Linear keys of the current chunk ``[N, C, H, L]``; likewise.
+        v: Values of the current chunk ``[N, C, H, V]``; likewise.
+        length: Tokens in the current chunk ``[N]`` int32, ``0 ≤ length < C``.
+    """
+
+    kv: A
+    k_quad: A
+    k_lin: A
+    v: A
+    length: A
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ Role = Literal["operand", "float", "index"]
 
 
 Options = Mapping[str, Any]
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, int | None]
 
 # One order of keywords for every family, so that signatures read alike.
 KEYWORD_ORDER = (
@@ -36,9 +36,11 @@ KEYWORD_ORDER = (
 
 
 def default_scale(options: Options, sizes: Sizes) -> dict[str, Any]:
-    """``scale=None`` means ``K ** -0.5``."""
-    scale = options["scale"]
-    return {**options, "scale": sizes["K"] ** -0.5 if scale is None else float(scale)}
+    """``scale=None`` means ``K ** -0.5``; it stays None while ``K`` is symbolic."""
+    scale, K = options["scale"], sizes["K"]
+    if scale is None:
+        return {**options, "scale": None if K is None else K**-0.5}
+    return {**options, "scale": float(scale)}
 
 
 def no_complaint(form: str | None, options: Options) -> str | None:

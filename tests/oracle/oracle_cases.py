@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     def __str__(self):
         changed = {name: value for name, value in self._asdict().items() if value != DEFAULTS.get(name, self.op)}
-        return "-".join([self.op, *(f"{name}={value}" for name, value in changed.items())])
+        return "-".join([self.op, *(f"{name}={value}" for name, value in changed.items())]).replace("'", "").replace(" ", "")
 
 
 DEFAULTS = Case._field_defaults

@@ -83,9 +83,7 @@ def test_a_gate_that_forgets_everything(case, depth):
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())
     np.testing.assert_allclose(gradients["g"][:, 4], 0, atol=1e-300)
     if case.op != "dplr":  # whose low-rank term reads the state before the gate
-        after = {
-            name: array if array.ndim < 3 else array[:, 4:] for name, array in arrays.items() if name != "initial_state"
-        }
+        after = {name: array if array.ndim < 3 else array[:, 4:] for name, array in arrays.items() if name != "initial_state"}
         skip = case.op == "rwkv6"  # whose output reads the state before the gate, too
         np.testing.assert_array_equal(outputs[0][:, 4 + skip :], forward(case.op, after, options)[0][:, skip:])
 

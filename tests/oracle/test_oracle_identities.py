@@ -160,9 +160,7 @@ def test_no_tokens(rng, op, state):
         np.testing.assert_array_equal(gradients["initial_state"], final)
 
 
-@pytest.mark.parametrize(
-    "options", [{"causal": False}, {"causal": False, "normalize": True}, {"normalize": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"causal": False}, {"causal": False, "normalize": True}, {"normalize": True}], ids=str)
 def test_no_tokens_linear_attn(rng, options):
     arrays, options = draw(Case("linear_attn", options, T=0, state=False), rng)
     o, _ = forward("linear_attn", arrays, options)

@@ -110,9 +110,7 @@ class NumpyBackend(Backend):
     chunk_mixed_attn = parallel_mixed_attn = recurrent_mixed_attn
     # fmt: on
 
-    def vjp(
-        self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any
-    ) -> dict[str, Any]:
+    def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Any]:
         """Pull the gradients of ``(o, final_state)`` of family ``op`` back to every float array given.
 
         Args:

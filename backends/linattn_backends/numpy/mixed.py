@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from linattn import MixedState
+from linattn.plugin import MixedState
 
 from .recurrence import Array, outer, row_times, sum_outer, times_column
 

@@ -37,9 +37,7 @@ def forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> t
     return o, state if options.get("output_final_state") else None
 
 
-def vjp(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any = None, d_state: Any = None
-) -> dict[str, Any]:
+def vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any = None, d_state: Any = None) -> dict[str, Any]:
     """Pull gradients of the outputs of family ``op`` back to its inputs, in float64.
 
     Args:
@@ -178,9 +176,7 @@ def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str
     return divide(numerator, denominator), S
 
 
-def _vjp_normalized(
-    op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any
-) -> dict[str, Array]:
+def _vjp_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
     arrays, options = with_ones(arrays, options)
     o, _ = _forward(op, arrays, options)
     numerator, denominator = o[..., :-1], o[..., -1:]

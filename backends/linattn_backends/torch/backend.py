@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import recurrent
 from .layout import chunk_length
-from .library import OPERANDS, accumulation, matrix_state, plain
+from .library import OPERANDS, accumulation, matrix_state_call, plain
 from .mixed import mixed_attention
 
 Result = tuple[Tensor, Tensor | None]
@@ -39,7 +39,7 @@ def _run(
         o, final = _decode(arrays, scale, initial_state)
     else:
         given = [arrays.get(name) for name in OPERANDS]
-        o, final, _ = matrix_state(*given, initial_state, cu_seqlens, form, scale, chunk_length(form, chunk_size))
+        o, final, _ = matrix_state_call(*given, initial_state, cu_seqlens, form, scale, chunk_length(form, chunk_size))
     return o, final if output_final_state else None
 
 

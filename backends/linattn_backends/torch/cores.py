@@ -147,7 +147,7 @@ class Diagonal(Core):
     def forward(self, scan: Scan) -> Tensor:
         """Outputs ``[M, C, V]``."""
         q, k, v = self.x["q"], self.x["k"], self.x["v"]
-        (A,), = self.decay.pairs([q], [k], self.exclusive)
+        ((A,),) = self.decay.pairs([q], [k], self.exclusive)
         states = self._states(_times(k, self.decay.end), _times(v, self.values.end), scan)
         o = _times(_times(q, self._read()) @ states, self.values.start)
         o += self.values.apply(A, v) if isinstance(self.values, VectorDecay) else A @ v
@@ -182,10 +182,10 @@ class Diagonal(Core):
             end=self._edge(k_end, dk_end),
             total=self._flow_of_total(states if values.total is None else states * values.total.mT, dS),
         )
-        (A,), = decay.pairs([q], [k], self.exclusive)
+        ((A,),) = decay.pairs([q], [k], self.exclusive)
         grads = {}
         if isinstance(values, VectorDecay):
-            (dA,), = values.pairs([do], [v], (False,))
+            ((dA,),) = values.pairs([do], [v], (False,))
             value_total = (_times(states, decay.total) * dS).sum(-2) * values.total[..., 0]
             value_edges = Edges(start=do_read * (q_read @ states), end=v_end * dv_end, total=value_total)
             _, (dv,), grads["gv"] = values.backward([[A]], [[dA]], [do], [v], (False,), value_edges)
@@ -276,9 +276,7 @@ class Delta(Core):
         else:
             start = None
         edges = Edges(start=start, end=self._edge(self.k_end, dk_end), total=self._flow_of_total(states, dS))
-        (dq, dk_reader), (dk,), dg = decay.backward(
-            [[dA], [dL]], [[self.A], [self.L]], [q, k], [k], self.exclusive, edges
-        )
+        (dq, dk_reader), (dk,), dg = decay.backward([[dA], [dL]], [[self.A], [self.L]], [q, k], [k], self.exclusive, edges)
         dq += _times(dq_read, decay.start)
         dk += dk_reader
         dk += _times(dk_read, decay.start)

@@ -66,9 +66,7 @@ class Block:
 class Layout:
     """Cuts ``T`` tokens (``B`` rows of them, or ``N`` packed sequences) into segments of chunks."""
 
-    def __init__(
-        self, form: str, B: int, T: int, H: int, HV: int, cu_seqlens: Tensor | None, chunk: int, device: torch.device
-    ):
+    def __init__(self, form: str, B: int, T: int, H: int, HV: int, cu_seqlens: Tensor | None, chunk: int, device: torch.device):
         self.B, self.T, self.H, self.group = B, T, H, HV // max(H, 1)
         self.packed = cu_seqlens is not None
         bounds = cu_seqlens.tolist() if cu_seqlens is not None else [0, T]
@@ -125,9 +123,7 @@ class Layout:
         for b in range(0, self.B, rows):
             for h in range(0, self.H, heads):
                 h1 = min(h + heads, self.H)
-                yield Block(
-                    slice(b, min(b + rows, self.B)), slice(h, h1), slice(h * self.group, h1 * self.group)
-                )
+                yield Block(slice(b, min(b + rows, self.B)), slice(h, h1), slice(h * self.group, h1 * self.group))
 
     def load(self, x: Tensor, segment: Segment, block: Block, dtype: torch.dtype) -> Tensor:
         """The block's part of ``x [B, T, H or HV, W]`` as ``[Z, n, C, W]``, a query/key head once for each of its value heads."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import recurrent
 from .cores import Scan, core_of
 from .layout import Block, Layout, Segment, checkpoint_count
+from .transforms import register
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
 
@@ -140,7 +141,9 @@ def matrix_state_backward(
     arrays = _wide(named)
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
-    grads = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"}
+    grads = {
+        name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"
+    }
     if u is not None:
         grads["u"] = u.new_zeros(u.shape, dtype=dtype)
     dinitial = None
@@ -192,10 +195,9 @@ def _backward(ctx, do, dfinal, dcheckpoints):
         return (*(None for _ in arrays), *none)
     if do is None:
         do = torch.zeros_like(arrays[2])
-    grads = iter(
-        matrix_state_backward(do, dfinal, checkpoints, *arrays, cu_seqlens, ctx.form, ctx.scale, ctx.chunk)
-    )
+    grads = iter(_backward_call(do, dfinal, checkpoints, *arrays, cu_seqlens, ctx.form, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in arrays), *none)
 
 
-matrix_state.register_autograd(_backward, setup_context=_setup_context)
+_backward_call = register(matrix_state_backward)
+matrix_state_call = register(matrix_state, _setup_context, _backward)

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from linattn import MixedState
+from linattn.plugin import MixedState
 from torch import Tensor
 
 from .layout import ROWS_A_BLOCK
 from .library import accumulation, plain
+from .transforms import register
 
 TOKENS_A_SEGMENT = 512
 
@@ -342,11 +343,12 @@ def _backward(ctx, do, dkv, dk_quad, dk_lin, dv, dlength):
     none = (None,) * 6  # length, cu_seqlens and the four options
     if all(d is None for d in (do, dkv, dk_quad, dk_lin, dv)):
         return (*(None for _ in arrays[:10]), *none)
-    grads = iter(mixed_backward(do, dkv, dk_quad, dk_lin, dv, *arrays, *options))
+    grads = iter(_backward_call(do, dkv, dk_quad, dk_lin, dv, *arrays, *options))
     return (*(None if x is None else next(grads) for x in arrays[:10]), *none)
 
 
-mixed.register_autograd(_backward, setup_context=_setup_context)
+_backward_call = register(mixed_backward)
+mixed_call = register(mixed, _setup_context, _backward)
 
 
 def mixed_attention(form, q_quad, k_quad, q_lin, k_lin, v, *, bias=None, quad_scale=None, lin_scale=None, causal=True, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=256):  # fmt: skip  # noqa: E501
@@ -358,7 +360,7 @@ def mixed_attention(form, q_quad, k_quad, q_lin, k_lin, v, *, bias=None, quad_sc
         o, state = _decode(new, bias, initial_state, quad_scale, lin_scale)
     else:
         state = (None,) * 5 if initial_state is None else initial_state
-        o, *state = mixed(*new, bias, *state, cu_seqlens, chunk_size, quad_scale, lin_scale, causal)
+        o, *state = mixed_call(*new, bias, *state, cu_seqlens, chunk_size, quad_scale, lin_scale, causal)
     return o, MixedState(*state) if output_final_state else None
 
 
