@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linattn import errors
+from linattn.feature_maps import MAPS
 
 __all__ = ["RULES", "SIZES", "Rule"]
 
@@ -28,7 +29,7 @@ class Rule:
         op: Family whose chunk form is called.
         change: ``change(make, arguments)`` returns the arguments to change; ``make(shape, dtype)`` makes an array.
         error: The exception's type, exactly.
-        text: Its text, exactly. ``{framework}`` and ``{device}`` stand for the ones under test.
+        text: Its text, exactly.
     """
 
     name: str
@@ -139,8 +140,8 @@ RULES = (
         "chunk_mixed_attn: chunk_size is part of the meaning of mixed_attn and must be an int, got None",
     ),
     Rule(
-        "feature-map-name", "gla", option(feature_map="elu"), O,
-        "unknown feature map 'elu': did you mean 'elu1'? known are identity, elu1, relu, relu2, exp",
+        "feature-map-name", "gla", option(feature_map="elu11"), O,
+        f"unknown feature map 'elu11': did you mean 'elu1'? known are {', '.join(MAPS)}",
     ),
     Rule("unknown-argument", "gla", option(causal=False), TypeError, "chunk_gla() got an unexpected keyword argument 'causal'"),
 )  # fmt: skip
