@@ -21,6 +21,7 @@ flag gets its cases by being declared. Flags mean:
 ``reset``            some gates are -inf
 ``huge``             some gates are -1e4
 ``long``             gates add up to some -1e3 in a chunk, -1e2 a token among small ones
+``deep``             a state of 1e18 that a first gate of -60 takes away
 ``strong``           beta between 1 and 2
 ``carry``            a large float32 state to be carried past small writes
 ``phi.NAME``         the feature map of that name
@@ -218,7 +219,7 @@ def widths(spec: OpSpec) -> Iterator[Case]:
     for form in FORMS:
         for K, V in ((1, 1), (1, 24), (64, 64), (96, 128), (256, 24), (24, 256), (128, 128)):
             sizes = {"T": 33, "K": K, "V": V} | ({"L": K} if spec.name == "mixed_attn" else {})
-            yield from both(spec, form, "fp32" if K in (1, 96) else "bf16", "state", sizes)
+            yield from both(spec, form, "fp32" if K in (1, 96, 256) else "bf16", "state", sizes)
 
 
 def data(spec: OpSpec) -> Iterator[Case]:
@@ -227,6 +228,8 @@ def data(spec: OpSpec) -> Iterator[Case]:
     kinds = ["strided-state", "narrow-state", "wide-state"]
     if "g" in roles:
         kinds += ["zero-state", "reset-state", "reset-state-varlen", "huge-state", "long-state"]
+    if spec.name in GATED:
+        kinds.append("deep-state")
     if "gv" in roles:
         kinds += ["gv-zero-state", "gv-reset-state", "gv-huge-state"]
     if "beta" in roles:
@@ -245,9 +248,10 @@ def properties(spec: OpSpec) -> Iterator[Case]:
     """What must hold between calls."""
     for form in FORMS:
         core = {"split", "causal", "repeat"}
-        for check in ("split", "packed", "causal", "repeat", "repeat-backward", "nan"):
+        for check in ("split", "packed", "causal", "repeat", "repeat-backward"):
             flags = "state-varlen" if check == "packed" else "state"
             yield from make(spec, form, "fp32", flags, check, {"T": 97}, core=check in core)
+        yield from make(spec, form, "fp32", "state", "nan", {"T": 400 if form == "chunk" else 97})
         yield from make(spec, form, "bf16", "state", "split", {"T": 97})
         yield from make(spec, form, "bf16", "state", "causal", {"T": 97})
         if "g" in {arg.name for arg in spec.args}:

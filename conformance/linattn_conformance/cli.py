@@ -27,6 +27,8 @@ from .runner import STATUSES, Result, Runner
 __all__ = ["conformance"]
 
 SHOWN = 20
+FEW = 200
+"""So many cases are done before more processes have started."""
 
 
 def conformance(
@@ -40,7 +42,7 @@ def conformance(
     ] = None,
     known: Annotated[Path | None, typer.Option("--known-failures", help="TOML or JSON list of known failures.")] = None,
     tighten: Annotated[float, typer.Option(help="Factor on every bound, in (0, 1].")] = 1.0,
-    workers: Annotated[int, typer.Option("--workers", "-n", help="Processes that run cases.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Processes that run cases; 0: one a core on a CPU, else one.")] = 0,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
@@ -49,6 +51,8 @@ def conformance(
         runner = Runner(resolve(backend), framework, device, tighten)
         entries = known_failures.load(known) if known else []
         held = manifest.load()
+        if held != manifest.from_cases(every_case()):
+            raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
         wanted = selected(runner, held, profile, case)
     except (LinattnError, ValueError, ImportError, AttributeError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
@@ -106,7 +110,9 @@ def progress(console: Console, runner: Runner, backend: str, cases: list[Case], 
 
 def run_all(runner: Runner, backend: str, cases: list[Case], workers: int) -> Iterable[Result]:
     """In this process, or in several: each takes runs of neighbours, which share their truth."""
-    if workers <= 1:
+    if workers == 0:
+        workers = min(os.cpu_count() or 1, 8) if runner.device == "cpu" and len(cases) > FEW else 1
+    if workers == 1:
         return runner.run(cases)
     return _in_processes(runner, backend, cases, workers)
 

@@ -147,7 +147,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         if name == "k" and delta:
             x = unit(x)
         if "carry" in flags:
-            x = x * 2.0**-7
+            x = x * 2.0**-10
         return x * 0.5 if "phi.exp" in flags else x
     if name in ("g", "gv"):
         return gate(rng, x, case, name)
@@ -158,6 +158,8 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return -unit(x)
     if name == "b":
         return -before["a"] / (1 + np.exp(-x[..., :1]))
+    if name == "initial_state" and "deep" in flags:
+        return x * 2.0**60
     if name.startswith("initial_state."):
         return held(x, name, case, before)
     if name in ("u", "bias"):
@@ -179,6 +181,9 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     g = -np.exp(1.2 * x - 2.5)
     if "carry" in flags:
         return 0.03 * g
+    if "deep" in flags:
+        g[:, 0] = -60.0
+        return g
     draw = rng.random(x.shape)
     if "long" in flags:
         return np.where(draw < 0.1, -30.0 - 100.0 * rng.random(x.shape), g)
