@@ -3,6 +3,7 @@
 import linattn
 import pytest
 import torch
+import torch._dynamo.testing
 from linattn_backends.torch import TorchBackend
 from linattn_backends.torch.library import matrix_state, matrix_state_backward
 from linattn_backends.torch.mixed import mixed
@@ -201,8 +202,7 @@ def test_autocast_changes_nothing(variant, T):
             name: torch.ones(y.shape, dtype=torch.float64) for name, y in outputs(run(form, family, arrays, options)).items()
         }
         expected, dexpected = gradients(form, family, arrays, options, weights)
-        with torch.autocast("cpu", torch.bfloat16):
-            found, dfound = gradients(form, family, arrays, options, weights)
+        found, dfound = gradients(form, family, arrays, options, weights, autocast=True)
         for name, y in {**expected, **dexpected}.items():
             z = {**found, **dfound}[name]
             assert torch.equal(z, y), name
