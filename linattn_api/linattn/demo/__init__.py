@@ -1,0 +1,1 @@
+"""The language model that ``linattn demo`` runs."""
