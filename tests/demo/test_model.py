@@ -8,10 +8,11 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from conftest import bridge
 from linattn import register_backend
 from linattn.demo import model
 from linattn.demo.run import Arrays, arrays_of, record, score, shipped_weights
+
+from conftest import bridge
 
 SMALL = model.Sizes(layers=2, width=16, hidden=24, gate_rank=4)
 TEXT = "A heap is a binary tree. ∀k: a[k] ≤ a[2k+1].\n".encode() * 3

@@ -104,7 +104,7 @@ def _run(data: bytes, backends: list[str] | None, count: int) -> list[Result | N
     console = Console(stderr=True)
     columns = TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=count * len(data))
+        task = progress.add_task("starting", total=count * len(data))
         for done, result in enumerate(
             run(data, backends, lambda name, n: progress.update(task, description=name, advance=n)), start=2
         ):

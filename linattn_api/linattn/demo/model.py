@@ -163,7 +163,7 @@ def initial_weights(sizes: Sizes = SIZES, seed: int = 0) -> dict[str, NDArray[np
     def ones(n: int) -> NDArray[np.float32]:
         return np.ones(n, np.float32)
 
-    weights = {f"embed.{i}": rng.standard_normal((BYTES, D)).astype(np.float32) / 2 for i in range(CONTEXT)}
+    weights = {f"embed.{i}": (rng.standard_normal((BYTES, D)) / 2).astype(np.float32) for i in range(CONTEXT)}
     small = (2 * sizes.layers) ** -0.5  # the layers' sum starts as large as one layer
     for layer in range(sizes.layers):
         new = {"norm_mix": ones(D), "norm_mlp": ones(D), "norm_head": ones(D // HEADS)}

@@ -73,7 +73,7 @@ class Result(NamedTuple):
 
 
 class NotRun(NamedTuple):
-    """One backend that did not run, and why. ``failed`` tells an error from a declared limit or a missing package."""
+    """One backend without a result, and why. ``failed`` tells a fault from a declared limit or a missing package."""
 
     backend: str
     reason: str
@@ -98,13 +98,13 @@ class Arrays(NamedTuple):
 
 def shipped_weights() -> dict[str, NDArray[np.float16]]:
     """The weights that ship with linattn, by name."""
-    with resources.files(__package__).joinpath("byte_lm.npz").open("rb") as file, np.load(file) as arrays:
+    with resources.files("linattn.demo").joinpath("byte_lm.npz").open("rb") as file, np.load(file) as arrays:
         return dict(arrays)
 
 
 def record() -> dict[str, Any]:
     """How the shipped weights were made and what they score on held-out text, as the training script wrote it."""
-    return json.loads(resources.files(__package__).joinpath("byte_lm.json").read_text())
+    return json.loads(resources.files("linattn.demo").joinpath("byte_lm.json").read_text())
 
 
 def run(
@@ -135,12 +135,16 @@ def run(
                 registry.load(name)  # raises the reason
             arrays = arrays_of(str(framework))
             result = scored(arrays, "float32", name, name)
-        except (BackendError, ModuleNotFoundError) as error:
-            yield NotRun(name, str(error))
+        except BackendError as error:
+            yield NotRun(name, str(error).rpartition(f"\n  {name}: ")[2])  # the backend's own words, without the call's sizes
         except Exception as error:  # a fault of one backend must not hide the others; the caller reports it as a failure
             yield NotRun(name, f"{type(error).__name__}: {error}", failed=True)
         else:
-            yield Result(name, arrays.where, result, float(np.abs(result.log_probs - truth.log_probs).max()))
+            difference = float(np.abs(result.log_probs - truth.log_probs).max())
+            if math.isfinite(difference):
+                yield Result(name, arrays.where, result, difference)
+            else:
+                yield NotRun(name, "gave log probabilities that are not finite", failed=True)
 
 
 def parts(backends: list[str] | None = None) -> list[tuple[str, str | None]]:
@@ -213,20 +217,32 @@ def score(
 
 def _log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # the caller looks for what is not finite
+        shifted -= shifted.max(axis=-1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def arrays_of(framework: str) -> Arrays:
-    """Arrays of a framework on its default device; PyTorch's are on a GPU if there is one."""
+    """Arrays of a framework on its default device; PyTorch's are on a GPU if there is one.
+
+    Raises:
+        BackendError: The framework is not installed, or not one that the demo knows.
+    """
     if framework not in _NAMESPACES:
-        raise ModuleNotFoundError(f"the demo cannot make {framework} arrays")
+        raise BackendError(f"the demo cannot make {framework} arrays")
     if importlib.util.find_spec(framework) is None:
-        raise ModuleNotFoundError(f"{framework} is not installed: pip install 'linattn[{framework}]'")
-    xp = importlib.import_module(_NAMESPACES[framework])
+        raise BackendError(f"{framework} is not installed: pip install 'linattn[{framework}]'")
+    xp: Any = importlib.import_module(_NAMESPACES[framework])
     if framework == "torch":
         device = "cuda" if xp.cuda.is_available() else "cpu"
-        return Arrays(f"torch {device}", lambda a: xp.from_numpy(a.copy()).to(device), lambda x: x.cpu().numpy())
+
+        def put(array: NDArray[Any]) -> Any:
+            return xp.from_numpy(array.copy()).to(device)
+
+        def get(tensor: Any) -> NDArray[Any]:
+            return tensor.cpu().numpy()
+
+        return Arrays(f"torch {device}", put, get)
     if framework == "jax":
         jax = importlib.import_module("jax")
         return Arrays(f"jax {jax.default_backend()}", xp.asarray, np.asarray, jax.jit)
