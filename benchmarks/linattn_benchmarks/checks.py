@@ -1,0 +1,130 @@
+"""Is what was timed right? One head group of the very call that is timed, against float64 on the same, rounded inputs.
+
+Heads do not mix, so a slice of the heads of every array gives the same slice of every output and gradient. The reference is
+the oracle, or for long sequences, where its token loop would take minutes, the PyTorch backend in float64. This guards the
+figures; whether a backend is right is what ``linattn conformance`` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from linattn.ops._family import operator_named
+from linattn.spec import Arg
+
+from .cases import Case
+from .environment import installed
+from .runners import RUNNERS, Outputs, Runner
+
+BOUND = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 2e-3, "float64": 1e-8}
+ORACLE_TOKENS = 4096
+
+
+def last_head(case: Case, arg: Arg, x: Any) -> Any:
+    """``x`` with the last query/key head, and the value heads that read it, alone."""
+    group = case.size["HV"] // case.size["H"]
+    width = {"H": 1, "HV": group}
+    return x[tuple(slice(-width[symbol], None) if symbol in width else slice(None) for symbol in arg.shapes[0])]
+
+
+def check(case: Case, runner: Runner, arrays: Mapping[str, Any], d_o: Any, outputs: Outputs) -> dict[str, Any]:
+    """Errors of every output, relative to its largest value, the largest of them and the bound."""
+    given = {arg.name: sliced(case, runner, arg, arrays[arg.name]) for arg in case.arrays}
+    if case.state:
+        given["initial_state"] = sliced_state(case, runner, arrays["initial_state"])
+    values = next(arg for arg in case.arrays if arg.name == "v")
+    source, expected = reference(case, given, sliced(case, runner, values, d_o))
+    found = flatten(case, runner, outputs)
+    errors = {name: relative_error(found[name], flat) for name, flat in expected.items()}
+    bound = max(BOUND[case.dtype], BOUND[case.gate_dtype])
+    return {
+        "worst": max(errors.values()),
+        "bound": bound,
+        "ok": all(error <= bound for error in errors.values()),
+        "outputs": errors,
+        "reference": source,
+        "heads": case.size["HV"] // case.size["H"],
+    }
+
+
+def sliced(case: Case, runner: Runner, arg: Arg, x: Any) -> np.ndarray:
+    """The checked part of an array, in float64."""
+    return runner.numpy(last_head(case, arg, x))
+
+
+def sliced_state(case: Case, runner: Runner, state: Any) -> Any:
+    """The checked part of a state, of one array or several."""
+    parts = state if isinstance(state, tuple) else (state,)
+    cut = [sliced(case, runner, arg, x) for arg, x in zip(case.state, parts, strict=True)]
+    if case.spec.state_type is None:
+        return cut[0]
+    whole = [x.astype(np.int32) if arg.role == "index" else x for arg, x in zip(case.state, cut, strict=True)]
+    return case.spec.state_type(*whole)
+
+
+def flatten(case: Case, runner: Runner, outputs: Outputs) -> dict[str, np.ndarray]:
+    """The checked part of every output, arrays of a state apart."""
+    args = {arg.name: arg for arg in case.arrays}
+    found = {}
+    for name, x in outputs.items():
+        if name == "final_state":
+            found |= state_leaves(case, sliced_state(case, runner, x))
+        else:
+            found[name] = sliced(case, runner, args["v" if name == "o" else name[1:]], x)
+    return found
+
+
+def state_leaves(case: Case, state: Any) -> dict[str, np.ndarray]:
+    """Arrays of a final state by name."""
+    parts = state if isinstance(state, tuple) else (state,)
+    return {arg.name.replace("initial", "final"): np.asarray(x) for arg, x in zip(case.state, parts, strict=True)}
+
+
+def reference(case: Case, given: dict[str, Any], d_o: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
+    """What computed the right outputs, and the outputs."""
+    long = case.size["B"] * case.size["T"] > ORACLE_TOKENS
+    if long and installed("torch") and not case.state:
+        return "torch, float64", by_torch(case, given, d_o)
+    return "oracle, float64", by_oracle(case, given, d_o)
+
+
+def by_oracle(case: Case, given: dict[str, Any], d_o: np.ndarray) -> dict[str, np.ndarray]:
+    """The definition."""
+    from linattn_backends.numpy import NumpyBackend
+
+    o, state = operator_named(case.operator)(**given, **case.options, backend="numpy")
+    expected = {"o": o} | ({} if state is None else state_leaves(case, state))
+    if case.what != "fwdbwd":
+        return expected
+    absent = dict.fromkeys((*case.spec.keyword_arrays, *(arg.name for arg in case.spec.args)))
+    options = {option.name: option.default for option in case.spec.options} | case.options
+    gradients = NumpyBackend().vjp(case.spec.name, absent | given, options, d_o, None)
+    return expected | {f"d{name}": gradients[name] for name in given}
+
+
+def by_torch(case: Case, given: dict[str, Any], d_o: np.ndarray) -> dict[str, np.ndarray]:
+    """The chunk form of the PyTorch backend, in float64."""
+    device = case.device if RUNNERS["torch"](case.device).refusal() is None else "cpu"
+    runner = RUNNERS["torch"](device)
+    operator = operator_named(f"chunk_{case.spec.name}")
+
+    def function(arrays: dict[str, Any]) -> tuple[Any, Any]:
+        return operator(**arrays, **case.options, backend="torch")
+
+    arrays = {name: runner.array(x, "float64") for name, x in given.items()}
+    if case.what == "fwdbwd":
+        call = runner.forward_backward(function, arrays, runner.array(d_o, "float64"))
+    else:
+        call = runner.forward(function, arrays)
+    return {name: runner.numpy(x) for name, x in call().items()}
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over largest value; infinite for another shape and for anything that is not finite."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return math.inf
+    scale = np.abs(expected).max(initial=0.0)
+    return float(np.abs(found - expected).max(initial=0.0) / (scale or 1.0))
