@@ -118,9 +118,7 @@ class Case:
         return Case(**{**fields, "sizes": tuple(sizes.items())})
 
 
-def cases(
-    operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mapping[str, int]], **settings: Any
-) -> list[Case]:
+def cases(operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mapping[str, int]], **settings: Any) -> list[Case]:
     """Every combination. A family's decoding step is one, whichever of its forms was named."""
     found = []
     for name, sizes, what in itertools.product(operators, shapes, whats):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,7 @@ STATUS = Path("/proc/self/status")
 
 
 def wall_times(call: Callable[[], Any], seconds: float = 1.0, least: int = 5, most: int = 10_000) -> list[float]:
-    """Milliseconds of calls, one by one, after one to warm up: as many as fit, ``least`` unless that takes ten times as long."""
+    """Milliseconds of calls, one by one, after one to warm up: as many as fit; ``least``, or 3 if that takes too long."""
     call()
     times: list[float] = []
     begin = time.perf_counter()
@@ -37,6 +40,7 @@ def spread(times: list[float]) -> dict[str, float | int]:
 
 def resident_peak(call: Callable[[], Any]) -> int | None:
     """Bytes by which the resident memory of this process rose at most during a call; None where the system cannot say."""
+    release_free_memory()
     try:
         CLEAR_REFS.write_text("5")  # the high-water mark starts again from here
     except OSError:
@@ -46,6 +50,13 @@ def resident_peak(call: Callable[[], Any]) -> int | None:
     peak = status_bytes("VmHWM") - before
     del result
     return max(peak, 0)
+
+
+def release_free_memory() -> None:
+    """Give what the allocator keeps back to the system, so that a call that uses it again is seen to (glibc only)."""
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def status_bytes(field: str) -> int:

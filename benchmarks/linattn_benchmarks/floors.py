@@ -3,9 +3,9 @@
 Forward: every array is read once and the output written once. Backward, in two sweeps because the state runs forwards for
 ``dq`` and backwards for the others: the first reads all but the queries and writes ``dq``; the second reads everything, and
 ``dq`` again if there is a gate (``dG = q ∘ dq − k ∘ dk``), and writes the other gradients. A decoding step reads and writes
-the state. In ``K = V`` and bf16 this is ``2(2K+2V) + γ`` bytes per token and value head forward, ``γ`` the bytes of the gates.
+the state. In bf16 this is ``2(2K+2V) + γ`` bytes per token and head forward, ``γ`` the bytes of the gates.
 
-Operations are those of the chunk form with chunks of 64 (``mixed_attn``: its own), whatever form is timed; two per multiply-add.
+Operations are those of the chunk form with chunks of 64 (``mixed_attn``: its own), whatever form is timed. A multiply-add is two.
 """
 
 from __future__ import annotations
