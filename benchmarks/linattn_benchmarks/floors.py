@@ -5,7 +5,7 @@ Forward: every array is read once and the output written once. Backward, in two 
 ``dq`` again if there is a gate (``dG = q ∘ dq − k ∘ dk``), and writes the other gradients. A decoding step reads and writes
 the state. In bf16 this is ``2(2K+2V) + γ`` bytes per token and head forward, ``γ`` the bytes of the gates.
 
-Operations are those of the chunk form with chunks of 64 (``mixed_attn``: its own), whatever form is timed. A multiply-add is two.
+Operations are those of the chunk form with chunks of 64 (``mixed_attn``: its own), whatever is timed; a multiply-add is two.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.axisbelow": True,
     "axes.grid": True,
     "grid.color": "#dee2e6",
     "grid.linewidth": 0.6,
@@ -79,7 +80,9 @@ def time_against_length(key: tuple[str, str, str], rows: Sequence[Row], colours:
     axes.set(xscale="log", yscale="log", xlabel="T (tokens)", ylabel="ms", title=" · ".join(key))
     axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
     axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend()
     return figure
 
@@ -100,14 +103,16 @@ def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
     for y, (name, row) in enumerate(lines):
         if row is None:
             continue
-        axes.barh(y, row["ratio"], left=0, height=0.75, color=COLOURS[colours[name] % len(COLOURS)])
-        axes.annotate(f"{row['ratio']:.3g}", (row["ratio"], y), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.barh(y, row["ratio"] - 1, left=1, height=0.75, color=COLOURS[colours[name] % len(COLOURS)])
+        axes.annotate(
+            f"{row['ratio']:.3g}", (max(row["ratio"], 1), y), (3, 0), textcoords="offset points", va="center", fontsize=8
+        )
     axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize=8)
     for text, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
         text.set_fontweight("bold" if row is None else "normal")
     axes.set(xscale="log", xlabel="median time ÷ floor (1 is the best possible; logarithmic)", ylim=(len(lines) - 0.4, -0.8))
     ratios = [row["ratio"] for row in rows]
-    axes.set_xlim(min(0.8, *ratios) if len(ratios) > 1 else min(0.8, ratios[0]), max(ratios) * 2)
+    axes.set_xlim(min([0.8, *(ratio / 1.2 for ratio in ratios)]), max([2, *ratios]) * 1.6)
     axes.xaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -263,7 +263,7 @@ class Softmax(Peer):
         return ["q", "k", "v"]
 
     def note(self, case: Case) -> str | None:
-        return "another function, for scale: not checked"
+        return "another function of the same arrays, for scale; not checked, and the floor is the linear operator's"
 
     def function(self, case: Case) -> Function:
         from torch.nn.functional import scaled_dot_product_attention
