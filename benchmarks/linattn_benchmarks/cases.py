@@ -14,7 +14,6 @@ from linattn.ops._family import operator_named
 from linattn.spec import SYMBOLS, Arg, OpSpec
 
 WHAT = ("fwd", "fwdbwd", "decode")
-DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4}
 
 GATES = {"weak": 1 / 64, "model": 1.0, "strong": 8.0}

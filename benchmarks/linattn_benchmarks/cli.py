@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from linattn.cli import SHORT_DTYPES
 from linattn.errors import LinattnError, OptionError
 from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
@@ -57,8 +58,8 @@ def bench(
             return
         settings = {
             "device": device,
-            "dtype": dtype_named(dtype),
-            "gate_dtype": dtype_named(gate_dtype),
+            "dtype": dtype_named("--dtype", dtype),
+            "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
             "gates": one_of("--gates", gates, GATES),
             "seed": secrets.randbits(32) if seed is None else seed,
         }
@@ -118,11 +119,9 @@ def one_of(flag: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
-def dtype_named(name: str) -> str:
+def dtype_named(flag: str, name: str) -> str:
     """The full name of a float dtype."""
-    from .cases import DTYPES
-
-    return one_of("--dtype", DTYPES.get(name, name), FLOAT_DTYPES) if name not in DTYPES else DTYPES[name]
+    return one_of(flag, SHORT_DTYPES.get(name, name), FLOAT_DTYPES)
 
 
 def default_shapes(device: str) -> Sequence[str]:
