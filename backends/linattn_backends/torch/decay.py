@@ -70,8 +70,7 @@ class ScalarDecay:
         P, Q = g[..., 0].clone(), torch.zeros_like(g[..., 0])
         b = 1
         while b < C:
-            left, right = _halves(P, b)
-            torch.add(right[..., :, None], _halves(Q, b)[0][..., None, :], out=_corner(sums, b))
+            torch.add(_halves(P, b)[1][..., :, None], _halves(Q, b)[0][..., None, :], out=_corner(sums, b))
             _grow(P, None, Q, b)
             b *= 2
         self.gamma = sums.exp_()
@@ -105,7 +104,7 @@ class ScalarDecay:
         return (*_product_backward(decayed, readers, writers), dg)
 
     def _gate(self, flow: Tensor | None, edges: Edges) -> Tensor:
-        """``dg[r]``: flows of the pairs ``s < r ≤ t``, of the state read at ``t ≥ r``, of tokens ``s < r`` kept, and the total."""
+        """``dg[r]``: flows of pairs ``s < r ≤ t``, of the state read at ``t ≥ r``, of tokens ``s < r`` kept, of the total."""
         M, C = self.shape
         dg = self.start.new_zeros(M, C)
         if flow is not None:
@@ -126,7 +125,7 @@ class VectorDecay:
 
     def __init__(self, g: Tensor, inclusive: bool = True, exclusive: bool = False):
         """Build the factors of every level; ``inclusive`` and ``exclusive`` say which kinds of reader there are."""
-        M, C, W = self.shape = g.shape
+        _, C, _ = self.shape = g.shape
         self.leaf = leaf_of(g)
         P = g.clone()
         X = torch.zeros_like(g) if exclusive else None
@@ -296,7 +295,7 @@ class VectorDecay:
             return total.expand(self.shape).clone() if dP is None else dP + total
         L, W = self.leaf, self.shape[2]
         after = torch.ones(L, L, dtype=dQ.dtype, device=dQ.device).triu()  # [r, t]: r ≤ t
-        before = (1 - after)
+        before = 1 - after
         near = torch.arange(L, device=dQ.device)[:, None] < L // 2  # sum from the nearer end
         dg = (before @ dQ.view(-1, L, W)).add_(total.reshape(-1, 1, W))
         if dP is not None:

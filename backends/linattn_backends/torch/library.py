@@ -54,9 +54,7 @@ def _layout(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: i
     return Layout(form, B, T, H, v.shape[2], cu_seqlens, chunk, q.device)
 
 
-def _sizes(
-    form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sizes(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the final states and of the checkpoints."""
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
@@ -141,9 +139,7 @@ def matrix_state_backward(
     arrays = _wide(named)
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
-    grads = {
-        name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"
-    }
+    grads = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"}
     if u is not None:
         grads["u"] = u.new_zeros(u.shape, dtype=dtype)
     dinitial = None
