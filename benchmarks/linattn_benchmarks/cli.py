@@ -53,6 +53,7 @@ def bench(
 ) -> None:
     """Time operators against the device's own limits and against other libraries; check what is timed."""
     try:
+        limit_threads(threads)
         if operators[0] in NAMED:
             named(operators, out, html, png)
             return
@@ -65,7 +66,6 @@ def bench(
         }
         chosen = wanted_cases(operators, what, shape or default_shapes(device), settings)
         timed = wanted_subjects(backend or ["auto"], framework, peers)
-        limit_threads(threads)
         document = measure(chosen, timed, seconds, fresh, out)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
@@ -109,7 +109,7 @@ def torch_cpu(target: Path) -> None:
         from . import torch_cpu as benchmark
     except ImportError as error:
         raise OptionError(f"torch-cpu cannot run: {error}; pip install 'linattn[torch,bench]'") from error
-    benchmark.run(target)
+    write(target, "torch-cpu", benchmark.run(target))
 
 
 def one_of(flag: str, value: str, known: Sequence[str]) -> str:

@@ -39,8 +39,14 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": load(),
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
     }
+
+
+def load() -> float | None:
+    """How many processes want to run, over the last minute."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def installed(name: str) -> str | None:
