@@ -7,13 +7,11 @@ stevedore. A plug-in that fails stays in the list with its error: it never break
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import inspect
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import (
     BackendConflict,
@@ -25,6 +23,9 @@ from .errors import (
 )
 from .plugin import API_VERSION, FORMS, Backend
 from .spec import FAMILIES, OpSpec
+
+if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
 
@@ -43,7 +44,7 @@ class Record:
     """
 
     name: str
-    entry_points: list[importlib.metadata.EntryPoint] = field(default_factory=lambda: [])
+    entry_points: list[EntryPoint] = field(default_factory=lambda: [])
     error: BackendError | None = None
 
     @property
@@ -72,7 +73,7 @@ class Registry:
     def records(self) -> dict[str, Record]:
         """Every known backend by name; discovered on first use."""
         if self._records is None:
-            self._records = _discover(importlib.metadata.entry_points(group=GROUP))
+            self._records = _discover()
         return self._records
 
     def refresh(self) -> None:
@@ -100,7 +101,7 @@ class Registry:
                 f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
             )
         del self.records[name], self.loaded[name]
-        found = _discover(importlib.metadata.entry_points(group=GROUP))
+        found = _discover()
         if name in found:
             self.records[name] = found[name]
         self.generation += 1
@@ -128,17 +129,19 @@ class Registry:
         return self.loaded[name]
 
 
-def _discover(entry_points: Iterable[importlib.metadata.EntryPoint]) -> dict[str, Record]:
+def _discover() -> dict[str, Record]:
     """Group entry points by name, whatever their order; an editable install may list one twice."""
+    from importlib.metadata import entry_points
+
     records: dict[str, Record] = {}
-    for ep in entry_points:
+    for ep in entry_points(group=GROUP):
         found = records.setdefault(ep.name, Record(ep.name)).entry_points
         if (_distribution(ep), ep.value) not in {(_distribution(other), other.value) for other in found}:
             found.append(ep)
     return records
 
 
-def _distribution(ep: importlib.metadata.EntryPoint) -> str:
+def _distribution(ep: EntryPoint) -> str:
     return "an unknown distribution" if ep.dist is None else f"{ep.dist.name} {ep.dist.version}"
 
 
@@ -159,7 +162,7 @@ def _load(record: Record) -> Backend:
     return backend
 
 
-def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
+def _refuse_other_versions(ep: EntryPoint) -> None:
     """A distribution's requirement on linattn is its API specifier, and can be read before anything is imported."""
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -176,13 +179,13 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
             )
 
 
-def _import(ep: importlib.metadata.EntryPoint) -> Backend:
+def _import(ep: EntryPoint) -> Backend:
     """Let stevedore import and create the one chosen plug-in; report what went wrong as this plug-in's error."""
     from stevedore.extension import ExtensionManager
 
     class OneEntryPoint(ExtensionManager[Any]):
         # stevedore's own listing may come from a stale disk cache
-        def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        def list_entry_points(self) -> list[EntryPoint]:
             return [ep]
 
     failures: list[BaseException] = []
