@@ -36,8 +36,14 @@ class State:
         from .runner import Result, Runner
 
         option = config.getoption
-        self.profile, self.patterns, self.path = option("--linattn-profile"), option("--linattn-case"), option("--linattn-report")
-        self.runner = Runner(cli.resolve(option("--linattn-backend")), option("--linattn-framework"), option("--linattn-device"))
+        self.profile, self.patterns, self.path = (
+            option("--linattn-profile"),
+            option("--linattn-case"),
+            option("--linattn-report"),
+        )
+        self.runner = Runner(
+            cli.resolve(option("--linattn-backend")), option("--linattn-framework"), option("--linattn-device")
+        )
         known = option("--linattn-known-failures")
         self.known = known_failures.load(Path(known)) if known else []
         self.manifest = manifest.load()
