@@ -101,3 +101,9 @@ def test_pytest_exits_with_the_verdict_whatever_it_ran(tmp_path):
     assert done.returncode == 1
     assert "linattn verdict: not conformant: core" in done.stdout
     assert json.loads(path.read_text())["verdict"]["outcome"] == "not conformant"
+
+
+def test_pytest_says_what_is_wrong_with_the_options():
+    done = plugin("--linattn-backend", "nunpy")
+    assert done.returncode == 4
+    assert "did you mean 'numpy'?" in done.stderr
