@@ -1,4 +1,4 @@
-"""Writes the public API as text: every name with its signature, every family, every method of the plug-in contract, every command.
+"""Writes the public API as text: names with signatures, families, the methods of the plug-in contract, commands.
 
 ``python tests/api/public_api.py`` rewrites ``public_api.txt``. Its diff is judged against docs/stability.md.
 """
