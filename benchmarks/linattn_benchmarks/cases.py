@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -178,6 +179,7 @@ class Inputs:
     d_o: np.ndarray
 
 
+@functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
 def draw(case: Case) -> Inputs:
     """Fresh random arrays from the case's seed; gates are never zero, keys of the delta families have unit length."""
     rng = np.random.default_rng(case.seed)

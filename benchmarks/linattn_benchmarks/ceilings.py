@@ -29,6 +29,7 @@ def measure(device: str, dtype: str) -> dict[str, Any]:
     return {
         "device": device,
         "name": device_name(device),
+        "cuda": cuda_version() if device == "cuda" else None,
         "threads": threads(),
         "load": load(),
         "copy_bytes_per_s": copy_rate(runner),
@@ -65,6 +66,13 @@ def device_name(device: str) -> str:
 
         return torch.cuda.get_device_name()
     return processor() or platform.machine()
+
+
+def cuda_version() -> str | None:
+    """Of the toolkit that torch was built with."""
+    import torch
+
+    return torch.version.cuda
 
 
 def threads() -> int | None:
