@@ -2,6 +2,7 @@
 
 import doctest
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,12 @@ FLAGS = doctest.ELLIPSIS
 
 
 def run_session(example: Example) -> str | None:
-    """Run the ``$`` lines of a console block; each is followed by what it prints, ``...`` for anything."""
+    """Run the ``$`` lines of a console block; each is followed by what it prints, ``...`` for anything.
+
+    Python blocks of the page that start with a comment such as ``# loop.py`` are there as files.
+    """
+    for name, text in re.findall(r"^```python\n(?=# (\w+\.py)\n)(.*?)^```", example.document.text, re.MULTILINE | re.DOTALL):
+        (Path(example.namespace["folder"]) / name).write_text(text, encoding="utf-8")
     for command, expected in commands(example.parsed):
         done = subprocess.run(
             ["bash", "-c", command],

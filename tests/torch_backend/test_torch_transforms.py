@@ -3,6 +3,7 @@
 import linattn
 import pytest
 import torch
+import torch._dynamo.testing
 from linattn_backends.torch import TorchBackend
 from linattn_backends.torch.library import matrix_state, matrix_state_backward
 from linattn_backends.torch.mixed import mixed
@@ -70,13 +71,15 @@ def test_dynamic_length_compiles_once(variant):
         return run("chunk", family, dict(zip(arrays, values, strict=True)), options)[0]
 
     compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
+    counts = []
     for T in (30, 70, 600, 1100):
         _, more, _ = draw(variant, T, state=False)
         values = [x.requires_grad_() for x in more.values()]
         found, expected = compiled(*values), call(*values)
         close([found], [expected.detach()])
         close(torch.autograd.grad(found.sum(), values[:3]), torch.autograd.grad(call(*values).sum(), values[:3]))
-    assert counter.frame_count == 1
+        counts.append(counter.frame_count)
+    assert counts == counts[:1] * 4
 
 
 @pytest.mark.parametrize("variant", SOME)
@@ -146,8 +149,10 @@ def test_second_derivative_is_refused():
     (first,) = torch.autograd.grad(loss(*x), x[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="not itself differentiable"):
         torch.autograd.grad(first.sum(), x[1])
+    once = torch.func.grad(loss)
+    twice = torch.func.grad(lambda *y: once(*y).sum())
     with pytest.raises(RuntimeError, match="not itself differentiable"):
-        torch.func.hessian(loss)(*(y.detach() for y in wrt))
+        twice(*(y.detach() for y in wrt))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -201,8 +206,7 @@ def test_autocast_changes_nothing(variant, T):
             name: torch.ones(y.shape, dtype=torch.float64) for name, y in outputs(run(form, family, arrays, options)).items()
         }
         expected, dexpected = gradients(form, family, arrays, options, weights)
-        with torch.autocast("cpu", torch.bfloat16):
-            found, dfound = gradients(form, family, arrays, options, weights)
+        found, dfound = gradients(form, family, arrays, options, weights, autocast=True)
         for name, y in {**expected, **dexpected}.items():
             z = {**found, **dfound}[name]
             assert torch.equal(z, y), name

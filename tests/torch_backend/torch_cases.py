@@ -130,12 +130,13 @@ def outputs(result: tuple[Any, Any]) -> dict[str, Tensor]:
     return leaves({"o": o, "final_state": state} if state is not None else {"o": o})
 
 
-def gradients(form, family, arrays, options, weights):
-    """Gradients of every float array for the given gradients of the outputs."""
+def gradients(form, family, arrays, options, weights, autocast=False):
+    """Gradients of every float array for the given gradients of the outputs; ``autocast`` covers the forward pass only."""
     wrt = leaves(arrays)
     for x in wrt.values():
         x.requires_grad_()
-    found = outputs(run(form, family, arrays, options))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = outputs(run(form, family, arrays, options))
     loss = sum((found[name].double() * weights[name]).sum() for name in found)
     grads = torch.autograd.grad(loss, list(wrt.values()), allow_unused=True)
     return found, {name: torch.zeros_like(x) if d is None else d for (name, x), d in zip(wrt.items(), grads, strict=True)}

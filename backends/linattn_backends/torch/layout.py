@@ -2,7 +2,7 @@
 
 A segment is a run of chunks that is worked on at once, copied into ``[Z, n, C, W]`` buffers of the accumulation dtype (``Z``
 batch entries times value heads, ``n`` chunks, ``C`` tokens). Everything larger than the inputs is as large as one segment, so
-time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, segments, HV, K, V]``.
+time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, HV, segments·K, V]``.
 
 Packed sequences are chunked one by one; chunks of several sequences share a segment. A padding token has zeros for every
 operand and gate, and leaves the state alone.
