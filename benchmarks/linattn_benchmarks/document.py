@@ -51,10 +51,38 @@ def overhead(results: dict[str, Any]) -> str:
 
 
 def operators(results: dict[str, Any]) -> str:
-    """Rows of the general benchmark."""
-    notes = {row["note"]: table.library(row) for row in results["rows"] if row["note"] and row["ms"]}
-    text = [f"{table.ceilings(results['ceilings'])}.", table.markdown(results["rows"])]
-    return "\n\n".join(text + [f"{library}: {note}." for note, library in notes.items()])
+    """Rows of the general benchmark that were checked: what serves for scale is in the plot."""
+    rows = [row for row in results["rows"] if row["error"]]
+    shapes = dict.fromkeys(plain(row) for row in rows)
+    lines = [
+        (
+            f"`{row['operator']}`",
+            row["what"],
+            *([] if len(shapes) == 1 else [plain(row)]),
+            row["case"]["sizes"]["T"],
+            table.library(row),
+            *(cell for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES),
+        )
+        for row in rows
+    ]
+    head = ("operator", "what", *([] if len(shapes) == 1 else ["shape"]), "T", "library", *FIGURES)
+    sizes = f" {next(iter(shapes))}." if len(shapes) == 1 else ""
+    return f"{table.ceilings(results['ceilings'])}.{sizes} {dtypes(rows)}\n\n{grid(head, lines)}"
+
+
+FIGURES = ("ms", "× floor", "first call", "peak", "error")
+
+
+def plain(row: dict[str, Any]) -> str:
+    """The sizes that every family has, without T."""
+    sizes = row["case"]["sizes"]
+    return " ".join(f"{symbol}{sizes[symbol]}" for symbol in ("B", "H", "K", "V"))
+
+
+def dtypes(rows: list[dict[str, Any]]) -> str:
+    """Dtypes and gates of the rows."""
+    cases = {(row["case"]["dtype"], row["case"]["gate_dtype"], row["case"]["gates"]) for row in rows}
+    return " ".join(f"Operands {dtype}, gates {gate_dtype}, {gates}." for dtype, gate_dtype, gates in sorted(cases))
 
 
 def torch_cpu(results: dict[str, Any]) -> str:
