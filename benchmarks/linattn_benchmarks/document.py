@@ -60,14 +60,19 @@ def operators(results: dict[str, Any]) -> str:
             row["what"],
             *([] if len(shapes) == 1 else [plain(row)]),
             row["case"]["sizes"]["T"],
-            table.library(row),
-            *(cell for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES),
+            row["backend"] or row["library"],
+            *(unbroken(cell) for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES),
         )
         for row in rows
     ]
-    head = ("operator", "what", *([] if len(shapes) == 1 else ["shape"]), "T", "library", *FIGURES)
+    head = ("operator", "what", *([] if len(shapes) == 1 else ["shape"]), "T", "backend", *FIGURES)
     sizes = f" {next(iter(shapes))}." if len(shapes) == 1 else ""
     return f"{table.ceilings(results['ceilings'])}.{sizes} {dtypes(rows)}\n\n{grid(head, lines)}"
+
+
+def unbroken(cell: str) -> str:
+    """A figure that stays on one line."""
+    return cell.replace(" ", "\u00a0").replace("-", "\u2011")
 
 
 FIGURES = ("ms", "× floor", "first call", "peak", "error")
