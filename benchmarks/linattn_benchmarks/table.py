@@ -87,7 +87,8 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 def ceilings(measured: dict[str, Any]) -> str:
     """What the floors were computed with."""
     copy, rate = measured["copy_bytes_per_s"] / 1e9, measured["matmul_flops_per_s"] / 1e12
-    threads = f", {measured['threads']} threads" if measured["threads"] and measured["device"] == "cpu" else ""
+    plural = "" if measured["threads"] == 1 else "s"
+    threads = f", {measured['threads']} thread{plural}" if measured["threads"] and measured["device"] == "cpu" else ""
     load = f", load {measured['load']:.1f}" if measured["load"] is not None and measured["device"] == "cpu" else ""
     return (
         f"{measured['name']} ({measured['device']}{threads}{load}): copy {copy:.4g} GB/s, "
