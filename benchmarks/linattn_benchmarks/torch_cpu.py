@@ -165,8 +165,8 @@ def decode() -> dict[str, Any]:
 
 def run(out_path: str | Path, quick: bool = False) -> dict[str, Any]:
     """Measure everything and write ``out_path``."""
-    families = ("gla",) if quick else FAMILIES
-    lengths = (2048, 8192) if quick else (2048, 8192, 16384, 65536)
+    families = ("gla", "gla_strong", "simple_gla", "kda") if quick else FAMILIES
+    lengths = (2048, 8192, 65536) if quick else (2048, 8192, 16384, 65536)
     result = {
         "shape": SHAPE,
         "chunk": C,

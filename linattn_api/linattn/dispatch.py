@@ -287,7 +287,7 @@ def _look_up(
 ) -> _Decided:
     """The memoised decision for an eager call."""
     context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    wanted = tuple(backend) if type(backend) is list else backend  # hashable
+    wanted = tuple(backend) if isinstance(backend, list) else backend  # hashable
     key = decided = None
     try:
         options = [keywords[name] for name in spec.option_names]
