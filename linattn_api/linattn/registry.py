@@ -59,7 +59,7 @@ class Record:
     @property
     def built_in(self) -> bool:
         """True for a backend that ships with linattn."""
-        return any(ep.dist is not None and ep.dist.name == "linattn" for ep in self.entry_points)
+        return any(_is_built_in(ep) for ep in self.entry_points)
 
 
 class Registry:
@@ -119,12 +119,24 @@ class Registry:
             raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
         return self.records[name]
 
-    def load(self, name: str) -> Backend:
-        """The backend of that name, imported on first use. The error that made it unusable is raised every time."""
+    def load(self, name: str, *, auto: bool = False) -> Backend:
+        """The backend of that name, imported on first use. The error that made it unusable is raised every time.
+
+        Args:
+            name: Its name.
+            auto: Nobody asked for it by name: where a package claims the name of a built-in backend, the built-in one is meant,
+                because installing a package never changes a call that worked.
+        """
         record = self.record(name)
+        claims = [ep for ep in record.entry_points if _is_built_in(ep)] if auto and record.built_in else record.entry_points
+        if len(claims) > 1:
+            raise BackendConflict(
+                f"backend {name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
+                "linattn.register_backend(..., replace=True)"
+            )
         if name not in self.loaded and record.error is None:
             try:
-                self.loaded.setdefault(name, _load(record))  # two threads that load at once end with one object
+                self.loaded.setdefault(name, _load(name, claims[0]))  # two threads that load at once end with one object
             except BackendError as error:
                 record.error = error
                 if isinstance(error, BackendLoadError) and not record.built_in:
@@ -146,23 +158,21 @@ def _discover() -> dict[str, Record]:
     return records
 
 
+def _is_built_in(ep: EntryPoint) -> bool:
+    return ep.dist is not None and ep.dist.name == "linattn"
+
+
 def _distribution(ep: EntryPoint) -> str:
     return "an unknown distribution" if ep.dist is None else f"{ep.dist.name} {ep.dist.version}"
 
 
-def _load(record: Record) -> Backend:
-    if len(record.entry_points) > 1:
-        raise BackendConflict(
-            f"backend {record.name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
-            "linattn.register_backend(..., replace=True)"
-        )
-    (ep,) = record.entry_points
+def _load(name: str, ep: EntryPoint) -> Backend:
     _refuse_other_versions(ep)
     backend = _import(ep)
     check_contract(backend)
-    if backend.name != record.name:
+    if backend.name != name:
         raise BackendContractError(
-            f"entry point {record.name!r} of {record.origin} gives a backend named {backend.name!r}: expected the same name"
+            f"entry point {name!r} of {_distribution(ep)} gives a backend named {backend.name!r}: expected the same name"
         )
     return backend
 

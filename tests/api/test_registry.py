@@ -118,6 +118,15 @@ def test_two_distributions_with_one_name(install, call):
     assert linattn.explain("chunk_gla", *call, backend="acme").backend == "acme"
 
 
+def test_a_package_that_claims_a_built_in_name_changes_no_call(install, call):
+    before = linattn.explain("chunk_gla", *call)
+    install("acme", name="numpy")
+    assert linattn.explain("chunk_gla", *call) == before
+    linattn.chunk_gla(*call)
+    with pytest.raises(errors.BackendConflict, match=f"'numpy' is claimed by acme 1.2 and linattn {API_VERSION}"):
+        linattn.chunk_gla(*call, backend="numpy")
+
+
 def test_another_api_major_is_refused_before_its_import(install, call):
     install("acme", source="raise AssertionError('imported')", requires="linattn>=2,<3")
     with pytest.raises(errors.BackendVersionError) as caught:
