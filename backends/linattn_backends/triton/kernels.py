@@ -1,0 +1,434 @@
+"""Chunk kernels of the families with a diagonal gate: ``linear_attn``, ``simple_gla``, ``gla``, ``rwkv6``.
+
+In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
+
+    states     S' = Diag(e^{G_C}) S + (k ∘ e^{G_C - G})ᵀ v              stored at every chunk's start
+      reverse  dS = Diag(e^{G_C}) dS' + scale (q ∘ e^G)ᵀ do             stored at every chunk's end
+    outputs    o  = scale (A v + (q ∘ e^G) S),   A_ts = Σ_k q_t k_s e^{G_t - G_s}, s ≤ t
+      reverse  dv = scale Aᵀ do + (k ∘ e^{G_C - G}) dS'
+    gradients  dq = scale (dA (k e^{-G})  + do Sᵀ) e^{G},  dA = do vᵀ, s ≤ t
+               dk = scale dAᵀ (q e^{G}) e^{-G} + (v dS'ᵀ) e^{G_C - G}
+               dg_j = Σ_{s<j≤t} (scale A ∘ dA)_ts + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
+
+``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
+replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
+
+Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar) or 2 (a vector).
+"""
+
+import triton
+import triton.language as tl
+
+from .tiles import (
+    LOG2E,
+    decay_matrix,
+    levels_mask,
+    load_gate,
+    load_tile,
+    product,
+    row_gate,
+    times,
+    total,
+    total_right,
+    vector_scores,
+)
+
+__all__ = ["carries", "gradients", "outputs", "states"]
+
+
+@triton.jit
+def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
+    """Piece ``i`` (a chunk or a segment): its sequence, its number in it, first token, length, and batch row."""
+    if PACKED:
+        n = tl.load(owner + i).to(tl.int64)
+        piece = i - tl.load(first + n)
+        start = tl.load(cu + n).to(tl.int64)
+        length = tl.load(cu + n + 1).to(tl.int64) - start
+        return n, piece, start, length, n * 0
+    n = (i // PER).to(tl.int64)
+    return n, i % PER, n * 0, n * 0 + T, n
+
+
+@triton.jit
+def states(
+    x, y, g, start, end, decay, kept,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
+
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. A segment is ``SEGMENT`` chunks of one sequence; ``WHOLE`` says that it is
+    the sequence. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    i = pid // (NV * NK * HV)
+    if PACKED and WHOLE:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+        chunk0 = tl.load(chunk_first + n).to(tl.int64)
+    else:
+        if PACKED:
+            if tl.load(owner + i) >= N:
+                return
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        if PACKED:
+            chunk0 = tl.load(chunk_first + n).to(tl.int64)
+        else:
+            chunk0 = n * ((T + C - 1) // C)
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    low = piece * SEGMENT
+    high = tl.minimum(low + SEGMENT, chunks)
+
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    x += b * xb + bos * xt + (hv // GROUP).to(tl.int64) * xh
+    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    sum_g = tl.zeros((BK,), tl.float32)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    for step in range(low, high):
+        chunk = step
+        if REVERSE:
+            chunk = low + high - 1 - step
+        rows = chunk * C + tl.arange(0, C)
+        if KEEP:
+            p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
+            tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
+        bx = load_tile(x, rows, xt, columns_k, L, K, BK)
+        by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        if REVERSE:
+            xd = bx.to(tl.float32) * scale
+        else:
+            xd = bx.to(tl.float32)
+        if GATE == 1:
+            bg = row_gate(g, rows, gt, L)
+            if REVERSE:
+                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
+            else:
+                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
+            xd = xd * tl.exp2(E * LOG2E)[:, None]
+            all = tl.sum(bg, 0)
+            S = S * tl.exp2(all * LOG2E)
+            sum_g += all
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if not REVERSE:
+                E = total(j > t, bg, SPLIT)
+            elif EXCLUSIVE:
+                E = total(j < t, bg, SPLIT)
+            else:
+                E = total(j <= t, bg, SPLIT)
+            xd = xd * tl.exp2(E * LOG2E)
+            all = tl.sum(bg.to(tl.float32), 0)
+            S = S * tl.exp2(all * LOG2E)[:, None]
+            sum_g += all
+        S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
+    if END:
+        tl.store(end + at + tile, S, mask=inside)
+        if GATE > 0 and not WHOLE and iv == 0:
+            p = decay + (i.to(tl.int64) * HV + hv) * K
+            tl.store(p + columns_k, sum_g, mask=columns_k < K)
+
+
+@triton.jit
+def carries(
+    local, decay, start, end, first, PER, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+):  # fmt: skip
+    """From the states that segments make out of zero, the state before each (in place in ``local``) and after the last."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    n = (pid // (NV * NK * HV)).to(tl.int64)
+    if PACKED:
+        low = tl.load(first + n).to(tl.int32)
+        high = tl.load(first + n + 1).to(tl.int32)
+    else:
+        low = n.to(tl.int32) * PER
+        high = low + PER
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    at = (n * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    for step in range(low, high):
+        i = step
+        if REVERSE:
+            i = low + high - 1 - step
+        p = local + (i.to(tl.int64) * HV + hv) * (K * V) + tile
+        own = tl.load(p, mask=inside, other=0.0)
+        tl.store(p, S, mask=inside)
+        if GATE > 0:
+            sum_g = tl.load(decay + (i.to(tl.int64) * HV + hv) * K + columns_k, mask=columns_k < K, other=0.0)
+            S = S * tl.exp2(sum_g * LOG2E)[:, None]
+        S += own
+    tl.store(end + at + tile, S, mask=inside)
+
+
+@triton.jit
+def outputs(
+    q, k, y, g, u, kept, out,
+    owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``o`` (``y = v``), or of ``dv`` in reverse (``y = do``): a ``[C, BV]`` tile, over tiles of ``BK`` channels."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED:
+        if tl.load(owner + i) >= N:
+            return
+    n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_v = iv * BV + tl.arange(0, BV)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    if GATE == 1:
+        bg = row_gate(g, rows, gt, L)
+        if REVERSE:
+            rate = tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)
+        else:
+            rate = tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)
+    A = tl.zeros((C, C), tl.float32)
+    acc = tl.zeros((C, BV), tl.float32)
+    for ik in range(NK):
+        columns_k = ik * BK + tl.arange(0, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bS = tl.load(
+            kept + columns_k[:, None] * V + columns_v[None, :],
+            mask=(columns_k < K)[:, None] & (columns_v < V)[None, :],
+            other=0.0,
+        )
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            bu = tl.zeros((BK,), tl.float32)
+            if EXCLUSIVE:
+                bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
+            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, RANGE, DT, PREC)
+            A += more
+            acc = product(part.to(bS.dtype), bS, acc, PREC)
+        elif REVERSE:
+            A = product(bk, tl.trans(bq), A, PREC)
+            acc = product(bk.to(bS.dtype), bS, acc, PREC)
+        else:
+            A = product(bq, tl.trans(bk), A, PREC)
+            acc = product(bq.to(bS.dtype), bS, acc, PREC)
+    if GATE == 1:
+        acc = acc * rate[:, None]
+        D = decay_matrix(bg, C, SPLIT)
+        if REVERSE:
+            D = tl.trans(D)
+        A = A * D
+    if GATE == 0:
+        if REVERSE:
+            A = tl.where(t <= s, A, 0.0)
+        else:
+            A = tl.where(s <= t, A, 0.0)
+    if not REVERSE:
+        acc = acc * scale
+    by = load_tile(y, rows, yt, columns_v, L, V, BV)
+    acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+    p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+    tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
+
+
+@triton.jit
+def gradients(
+    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose are ``[C, C]``."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:
+        if tl.load(owner + i) >= N:
+            return
+    n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    dkept += (i.to(tl.int64) * HV + hv) * (K * V)
+
+    dA = tl.zeros((C, C), tl.float32)
+    dAT = tl.zeros((C, C), tl.float32)
+    dq_inter = tl.zeros((C, BK), tl.float32)
+    dk_inter = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range(NV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        bo = load_tile(do, rows, ot, columns_v, L, V, BV).to(DT)
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        tile = columns_k[:, None] * V + columns_v[None, :]
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        bdS = tl.load(dkept + tile, mask=inside, other=0.0)
+        dA = product(bo, tl.trans(bv), dA, PREC)
+        dAT = product(bv, tl.trans(bo), dAT, PREC)
+        dq_inter = product(bo.to(bS.dtype), tl.trans(bS), dq_inter, PREC)
+        dk_inter = product(bv.to(bS.dtype), tl.trans(bdS), dk_inter, PREC)
+        if GATE > 0:
+            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
+    dq_inter = dq_inter * scale
+    own = tl.sum(tl.where(t == s, dA, 0.0), 1) * scale
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    at = (b * T + bos + rows) * HV + hv
+
+    if GATE == 0:
+        bdq = dq_inter + times(tl.where(s <= t, dA * scale, 0.0).to(DT), bk, PREC)
+        bdk = dk_inter + times(tl.where(t <= s, dAT * scale, 0.0).to(DT), bq, PREC)
+    if GATE == 1:
+        bg = row_gate(g, rows, gt, L)
+        D = decay_matrix(bg, C, SPLIT)
+        dq_inter = dq_inter * tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
+        dk_inter = dk_inter * tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
+        dA = dA * D * scale
+        bdq = dq_inter + times(dA.to(DT), bk, PREC)
+        bdk = dk_inter + times((dAT * tl.trans(D) * scale).to(DT), bq, PREC)
+        P = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+        across = tl.sum(tl.where(t >= s, total_right(P, t < s, SPLIT), 0.0), 0)
+        dG = tl.sum(bq.to(tl.float32) * dq_inter, 1)
+        across += tl.sum(tl.where(t >= s, dG[:, None], 0.0), 0)
+        dG = tl.sum(bk.to(tl.float32) * dk_inter, 1)
+        across += tl.sum(tl.where(t < s, dG[:, None], 0.0), 0)
+        across += tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
+        tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
+    if GATE == 2:
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
+        all = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        if tl.min(all, 0) > -RANGE:
+            c = all * 0.5
+            if EXCLUSIVE:
+                Gq = total(s < t, bg, SPLIT) * LOG2E - c[None, :]
+                G = Gq + bg.to(tl.float32) * LOG2E
+            else:
+                Gq = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+                G = Gq
+            eq = tl.exp2(Gq)
+            ek = tl.exp2(-G)
+            whole = tl.exp2(c)[None, :]
+            dk_inter = dk_inter * (ek * whole)
+            bdq = dq_inter * (eq * whole)
+            inner = tl.where(s < t, dA * scale, 0.0).to(DT)
+            bdq += eq * times(inner, (kf * ek).to(DT), PREC)
+            inner = tl.where(t < s, dAT * scale, 0.0).to(DT)
+            bdk = dk_inter + ek * times(inner, (qf * eq).to(DT), PREC)
+            dG = qf * bdq - kf * bdk
+            if EXCLUSIVE:
+                bdg = total(s > t, dG, SPLIT) - kf * bdk
+            else:
+                bdg = total(s >= t, dG, SPLIT)
+            bdg += (tl.sum(kf * dk_inter, 0) + met * tl.exp2(all))[None, :]
+        else:
+            if EXCLUSIVE:
+                bdq = dq_inter * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+                bdg = total(s > t, qf * bdq, SPLIT)
+            else:
+                bdq = dq_inter * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+                bdg = total(s >= t, qf * bdq, SPLIT)
+            bdk = dk_inter * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(all))[None, :]
+            half = C // 2
+            while half > 0:
+                upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+                e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+                W = tl.where(pairs, dA, 0.0)
+                W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
+                X = tl.where(upper, qf, kf) * e
+                Z = times((W * scale).to(DT), X.to(DT), PREC)
+                bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
+                Z = Z * e
+                bdq += tl.where(upper, Z, 0.0)
+                bdk += tl.where(upper, 0.0, Z)
+                half = half // 2
+        weight = own[:, None]
+        if EXCLUSIVE:
+            bu = tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
+            tl.store(
+                du + (i.to(tl.int64) * HV + hv) * K + columns_k, tl.sum(weight * qf * kf, 0), mask=columns_k < K
+            )
+            weight = weight * bu[None, :]
+        bdq += weight * kf
+        bdk += weight * qf
+        p = dg + at[:, None] * K + columns_k[None, :]
+        tl.store(p, bdg.to(dg.dtype.element_ty), mask=(rows < L)[:, None] & (columns_k < K)[None, :])
+    p = at[:, None] * K + columns_k[None, :]
+    inside = (rows < L)[:, None] & (columns_k < K)[None, :]
+    tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+    tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """The transpose of ``levels_mask``'s second result: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None]
+    t = tl.arange(0, C)[None, :]
+    upper = (t & half) != 0
+    other = (j & half) != 0
+    if EXCLUSIVE:
+        above = upper & other & (j < t)
+    else:
+        above = upper & other & (j <= t)
+    below = (upper == 0) & (other == 0) & (j > t)
+    return ((t ^ j) < 2 * half) & (above | below)
