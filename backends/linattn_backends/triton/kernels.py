@@ -51,8 +51,17 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
+def weakest(ranges, i, hv, HV, PARTS: tl.constexpr):
+    """Log2 of the least factor by which a channel of head ``hv`` decays over chunk ``i``; ``PARTS`` tiles of channels noted it."""
+    least = tl.load(ranges + (i.to(tl.int64) * HV + hv) * PARTS)
+    for part in tl.static_range(1, PARTS):
+        least = tl.minimum(least, tl.load(ranges + (i.to(tl.int64) * HV + hv) * PARTS + part))
+    return least
+
+
+@triton.jit
 def states(
-    x, y, g, start, end, decay, kept,
+    x, y, g, start, end, decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     xb, xt, xh, yb, yt, yh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -143,6 +152,8 @@ def states(
             all = tl.sum(bg.to(tl.float32), 0)
             S = S * tl.exp2(all * LOG2E)[:, None]
             sum_g += all
+            if KEEP and iv == 0:
+                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0) * LOG2E)
         S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
@@ -196,11 +207,11 @@ def carries(
 @triton.jit
 def outputs(
     q, k, y, g, u, kept, out,
-    owner, first, cu, T, PER, N, HV, scale,
+    ranges, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``o`` (``y = v``), or of ``dv`` in reverse (``y = do``): a ``[C, BV]`` tile, over tiles of ``BK`` channels."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -211,6 +222,9 @@ def outputs(
     i = pid // (NV * HV)
     if PACKED:
         if tl.load(owner + i) >= N:
+            return
+    if GATE == 2:
+        if (weakest(ranges, i, hv, HV, PARTS) <= -RANGE) != SLOW:
             return
     n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
@@ -246,7 +260,7 @@ def outputs(
             bu = tl.zeros((BK,), tl.float32)
             if EXCLUSIVE:
                 bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, RANGE, DT, PREC)
+            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, DT, PREC)
             A += more
             acc = product(part.to(bS.dtype), bS, acc, PREC)
         elif REVERSE:
@@ -277,11 +291,11 @@ def outputs(
 @triton.jit
 def gradients(
     q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
-    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose are ``[C, C]``."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -292,6 +306,9 @@ def gradients(
     i = pid // (NK * HV)
     if PACKED:
         if tl.load(owner + i) >= N:
+            return
+    if GATE == 2:
+        if (weakest(ranges, i, hv, HV, PARTS) <= -RANGE) != SLOW:
             return
     n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
@@ -357,7 +374,7 @@ def gradients(
         qf = bq.to(tl.float32)
         kf = bk.to(tl.float32)
         all = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        if tl.min(all, 0) > -RANGE:
+        if not SLOW:
             c = all * 0.5
             if EXCLUSIVE:
                 Gq = total(s < t, bg, SPLIT) * LOG2E - c[None, :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -117,6 +117,18 @@ class Diagonal:
         )  # fmt: skip
 
 
+class Kept(NamedTuple):
+    """States at chunk starts, and for a vector gate by how much the chunks decay."""
+
+    states: Tensor | None
+    ranges: Tensor | None
+
+    @property
+    def parts(self) -> int:
+        """Tiles of channels that noted a chunk's decay."""
+        return 0 if self.ranges is None else self.ranges.shape[2]
+
+
 def rows_contiguous(x: Tensor) -> Tensor:
     """``x``, copied only if its last axis is strided."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
@@ -145,7 +157,7 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
 
 def scan(
     call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, keep: bool, end: bool
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Kept, Tensor | None]:
     """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
     B, T, HV, V = call.v.shape
     K, N, tiles = call.q.shape[-1], call.N, call.tiles
@@ -153,6 +165,7 @@ def scan(
     kept = new((chunks.count, HV, K, V), dtype=call.state_dtype) if keep else None
     far = new((N, HV, K, V), dtype=torch.float32) if end else None
     tile = tiles.states
+    ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if keep and call.gate == 2 else None
     per_tile = programs(K, V, tile.BK, tile.BV)
     segment = tiles.segment(T, N, N * HV * per_tile)
     shared = dict(
@@ -163,7 +176,7 @@ def scan(
     def run(count, pieces, begin, finish, decay, kept, span, whole):
         launch(
             kernels.states, count * HV * per_tile, call,
-            x, y, call.g, begin, finish, decay, kept,
+            x, y, call.g, begin, finish, decay, kept, ranges,
             pieces and pieces.owner, pieces and pieces.first, chunks.first, call.cu, T, pieces.per if pieces else 1, span, N,
             HV, call.scale, *strided, **shared, WHOLE=whole, START=begin is not None, END=finish is not None,
             KEEP=kept is not None,
@@ -171,7 +184,7 @@ def scan(
 
     if segment == 0:
         run(N, None, start, far, None, kept, 1 << 30, True)
-        return kept, far
+        return Kept(kept, ranges), far
     pieces = cut(T, N, segment * tiles.chunk, call.cu)
     local = new((pieces.count, HV, K, V), dtype=torch.float32)
     decay = None if call.g is None else new((pieces.count, HV, K), dtype=torch.float32)
@@ -186,20 +199,22 @@ def scan(
     )  # fmt: skip
     if keep:
         run(pieces.count, pieces, local, None, None, kept, segment, False)
-    return kept, far
+    return Kept(kept, ranges), far
 
 
-def emit(call: Diagonal, y: Tensor, kept: Tensor, out: Tensor, chunks: Cut, reverse: bool) -> None:
+def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
     """``o`` from ``v``, or ``dv`` from ``do``."""
     B, T, HV, V = call.v.shape
-    tile = call.tiles.outputs
-    launch(
-        kernels.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-        call.q, call.k, y, call.g, call.u, kept, out, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
-        BK=tile.BK, BV=tile.BV, REVERSE=reverse, RANGE=call.tiles.range, DT=dtype(call.v),
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    tiles = call.tiles
+    for slow in (False, True) if call.gate == 2 else (False,):
+        tile = tiles.outputs_slow if slow else tiles.outputs
+        launch(
+            kernels.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+            call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per,
+            call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
+            BK=tile.BK, BV=tile.BV, REVERSE=reverse, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
 
 
 def dtype(x: Tensor) -> Any:
@@ -244,13 +259,16 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    launch(
-        kernels.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, call.v, do, call.g, call.u, kept, dkept, dq, dk, dg, du,
-        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g), **call.common(),
-        BK=tile.BK, BV=tile.BV, RANGE=call.tiles.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    for slow in (False, True) if call.gate == 2 else (False,):
+        tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        launch(
+            kernels.gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+            call.q, call.k, call.v, do, call.g, call.u, kept.states, dkept.states, dq, dk, dg, du,
+            kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+            *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g), **call.common(),
+            BK=tile.BK, BV=tile.BV, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v),
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     if call.group > 1:
         dq, dk = (x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype) for x in (dq, dk))
     if call.gate == 1:

@@ -135,7 +135,7 @@ def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
 @triton.jit
 def vector_scores(
     q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
+    SLOW: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
 
@@ -143,17 +143,16 @@ def vector_scores(
     ``A`` transposed and ``k ∘ e^{G_C - G}``. ``EXCLUSIVE`` (RWKV-6) has ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the
     diagonal.
 
-    If the whole chunk decays by less than ``2^RANGE``, one product with both sides measured from ``c = G_C / 2``. Otherwise, at
+    If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``), at
     each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
     sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    all = tl.sum(g.to(tl.float32), 0) * LOG2E
     q = q.to(tl.float32)
     k = k.to(tl.float32)
-    if tl.min(all, 0) > -RANGE:
-        c = all * 0.5
+    if not SLOW:
+        c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
         if EXCLUSIVE:
             Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
             G = Gq + g.to(tl.float32) * LOG2E

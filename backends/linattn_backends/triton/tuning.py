@@ -40,7 +40,9 @@ class Tiles:
     states: Tile
     carries: Tile
     outputs: Tile
+    outputs_slow: Tile
     gradients: Tile
+    gradients_slow: Tile
     recurrent: Tile
 
     def segment(self, T: int, N: int, busy: int) -> int:
@@ -86,6 +88,8 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         states=Tile(fit(K, most), fit(V, most), 4, 2 if full else 3),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(fit(K, most), fit(V, wide), 4, 1 if full else 2),
+        outputs_slow=Tile(fit(K, most), fit(V, wide), 8, 1),
         gradients=Tile(fit(K, most), fit(V, most), 4, 1 if full else 2),
+        gradients_slow=Tile(fit(K, most), fit(V, most), 8, 1),
         recurrent=Tile(rows, columns, 4, 2),
     )
