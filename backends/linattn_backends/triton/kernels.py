@@ -30,7 +30,6 @@ from .tiles import (
     row_gate,
     times,
     total,
-    total_right,
     vector_scores,
 )
 
@@ -59,7 +58,7 @@ def weakest(ranges, i, hv, HV, PARTS: tl.constexpr):
     return least
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def states(
     x, y, g, start, end, decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
@@ -162,7 +161,7 @@ def states(
             tl.store(p + columns_k, sum_g, mask=columns_k < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PER", "HV"])
 def carries(
     local, decay, start, end, first, PER, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -204,7 +203,7 @@ def carries(
     tl.store(end + at + tile, S, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def outputs(
     q, k, y, g, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, scale,
@@ -288,7 +287,7 @@ def outputs(
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
     q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
@@ -325,57 +324,43 @@ def gradients(
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     dkept += (i.to(tl.int64) * HV + hv) * (K * V)
 
-    dA = tl.zeros((C, C), tl.float32)
-    dAT = tl.zeros((C, C), tl.float32)
-    dq_inter = tl.zeros((C, BK), tl.float32)
-    dk_inter = tl.zeros((C, BK), tl.float32)
-    met = tl.zeros((BK,), tl.float32)
-    for iv in range(NV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-        bo = load_tile(do, rows, ot, columns_v, L, V, BV).to(DT)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        bS = tl.load(kept + tile, mask=inside, other=0.0)
-        bdS = tl.load(dkept + tile, mask=inside, other=0.0)
-        dA = product(bo, tl.trans(bv), dA, PREC)
-        dAT = product(bv, tl.trans(bo), dAT, PREC)
-        dq_inter = product(bo.to(bS.dtype), tl.trans(bS), dq_inter, PREC)
-        dk_inter = product(bv.to(bS.dtype), tl.trans(bdS), dk_inter, PREC)
-        if GATE > 0:
-            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
-    dq_inter = dq_inter * scale
-    own = tl.sum(tl.where(t == s, dA, 0.0), 1) * scale
-    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    inside = (rows < L)[:, None] & (columns_k < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
+    p = at[:, None] * K + columns_k[None, :]
 
+    # The query's side: dA [C, C] and dq [C, BK].
+    dA, bdq, _ = facing(do, ot, v, vt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, DT)
+    dA = dA * scale
+    bdq = bdq * scale
+    own = tl.sum(tl.where(t == s, dA, 0.0), 1)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     if GATE == 0:
-        bdq = dq_inter + times(tl.where(s <= t, dA * scale, 0.0).to(DT), bk, PREC)
-        bdk = dk_inter + times(tl.where(t <= s, dAT * scale, 0.0).to(DT), bq, PREC)
+        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
         bg = row_gate(g, rows, gt, L)
-        D = decay_matrix(bg, C, SPLIT)
-        dq_inter = dq_inter * tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
-        dk_inter = dk_inter * tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
-        dA = dA * D * scale
-        bdq = dq_inter + times(dA.to(DT), bk, PREC)
-        bdk = dk_inter + times((dAT * tl.trans(D) * scale).to(DT), bq, PREC)
-        P = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
-        across = tl.sum(tl.where(t >= s, total_right(P, t < s, SPLIT), 0.0), 0)
-        dG = tl.sum(bq.to(tl.float32) * dq_inter, 1)
-        across += tl.sum(tl.where(t >= s, dG[:, None], 0.0), 0)
-        dG = tl.sum(bk.to(tl.float32) * dk_inter, 1)
-        across += tl.sum(tl.where(t < s, dG[:, None], 0.0), 0)
-        across += tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
-        tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
+        dA = dA * decay_matrix(bg, C, SPLIT)
+        bdq = bdq * tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
+        from_q = tl.sum(bq.to(tl.float32) * bdq, 1)
+        bdq = product(dA.to(DT), bk, bdq, PREC)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+        pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+        across = tl.sum(pairs, 1) + from_q
+        from_k = tl.sum(pairs, 0)
     if GATE == 2:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
         kf = bk.to(tl.float32)
-        all = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        weight = own[:, None]
+        if EXCLUSIVE:
+            bu = tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
+            pu = du + (i.to(tl.int64) * HV + hv) * K + columns_k
+            tl.store(pu, tl.sum(weight * qf * kf, 0), mask=columns_k < K)
+            weight = weight * bu[None, :]
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         if not SLOW:
-            c = all * 0.5
+            c = whole * 0.5
             if EXCLUSIVE:
                 Gq = total(s < t, bg, SPLIT) * LOG2E - c[None, :]
                 G = Gq + bg.to(tl.float32) * LOG2E
@@ -384,56 +369,89 @@ def gradients(
                 G = Gq
             eq = tl.exp2(Gq)
             ek = tl.exp2(-G)
-            whole = tl.exp2(c)[None, :]
-            dk_inter = dk_inter * (ek * whole)
-            bdq = dq_inter * (eq * whole)
-            inner = tl.where(s < t, dA * scale, 0.0).to(DT)
-            bdq += eq * times(inner, (kf * ek).to(DT), PREC)
-            inner = tl.where(t < s, dAT * scale, 0.0).to(DT)
-            bdk = dk_inter + ek * times(inner, (qf * eq).to(DT), PREC)
-            dG = qf * bdq - kf * bdk
-            if EXCLUSIVE:
-                bdg = total(s > t, dG, SPLIT) - kf * bdk
-            else:
-                bdg = total(s >= t, dG, SPLIT)
-            bdg += (tl.sum(kf * dk_inter, 0) + met * tl.exp2(all))[None, :]
-        else:
-            if EXCLUSIVE:
-                bdq = dq_inter * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-                bdg = total(s > t, qf * bdq, SPLIT)
-            else:
-                bdq = dq_inter * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-                bdg = total(s >= t, qf * bdq, SPLIT)
-            bdk = dk_inter * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-            bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(all))[None, :]
-            half = C // 2
-            while half > 0:
-                upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
-                e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
-                W = tl.where(pairs, dA, 0.0)
-                W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
-                X = tl.where(upper, qf, kf) * e
-                Z = times((W * scale).to(DT), X.to(DT), PREC)
-                bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
-                Z = Z * e
-                bdq += tl.where(upper, Z, 0.0)
-                bdk += tl.where(upper, 0.0, Z)
-                half = half // 2
-        weight = own[:, None]
+            c = tl.exp2(c)
+            inner = tl.where(s < t, dA, 0.0).to(DT)
+            bdq = eq * product(inner, (kf * ek).to(DT), bdq * c[None, :], PREC)
+            bdg = qf * bdq
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+
+    # The key's side: dA transposed and dk [C, BK].
+    dAT, bdk, met = facing(v, vt, do, ot, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, PREC, DT)
+    dAT = dAT * scale
+    if GATE == 0:
+        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+    if GATE == 1:
+        bdk = bdk * tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
+        across = tl.sum(tl.where(t >= s, across[:, None], 0.0), 0) - tl.sum(tl.where(s >= t, from_k[None, :], 0.0), 1)
+        across += tl.sum(tl.where(t < s, tl.sum(bk.to(tl.float32) * bdk, 1)[:, None], 0.0), 0)
+        across += tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
+        bdk = product((dAT * tl.trans(decay_matrix(bg, C, SPLIT))).to(DT), bq, bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
+    if GATE == 2 and not SLOW:
+        bdk = bdk * c[None, :]
+        through = tl.sum(kf * ek * bdk, 0) + met * tl.exp2(whole)
+        inner = tl.where(t < s, dAT, 0.0).to(DT)
+        bdk = ek * product(inner, (qf * eq).to(DT), bdk, PREC)
+        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
+        bdg = bdg - kf * bdk
         if EXCLUSIVE:
-            bu = tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            tl.store(
-                du + (i.to(tl.int64) * HV + hv) * K + columns_k, tl.sum(weight * qf * kf, 0), mask=columns_k < K
-            )
-            weight = weight * bu[None, :]
-        bdq += weight * kf
-        bdk += weight * qf
-        p = dg + at[:, None] * K + columns_k[None, :]
-        tl.store(p, bdg.to(dg.dtype.element_ty), mask=(rows < L)[:, None] & (columns_k < K)[None, :])
-    p = at[:, None] * K + columns_k[None, :]
-    inside = (rows < L)[:, None] & (columns_k < K)[None, :]
-    tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
-    tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+            bdg = total(s > t, bdg, SPLIT) - kf * bdk
+        else:
+            bdg = total(s >= t, bdg, SPLIT)
+        bdg += through[None, :]
+        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+    if GATE == 2 and SLOW:
+        if EXCLUSIVE:
+            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg = total(s > t, qf * bdq, SPLIT)
+        else:
+            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg = total(s >= t, qf * bdq, SPLIT)
+        bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
+        half = C // 2
+        while half > 0:
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            W = tl.where(pairs, dA, 0.0)
+            W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
+            X = tl.where(upper, qf, kf) * e
+            Z = times(W.to(DT), X.to(DT), PREC)
+            bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
+            Z = Z * e
+            bdq += tl.where(upper, Z, 0.0)
+            bdk += tl.where(upper, 0.0, Z)
+            half = half // 2
+        tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
+        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def facing(
+    a, at, b, bt, kept, other, rows, columns_k, L,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    M = tl.zeros((C, C), tl.float32)
+    R = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range(NV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
+        bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        tile = columns_k[:, None] * V + columns_v[None, :]
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        M = product(ba, tl.trans(bb), M, PREC)
+        R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+    return M, R, met
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from .tiles import LOG2E
 __all__ = ["recurrent"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "HV"])
 def recurrent(
     q, k, v, g, gv, u, start, out, end, cu, T, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, wb, wt, wh, sn, sh, sk,
