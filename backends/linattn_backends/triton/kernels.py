@@ -21,19 +21,24 @@ import triton
 import triton.language as tl
 
 from .tiles import (
+    BLOCK,
     LOG2E,
+    block_sums,
+    blocks,
     decay_matrix,
     levels_mask,
     load_gate,
     load_tile,
+    prefix,
     product,
     row_gate,
+    suffix,
     times,
     total,
     vector_scores,
 )
 
-__all__ = ["carries", "gradients", "outputs", "states"]
+__all__ = ["carries", "fused", "gradients", "outputs", "states"]
 
 
 @triton.jit
@@ -50,11 +55,24 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
-def weakest(ranges, i, hv, HV, PARTS: tl.constexpr):
-    """Log2 of the least factor by which a channel of head ``hv`` decays over chunk ``i``; ``PARTS`` tiles of channels noted it."""
-    least = tl.load(ranges + (i.to(tl.int64) * HV + hv) * PARTS)
+def weakest(ranges, head, PARTS: tl.constexpr):
+    """Log2 of the least factor by which a channel of a chunk's head decays over it; ``PARTS`` tiles of channels noted it."""
+    least = tl.load(ranges + head * PARTS)
     for part in tl.static_range(1, PARTS):
-        least = tl.minimum(least, tl.load(ranges + (i.to(tl.int64) * HV + hv) * PARTS + part))
+        least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
+    return least
+
+
+@triton.jit
+def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
+    """The least of all that program ``pid`` has to look at."""
+    least = 0.0
+    jump = tl.num_programs(0)
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        for part in tl.static_range(PARTS):
+            found = tl.load(ranges + items // TILES * PARTS + part, mask=items < COUNT, other=0.0)
+            least = tl.minimum(least, tl.min(found, 0))
     return least
 
 
@@ -132,9 +150,9 @@ def states(
         if GATE == 1:
             bg = row_gate(g, rows, gt, L)
             if REVERSE:
-                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
+                E = prefix(bg, C, SPLIT)
             else:
-                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
+                E = suffix(bg, C, SPLIT)
             xd = xd * tl.exp2(E * LOG2E)[:, None]
             all = tl.sum(bg, 0)
             S = S * tl.exp2(all * LOG2E)
@@ -189,23 +207,35 @@ def carries(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
-    for step in range(low, high):
+    for step in range(low, high, 2):  # two at a time: their loads do not wait for each other
         i = step
+        after = step + 1
         if REVERSE:
             i = low + high - 1 - step
+            after = i - 1
+        more = step + 1 < high
         p = local + (i.to(tl.int64) * HV + hv) * (K * V) + tile
+        p2 = local + (after.to(tl.int64) * HV + hv) * (K * V) + tile
         own = tl.load(p, mask=inside, other=0.0)
-        tl.store(p, S, mask=inside)
+        own2 = tl.load(p2, mask=inside & more, other=0.0)
         if GATE > 0:
-            sum_g = tl.load(decay + (i.to(tl.int64) * HV + hv) * K + columns_k, mask=columns_k < K, other=0.0)
-            S = S * tl.exp2(sum_g * LOG2E)[:, None]
-        S += own
+            in_k = columns_k < K
+            keep = tl.load(decay + (i.to(tl.int64) * HV + hv) * K + columns_k, mask=in_k, other=0.0)
+            keep2 = tl.load(decay + (after.to(tl.int64) * HV + hv) * K + columns_k, mask=in_k & more, other=0.0)
+            second = S * tl.exp2(keep * LOG2E)[:, None] + own
+            third = second * tl.exp2(keep2 * LOG2E)[:, None] + own2
+        else:
+            second = S + own
+            third = second + own2
+        tl.store(p, S, mask=inside)
+        tl.store(p2, second, mask=inside & more)
+        S = third
     tl.store(end + at + tile, S, mask=inside)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def outputs(
-    q, k, y, g, u, kept, out,
+@triton.jit
+def outputs_of(
+    pid, q, k, y, g, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -215,16 +245,9 @@ def outputs(
     """One chunk of ``o`` (``y = v``), or of ``dv`` in reverse (``y = do``): a ``[C, BV]`` tile, over tiles of ``BK`` channels."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
-    pid = tl.program_id(0)
     iv = pid % NV
     hv = pid // NV % HV
     i = pid // (NV * HV)
-    if PACKED:
-        if tl.load(owner + i) >= N:
-            return
-    if GATE == 2:
-        if (weakest(ranges, i, hv, HV, PARTS) <= -RANGE) != SLOW:
-            return
     n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
@@ -240,9 +263,9 @@ def outputs(
     if GATE == 1:
         bg = row_gate(g, rows, gt, L)
         if REVERSE:
-            rate = tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)
+            rate = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
         else:
-            rate = tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)
+            rate = tl.exp2(prefix(bg, C, SPLIT) * LOG2E)
     A = tl.zeros((C, C), tl.float32)
     acc = tl.zeros((C, BV), tl.float32)
     for ik in range(NK):
@@ -259,7 +282,7 @@ def outputs(
             bu = tl.zeros((BK,), tl.float32)
             if EXCLUSIVE:
                 bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, DT, PREC)
+            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, RANGE, DT, PREC)
             A += more
             acc = product(part.to(bS.dtype), bS, acc, PREC)
         elif REVERSE:
@@ -270,10 +293,7 @@ def outputs(
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
         acc = acc * rate[:, None]
-        D = decay_matrix(bg, C, SPLIT)
-        if REVERSE:
-            D = tl.trans(D)
-        A = A * D
+        A = A * decay_matrix(bg, C, REVERSE, SPLIT)
     if GATE == 0:
         if REVERSE:
             A = tl.where(t <= s, A, 0.0)
@@ -287,9 +307,48 @@ def outputs(
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
-def gradients(
-    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def outputs(
+    q, k, y, g, u, kept, out,
+    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``outputs_of`` for every tile; ``SLOW`` programs look for the chunks that decay by ``2^RANGE`` or more, the others leave those."""
+    pid = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    if SLOW:
+        if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = weakest(ranges, item // NV, PARTS) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NV * HV)) < N)
+            if wanted:
+                outputs_of(
+                    item, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb,
+                    yt, yh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS,
+                    SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:
+            if tl.load(owner + pid // (NV * HV)) >= N:
+                return
+        if GATE == 2:
+            if weakest(ranges, pid // NV, PARTS) <= -RANGE:
+                return
+        outputs_of(
+            pid, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
+            gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS, SLOW, SPLIT, RANGE,
+            PREC, DT
+        )  # fmt: skip
+
+
+@triton.jit
+def gradients_of(
+    pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -299,16 +358,9 @@ def gradients(
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose are ``[C, C]``."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
-    pid = tl.program_id(0)
     ik = pid % NK
     hv = pid // NK % HV
     i = pid // (NK * HV)
-    if PACKED:
-        if tl.load(owner + i) >= N:
-            return
-    if GATE == 2:
-        if (weakest(ranges, i, hv, HV, PARTS) <= -RANGE) != SLOW:
-            return
     n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
@@ -340,14 +392,16 @@ def gradients(
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
         bg = row_gate(g, rows, gt, L)
-        dA = dA * decay_matrix(bg, C, SPLIT)
-        bdq = bdq * tl.exp2(tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
-        from_q = tl.sum(bq.to(tl.float32) * bdq, 1)
+        dA = dA * decay_matrix(bg, C, False, SPLIT)
+        bdq = bdq * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+        if SPLIT == 3:  # the sums that define dg, with no cancellation
+            pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
+            across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
         bdq = product(dA.to(DT), bk, bdq, PREC)
+        if SPLIT < 3:
+            across = tl.sum(bq.to(tl.float32) * bdq, 1)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
-        pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
-        across = tl.sum(pairs, 1) + from_q
-        from_k = tl.sum(pairs, 0)
     if GATE == 2:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
@@ -370,6 +424,7 @@ def gradients(
             eq = tl.exp2(Gq)
             ek = tl.exp2(-G)
             c = tl.exp2(c)
+            left = (qf * eq).to(DT)
             inner = tl.where(s < t, dA, 0.0).to(DT)
             bdq = eq * product(inner, (kf * ek).to(DT), bdq * c[None, :], PREC)
             bdg = qf * bdq
@@ -382,18 +437,28 @@ def gradients(
         bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
     if GATE == 1:
-        bdk = bdk * tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)[:, None]
-        across = tl.sum(tl.where(t >= s, across[:, None], 0.0), 0) - tl.sum(tl.where(s >= t, from_k[None, :], 0.0), 1)
-        across += tl.sum(tl.where(t < s, tl.sum(bk.to(tl.float32) * bdk, 1)[:, None], 0.0), 0)
-        across += tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
-        bdk = product((dAT * tl.trans(decay_matrix(bg, C, SPLIT))).to(DT), bq, bdk, PREC)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bdk = bdk * tl.exp2(suffix(bg, C, SPLIT) * LOG2E)[:, None]
+        across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
+        through = tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
+        bdk = product((dAT * decay_matrix(bg, C, True, SPLIT)).to(DT), bq, bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        if SPLIT == 3:
+            across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
+        else:
+            through += tl.sum(across_k, 0)
+            across -= tl.sum(bk.to(tl.float32) * bdk, 1)
+            across += suffix(across, C, SPLIT) + through
+            across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
     if GATE == 2 and not SLOW:
+        qf = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        kf = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         bdk = bdk * c[None, :]
         through = tl.sum(kf * ek * bdk, 0) + met * tl.exp2(whole)
         inner = tl.where(t < s, dAT, 0.0).to(DT)
-        bdk = ek * product(inner, (qf * eq).to(DT), bdk, PREC)
+        bdk = ek * product(inner, left, bdk, PREC)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         bdg = bdg - kf * bdk
         if EXCLUSIVE:
@@ -411,8 +476,9 @@ def gradients(
             bdg = total(s >= t, qf * bdq, SPLIT)
         bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
         bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
+        stop, c = blocks(bg, C, SPLIT, RANGE)
         half = C // 2
-        while half > 0:
+        while half > stop:
             upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
             W = tl.where(pairs, dA, 0.0)
@@ -424,9 +490,63 @@ def gradients(
             bdq += tl.where(upper, Z, 0.0)
             bdk += tl.where(upper, 0.0, Z)
             half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, c, C, EXCLUSIVE, SPLIT)
+            eq = tl.exp2(Gq)
+            ek = tl.exp2(-G)
+            near = (t ^ s) < BLOCK
+            Z = eq * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * ek).to(DT), PREC)
+            bdq += Z
+            Z = Z * qf
+            Y = ek * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * eq).to(DT), PREC)
+            bdk += Y
+            Y = Y * kf
+            if EXCLUSIVE:
+                bdg += total(near & (s > t), Z - Y, SPLIT) - Y
+            else:
+                bdg += total(near & (s >= t), Z - Y, SPLIT)
         tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT", "tiles_stride"])
+def gradients(
+    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``gradients_of`` for every tile; ``SLOW`` programs look for the chunks that decay by ``2^RANGE`` or more, the others leave those."""
+    pid = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    if SLOW:
+        if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = weakest(ranges, item // NK, PARTS) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
+            if wanted:
+                gradients_of(
+                    item, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP,
+                    GATE_GROUP, GATE, EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:
+            if tl.load(owner + pid // (NK * HV)) >= N:
+                return
+        if GATE == 2:
+            if weakest(ranges, pid // NK, PARTS) <= -RANGE:
+                return
+        gradients_of(
+            pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE,
+            EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+        )  # fmt: skip
 
 
 @triton.jit
@@ -467,3 +587,64 @@ def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
         above = upper & other & (j <= t)
     below = (upper == 0) & (other == 0) & (j > t)
     return ((t ^ j) < 2 * half) & (above | below)
+
+
+@triton.jit(do_not_specialize=["T", "HV"])
+def fused(
+    q, k, v, g, start, out, end, cu, T, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``states`` and ``outputs`` in one, for at most a scalar gate: a ``[K, BV]`` tile of the state never leaves registers."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    n = (pid // (NV * HV)).to(tl.int64)
+    if PACKED:
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+    else:
+        bos = n * 0
+        L = n * 0 + T
+        b = n
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    in_v = (columns_v < V)[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    tile = (n * HV + hv) * (K * V) + columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_k < K)[:, None] & in_v
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
+    for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
+        rows = chunk * C + tl.arange(0, C)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        A = times(bq, tl.trans(bk), PREC) * scale
+        acc = times(bq, S.to(bq.dtype), PREC) * scale
+        if GATE == 0:
+            A = tl.where(s <= t, A, 0.0)
+            S = product(tl.trans(bk), bv, S, PREC)
+        else:
+            bg = row_gate(g, rows, gt, L)
+            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+            A = A * decay_matrix(bg, C, False, SPLIT)
+            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
+            S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
+            S = product(tl.trans((bk.to(tl.float32) * later[:, None]).to(bk.dtype)), bv, S, PREC)
+        acc = product(A.to(bv.dtype), bv, acc, PREC)
+        p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+        tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & in_v)
+    if END:
+        tl.store(end + tile, S, mask=inside)

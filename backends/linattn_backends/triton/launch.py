@@ -208,10 +208,11 @@ def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, revers
     tiles = call.tiles
     for slow in (False, True) if call.gate == 2 else (False,):
         tile = tiles.outputs_slow if slow else tiles.outputs
+        count = chunks.count * HV * programs(1, V, 1, tile.BV)
         launch(
-            kernels.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+            kernels.outputs, min(count, 2 * tiles.processors) if slow else count, call,
             call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per,
-            call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
+            call.N, HV, count, call.scale, *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
             BK=tile.BK, BV=tile.BV, REVERSE=reverse, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -227,10 +228,31 @@ def dtype(x: Tensor) -> Any:
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
+    tile = call.tiles.fused
+    if tile is not None and call.N * HV * programs(1, V, 1, tile.BV) >= call.tiles.fused_from:
+        return fused_forward(call, out_dtype, final)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
     kept, end = scan(call, call.k, call.v, chunks, call.start, False, True, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
+    return out, end
+
+
+def fused_forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
+    """The same in one pass, when there are enough heads to fill the device."""
+    B, T, HV, V = call.v.shape
+    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
+    end = torch.empty((call.N, HV, call.q.shape[-1], V), dtype=torch.float32, device=call.v.device) if final else None
+    tile = call.tiles.fused
+    common = call.common()
+    del common["EXCLUSIVE"]
+    launch(
+        kernels.fused, call.N * HV * programs(1, V, 1, tile.BV), call,
+        call.q, call.k, call.v, call.g, call.start, out, end, call.cu, T, HV, call.scale,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g),
+        **dict(common, C=call.tiles.fused_chunk), BK=tile.BK, BV=tile.BV, START=call.start is not None, END=final,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     return out, end
 
 
@@ -261,10 +283,11 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
     for slow in (False, True) if call.gate == 2 else (False,):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
-            kernels.gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+            kernels.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
             call.q, call.k, call.v, do, call.g, call.u, kept.states, dkept.states, dq, dk, dg, du,
-            kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+            kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, call.scale, B * T * HV,
             *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g), **call.common(),
             BK=tile.BK, BV=tile.BV, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v),
             num_warps=tile.warps, num_stages=tile.stages,

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "FLOOR", "INTERPRETED", "LOG2E", "decay_matrix", "levels_mask", "load_gate", "load_tile", "product", "row_gate", "times",
-    "total", "vector_scores",
+    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_matrix", "levels_mask", "load_gate", "load_tile",
+    "prefix", "product", "row_gate", "suffix", "times", "total", "vector_scores",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
 FLOOR = tl.constexpr(-112.0)
+BLOCK = tl.constexpr(16)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """The interpreter of Triton 3.6 multiplies the bits of bfloat16 numbers: there, products are done in float32."""
 
@@ -81,18 +82,45 @@ def total(ones, x, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def decay_matrix(g, C: tl.constexpr, SPLIT: tl.constexpr):
-    """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from one log decay a token: ``[C, C]``.
+def prefix(g, C: tl.constexpr, SPLIT: tl.constexpr):
+    """``Σ_{j≤t} g_j`` for one number a token ``[C]``."""
+    if SPLIT < 3:
+        return tl.cumsum(g, 0)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    return tl.sum(tl.where(j <= t, g[None, :], 0.0), 1)
+
+
+@triton.jit
+def suffix(g, C: tl.constexpr, SPLIT: tl.constexpr):
+    """``Σ_{j>t} g_j``."""
+    if SPLIT < 3:
+        return tl.sum(g, 0) - tl.cumsum(g, 0)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    return tl.sum(tl.where(j > t, g[None, :], 0.0), 1)
+
+
+@triton.jit
+def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr):
+    """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from one log decay a token: ``[C, C]``; the transpose in reverse.
 
     ``G ≥ C · FLOOR``, so its differences are right to ``5e-4``: enough for 16-bit operands. Otherwise sums of the gates between.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     if SPLIT < 3:
-        E = tl.sum(tl.where(s <= t, g[None, :], 0.0), 1)[:, None] - tl.sum(tl.where(t <= s, g[:, None], 0.0), 0)[None, :]
+        G = tl.cumsum(g, 0) * LOG2E
+        E = G[:, None] - G[None, :]
+        if REVERSE:
+            E = -E
+    elif REVERSE:
+        E = total(s > t, tl.where(t <= s, g[:, None], 0.0), SPLIT) * LOG2E
     else:
-        E = total(s <= t, tl.where(t > s, g[:, None], 0.0), SPLIT)
-    return tl.where(s <= t, tl.exp2(tl.minimum(E, 0.0) * LOG2E), 0.0)
+        E = total(s <= t, tl.where(t > s, g[:, None], 0.0), SPLIT) * LOG2E
+    if REVERSE:
+        return tl.where(t <= s, tl.exp2(tl.minimum(E, 0.0)), 0.0)
+    return tl.where(s <= t, tl.exp2(tl.minimum(E, 0.0)), 0.0)
 
 
 @triton.jit
@@ -116,9 +144,35 @@ def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
+def blocks(g, C: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+    """Where the levels may stop, ``BLOCK // 2`` or 0, and half of each block's log2 decay, ``[C, BK]``."""
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    c = total((t ^ j) < BLOCK, g, SPLIT) * (0.5 * LOG2E)
+    stop = 0
+    if tl.min(tl.min(c, 1), 0) > -0.5 * RANGE:
+        stop = BLOCK // 2
+    return stop, c
+
+
+@triton.jit
+def block_sums(g, c, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """Log2 decays inside each block of ``BLOCK`` tokens, measured from ``c``: the query's side and the key's."""
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    if EXCLUSIVE:
+        Gq = total(((t ^ j) < BLOCK) & (j < t), g, SPLIT) * LOG2E - c
+        G = Gq + g.to(tl.float32) * LOG2E
+    else:
+        Gq = total(((t ^ j) < BLOCK) & (j <= t), g, SPLIT) * LOG2E - c
+        G = Gq
+    return Gq, G
+
+
+@triton.jit
 def vector_scores(
     q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr,
-    SLOW: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
+    SLOW: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
 
@@ -128,7 +182,8 @@ def vector_scores(
 
     If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``), at
     each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
-    sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it.
+    sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. If no channel
+    decays by much in any block of ``BLOCK`` tokens, the levels end there, and one product does all the blocks.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -152,8 +207,9 @@ def vector_scores(
             rows = left * tl.exp2(c)[None, :]
     else:
         A = tl.zeros((C, C), tl.float32)
+        stop, c = blocks(g, C, SPLIT, RANGE)
         half = C // 2
-        while half > 0:
+        while half > stop:
             upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
             X = (tl.where(upper, q, k) * tl.exp2(total(between, g, SPLIT) * LOG2E)).to(DT)
             XX = times(X, tl.trans(X), PREC)
@@ -162,6 +218,14 @@ def vector_scores(
             else:
                 A += tl.where(pairs, XX, 0.0)
             half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
+            left = (q * tl.exp2(Gq)).to(DT)
+            right = (k * tl.exp2(-G)).to(DT)
+            if REVERSE:
+                A += tl.where((t < s) & ((t ^ s) < BLOCK), times(right, tl.trans(left), PREC), 0.0)
+            else:
+                A += tl.where((s < t) & ((t ^ s) < BLOCK), times(left, tl.trans(right), PREC), 0.0)
         if REVERSE:
             rows = k * tl.exp2(total(s > t, g, SPLIT) * LOG2E)
         elif EXCLUSIVE:

@@ -44,6 +44,9 @@ class Tiles:
     gradients: Tile
     gradients_slow: Tile
     recurrent: Tile
+    fused: Tile | None
+    fused_chunk: int
+    fused_from: int
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -65,9 +68,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def fit(n: int, most: int) -> int:
-    """A tile's width for ``n`` channels: a power of two, 16 … ``most``."""
-    return min(max(power_of_two(n), 16), most)
+def fit(n: int, most: int, least: int = 16) -> int:
+    """A tile's width for ``n`` channels: a power of two, ``least`` … ``most``."""
+    return min(max(power_of_two(n), least), most)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -76,6 +79,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
     full = dtype == torch.float32
     C = min(max(power_of_two(chunk), 16), 64) if chunk else 32 if full else 64
     most = 32 if full else 64
+    least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
     wide = 32 if full else 128
     rows = max(power_of_two(K), 16)
     columns = min(fit(V, 64), max(8, 4096 // rows))
@@ -85,11 +89,14 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         range=10.0 if dtype == torch.float16 else 100.0,
         precision="tf32x3" if full else "tf32",
         processors=processors,
-        states=Tile(fit(K, most), fit(V, most), 4, 2 if full else 3),
+        states=Tile(fit(K, most, least), fit(V, most, least), 4, 2 if full else 3),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
-        outputs=Tile(fit(K, most), fit(V, wide), 4, 1 if full else 2),
-        outputs_slow=Tile(fit(K, most), fit(V, wide), 8, 1),
-        gradients=Tile(fit(K, most), fit(V, most), 4, 1 if full else 2),
-        gradients_slow=Tile(fit(K, most), fit(V, most), 8, 1),
+        outputs=Tile(fit(K, most, least), fit(V, wide, least), 4, 1 if full else 2),
+        outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 8, 1),
+        gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 2),
+        gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 8, 1),
         recurrent=Tile(rows, columns, 4, 2),
+        fused=Tile(fit(K, 128, 64), 64, 4, 2) if gate < 2 and K <= 128 and not full else None,
+        fused_chunk=C,
+        fused_from=max(processors * 7 // 8, 2),
     )
