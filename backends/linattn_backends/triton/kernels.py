@@ -133,6 +133,8 @@ def states(
     sum_g = tl.zeros((BK,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
+    if GATE == 1:  # loads that feed no product are not pipelined: fetched a chunk ahead by hand
+        ahead = row_gate(g, (tl.maximum(high - 1, 0) if REVERSE else low) * C + tl.arange(0, C), gt, L)
     for step in range(low, high):
         chunk = step
         if REVERSE:
@@ -148,7 +150,8 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            bg = row_gate(g, rows, gt, L)
+            bg = ahead
+            ahead = row_gate(g, (tl.maximum(chunk - 1, 0) if REVERSE else chunk + 1) * C + tl.arange(0, C), gt, L)
             if REVERSE:
                 E = prefix(bg, C, SPLIT)
             else:
@@ -626,6 +629,8 @@ def fused(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
+    if GATE == 1:  # fetched a chunk ahead by hand, as in states
+        ahead = row_gate(g, tl.arange(0, C), gt, L)
     for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
         rows = chunk * C + tl.arange(0, C)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
@@ -637,7 +642,8 @@ def fused(
             A = tl.where(s <= t, A, 0.0)
             S = product(tl.trans(bk), bv, S, PREC)
         else:
-            bg = row_gate(g, rows, gt, L)
+            bg = ahead
+            ahead = row_gate(g, rows + C, gt, L)
             acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
             A = A * decay_matrix(bg, C, False, SPLIT)
             later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)

@@ -144,8 +144,9 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
     if count == 0:
         return
     try:
-        if call.q.device.type == "cuda":
-            with torch.cuda.device(call.q.device):
+        device = call.q.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
                 kernel[(count,)](*args, **config)
         else:
             kernel[(count,)](*args, **config)

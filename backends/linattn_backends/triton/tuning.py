@@ -50,7 +50,7 @@ class Tiles:
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
-        if busy >= self.processors or N == 0:
+        if 8 * busy >= 7 * self.processors or N == 0:
             return 0
         chunks = -(-T // self.chunk)
         wanted = -(-2 * self.processors // max(busy, 1))
@@ -82,21 +82,21 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
     least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
     wide = 32 if full else 128
     rows = max(power_of_two(K), 16)
-    columns = min(fit(V, 64), max(8, 4096 // rows))
+    columns = min(fit(V, 64), max(16, 4096 // rows))
     return Tiles(
         chunk=C,
         split=3 if full else 2,
         range=10.0 if dtype == torch.float16 else 100.0,
         precision="tf32x3" if full else "tf32",
         processors=processors,
-        states=Tile(fit(K, most, least), fit(V, most, least), 4, 2 if full else 3),
+        states=Tile(fit(K, most, least), fit(V, wide if gate else most, least), 4, 2 if full else 3 if gate else 4),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
-        outputs=Tile(fit(K, most, least), fit(V, wide, least), 4, 1 if full else 2),
-        outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 8, 1),
-        gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 2),
-        gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 8, 1),
-        recurrent=Tile(rows, columns, 4, 2),
-        fused=Tile(fit(K, 128, 64), 64, 4, 2) if gate < 2 and K <= 128 and not full else None,
+        outputs=Tile(fit(K, most, least), fit(V, wide, least), 4, 1 if full or gate == 2 else 3),
+        outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
+        gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
+        gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
+        recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
+        fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
         fused_chunk=C,
         fused_from=max(processors * 7 // 8, 2),
     )
