@@ -1,4 +1,4 @@
-"""Linear attention, defined once: one API over arrays of NumPy, PyTorch and whatever else a backend takes.
+"""Linear attention, defined once: one API over the arrays of every framework that a backend takes.
 
 >>> o, state = linattn.chunk_gla(q, k, v, g, output_final_state=True)
 """
@@ -6,36 +6,104 @@
 from . import errors, feature_maps, gates, ops, plugin
 from .dispatch import Plan, use_backend
 from .errors import LinattnError, Unsupported
-from .ops import *  # noqa: F403 - every operator, as ops.__all__ lists them
-from .ops import __all__ as _operators
+from .ops import (
+    chunk_delta_rule,
+    chunk_dplr,
+    chunk_gated_delta_rule,
+    chunk_gla,
+    chunk_kda,
+    chunk_linear_attn,
+    chunk_mixed_attn,
+    chunk_rwkv6,
+    chunk_simple_gla,
+    delta_rule,
+    dplr,
+    gated_delta_rule,
+    gla,
+    kda,
+    linear_attn,
+    mixed_attn,
+    parallel_delta_rule,
+    parallel_dplr,
+    parallel_gated_delta_rule,
+    parallel_gla,
+    parallel_kda,
+    parallel_linear_attn,
+    parallel_mixed_attn,
+    parallel_rwkv6,
+    parallel_simple_gla,
+    recurrent_delta_rule,
+    recurrent_dplr,
+    recurrent_gated_delta_rule,
+    recurrent_gla,
+    recurrent_kda,
+    recurrent_linear_attn,
+    recurrent_mixed_attn,
+    recurrent_rwkv6,
+    recurrent_simple_gla,
+    rwkv6,
+    simple_gla,
+)
 from .ops._family import explain
-from .plugin import API_VERSION
+from .plugin import API_VERSION, MixedState
 from .registry import register_backend, unregister_backend
 
 __version__ = API_VERSION
 
-__all__ = sorted(
-    [
-        *_operators,
-        "API_VERSION",
-        "LinattnError",
-        "Plan",
-        "Unsupported",
-        "errors",
-        "explain",
-        "feature_maps",
-        "gates",
-        "ops",
-        "plugin",
-        "register_backend",
-        "unregister_backend",
-        "use_backend",
-    ]
-)
+__all__ = [
+    "API_VERSION",
+    "LinattnError",
+    "MixedState",
+    "Plan",
+    "Unsupported",
+    "chunk_delta_rule",
+    "chunk_dplr",
+    "chunk_gated_delta_rule",
+    "chunk_gla",
+    "chunk_kda",
+    "chunk_linear_attn",
+    "chunk_mixed_attn",
+    "chunk_rwkv6",
+    "chunk_simple_gla",
+    "delta_rule",
+    "dplr",
+    "errors",
+    "explain",
+    "feature_maps",
+    "gated_delta_rule",
+    "gates",
+    "gla",
+    "kda",
+    "linear_attn",
+    "mixed_attn",
+    "ops",
+    "parallel_delta_rule",
+    "parallel_dplr",
+    "parallel_gated_delta_rule",
+    "parallel_gla",
+    "parallel_kda",
+    "parallel_linear_attn",
+    "parallel_mixed_attn",
+    "parallel_rwkv6",
+    "parallel_simple_gla",
+    "plugin",
+    "recurrent_delta_rule",
+    "recurrent_dplr",
+    "recurrent_gated_delta_rule",
+    "recurrent_gla",
+    "recurrent_kda",
+    "recurrent_linear_attn",
+    "recurrent_mixed_attn",
+    "recurrent_rwkv6",
+    "recurrent_simple_gla",
+    "register_backend",
+    "rwkv6",
+    "simple_gla",
+    "unregister_backend",
+    "use_backend",
+]
 
 # Public names belong to the package, wherever they are defined.
 for _name in __all__:
-    _value = globals()[_name]
-    if hasattr(_value, "__module__") and isinstance(_value.__module__, str):
-        _value.__module__ = "linattn"
-del _name, _value
+    if not isinstance(globals()[_name], (str, type(ops))):
+        globals()[_name].__module__ = "linattn"

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
-from . import feature_maps
-from .errors import BackendError, FrameworkError, OptionError, UnknownBackend, Unsupported
-from .frameworks import LOADED, Facts, Framework, framework_of
+from . import feature_maps, preference
+from .errors import BackendError, FrameworkError, UnknownBackend, Unsupported
+from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
+from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import FAMILIES, OpSpec
+from .spec import FAMILIES, Finish, OpSpec
 from .validate import check_offsets, describe
 
 __all__ = [
@@ -33,27 +33,11 @@ __all__ = [
     "use_backend",
 ]
 
-ENVIRONMENT_VARIABLE = "LINATTN_BACKEND"
-
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
-
-_context_preference: ContextVar[tuple[str, ...] | None] = ContextVar("linattn_backend", default=None)
-
-
-class Preference(NamedTuple):
-    """Which backends to try, in order, and who said so."""
-
-    backends: tuple[str, ...]
-    source: str
-
-    @property
-    def strict(self) -> bool:
-        """True if one backend was named: that one or an error."""
-        return len(self.backends) == 1 and self.backends != ("auto",)
 
 
 class Passed(NamedTuple):
@@ -104,55 +88,39 @@ class Plan:
         return "\n".join(lines)
 
 
-# -- preference ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
-def use_backend(backend: str | Sequence[str]) -> Iterator[None]:
+def use_backend(backend: str | Sequence[str]) -> Generator[None]:
     """Prefer a backend inside a ``with`` block, in this thread or asyncio task only.
 
     Args:
-        backend: A name (strict: that backend or an error), ``"auto"``, or a sequence in order of preference, which may end in
-            ``"auto"``.
+        backend: A name (strict: that backend or an error), ``"auto"``, or a sequence in order of preference, which may end
+            in ``"auto"``.
 
     Raises:
         UnknownBackend: A name that no installed or registered backend has.
 
     A call's own ``backend=`` argument comes first. Functions compiled by ``torch.compile`` or ``jax.jit`` notice the change
-    and are compiled again; inside ``torch.compile`` the preference is that of the thread, not of the asyncio task.
+    and are compiled again; they see the preference of the thread, that is, of the block entered last, where asyncio tasks
+    of one thread interleave.
     """
-    names = _names(backend)
+    names = preference.names(backend)
     for name in names:
         if name != "auto":
             registry.record(name)
-    token = _context_preference.set(names)
+    before = preference.context.get()
+    token = preference.context.set(names)
+    _mirror(names)
     try:
-        with contextlib.ExitStack() as stack:
-            for framework in LOADED.values():
-                stack.enter_context(framework.preferring(names))
-            yield
+        yield
     finally:
-        _context_preference.reset(token)
+        preference.context.reset(token)
+        _mirror(before)
 
 
-def _names(backend: str | Sequence[str]) -> tuple[str, ...]:
-    names = (backend,) if isinstance(backend, str) else tuple(backend)
-    if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"backend must be a name or a sequence of names, got {backend!r}")
-    return names
-
-
-def _preference(
-    backend: str | Sequence[str] | None, context: tuple[str, ...] | None, environment: str | None
-) -> Preference:
-    """The argument, else ``use_backend``, else the environment, else auto."""
-    if backend is not None:
-        return Preference(_names(backend), "argument")
-    if context is not None:
-        return Preference(context, "use_backend")
-    if environment:
-        return Preference(tuple(name.strip() for name in environment.split(",")), ENVIRONMENT_VARIABLE)
-    return Preference(("auto",), "default")
+def _mirror(names: tuple[str, ...] | None) -> None:
+    preference.thread.backends = names
+    for framework in LOADED.values():
+        framework.mirror(names)
 
 
 # -- the decision ----------------------------------------------------------------------------------------------------
@@ -254,20 +222,18 @@ def plan_of(
     return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
 
 
-def _leaves(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
-    """Every array of a call, in the order of ``spec.arrays``; None where one is absent."""
+def _flatten_state(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    """Every array of a call whose state has several arrays, in the order of ``spec.arrays``; None where one is absent."""
+    state = keywords["initial_state"]
+    if state is not None and not isinstance(state, spec.state_type or ()):
+        expected, found = getattr(spec.state_type, "__name__", ""), type(state).__name__
+        raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
     leaves = list(arrays)
     for name in spec.keyword_arrays:
-        value = keywords[name]
-        if name != "initial_state" or spec.state_type is None:
-            leaves.append(value)
-        elif value is None:
-            leaves.extend([None] * len(spec.state(keywords)))
-        elif isinstance(value, spec.state_type):
-            leaves.extend(value)
+        if name == "initial_state":
+            leaves.extend([None] * len(spec.state(keywords)) if state is None else state)
         else:
-            expected, found = spec.state_type.__name__, type(value).__name__
-            raise FrameworkError(f"{_name(spec, form)}: initial_state must be a linattn.{expected}, got {found}")
+            leaves.append(keywords[name])
     return leaves
 
 
@@ -287,7 +253,7 @@ def _inspect(
             if not arg.optional:
                 raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
             continue
-        other = framework_of(leaf, f"{_name(spec, form)}: {arg.name}")
+        other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
         if other is not framework:
             raise FrameworkError(
                 f"{_name(spec, form)}: {arg.name} is a {other.name} array but {first} is a {framework.name} array: "
@@ -301,8 +267,16 @@ def _name(spec: OpSpec, form: str | None) -> str:
     return spec.name if form is None else f"{form}_{spec.name}"
 
 
-_plans: dict[Any, Plan] = {}
-_MOST_PLANS = 8192  # a plan is small; a program with more distinct shapes than this pays 0.1 ms a call again
+class _Decided(NamedTuple):
+    """A memoised plan with what running it needs."""
+
+    plan: Plan
+    function: Any
+    options: dict[str, Any]
+
+
+_decided: dict[Any, _Decided] = {}
+_MOST_DECIDED = 8192  # an entry is small; a program with more distinct shapes than this decides again
 
 
 def _look_up(
@@ -312,28 +286,28 @@ def _look_up(
     leaves: Sequence[Any],
     keywords: Mapping[str, Any],
     backend: str | Sequence[str] | None,
-) -> Plan:
-    """The memoised plan of an eager call."""
-    context, environment = _context_preference.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    key = plan = None
+) -> _Decided:
+    """The memoised decision for an eager call."""
+    context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
+    wanted = tuple(backend) if type(backend) is list else backend  # hashable
+    key = decided = None
     try:
-        options = tuple([keywords[name] for name in spec.option_names])
-        grad = framework.needs_grad(leaves)
-        facts = framework.key(leaves)
-        key = (spec.name, form, backend, context, environment, registry.generation, grad, options, facts)
-        plan = _plans.get(key)
-    except (
-        TypeError,
-        AttributeError,
-    ):  # a symbolic size, a list of backends, or no array at all: the long way round
+        options = [keywords[name] for name in spec.option_names]
+        wish = (spec.name, form, wanted, context, environment, registry.generation)
+        # with the types of the options, because True == 1 == 1.0 and only one of them is right
+        key = (*wish, *options, *map(type, options), *framework.key(leaves))
+        decided = _decided.get(key)
+    except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
-    if plan is None:
-        plan = _inspect(spec, form, framework, leaves, keywords, _preference(backend, context, environment))
+    if decided is None:
+        plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
+        function = None if plan.backend is None else getattr(registry.load(plan.backend), plan.method)
+        decided = _Decided(plan, function, dict(plan.options))
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
-                _plans.clear()
-            _plans[key] = plan
-    return plan
+            if len(_decided) >= _MOST_DECIDED:
+                _decided.clear()
+            _decided[key] = decided
+    return decided
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -357,24 +331,37 @@ def run(
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
     """
-    if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
-    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
-    leaves = _leaves(spec, form, arrays, keywords)
+    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        chosen = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
-        plan = _look_up(spec, form, framework, leaves, keywords, backend)
-        if plan.backend is None:
-            _refuse(plan)
+        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
-        chosen = (plan.backend, plan.method, plan.steps, plan.options)
-    name, method, steps, options = chosen
-    function = getattr(registry.loaded[name], method)
+        if function is None:
+            _refuse(plan)
+        steps, keywords = plan.steps, {**keywords, **options}
     if len(steps) == 1:
-        return function(*arrays, **{**keywords, **dict(options)})
-    return _run_lowered(function, steps, framework, arrays, {**keywords, **dict(options)})
+        return function(*arrays, **keywords)
+    return _run_lowered(function, steps, framework, arrays, keywords)
+
+
+def _prepare(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    feature_map: str | feature_maps.FeatureMap | None,
+) -> tuple[tuple[Any, ...], Framework, list[Any]]:
+    """Apply the feature map; return the arrays, their framework, and every array of the call in one list."""
+    if feature_map is not None:
+        arrays = _map_features(spec, form, arrays, feature_map)
+    first: Any = arrays[0]
+    framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
+    if spec.state_type is None:
+        return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
+    return arrays, framework, _flatten_state(spec, form, arrays, keywords)
 
 
 def _run_lowered(
@@ -387,7 +374,8 @@ def _run_lowered(
     """Rewrite the arguments step by step, run the last family, and undo the steps on its results."""
     spec = FAMILIES[steps[0]]
     named = dict(zip([arg.name for arg in spec.args], arrays, strict=True))
-    options, finishes = keywords, []
+    options = keywords
+    finishes: list[Finish] = []
     for step in steps[:-1]:
         lowering = FAMILIES[step].lowering
         assert lowering is not None
@@ -403,18 +391,16 @@ def _map_features(
     spec: OpSpec, form: str | None, arrays: tuple[Any, ...], feature_map: str | feature_maps.FeatureMap
 ) -> tuple[Any, ...]:
     phi = feature_maps.resolve(feature_map)
-    mapped = []
+    mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
-            framework_of(x, f"{_name(spec, form)}: {arg.name}")
+            framework_of(x, arg.name, f"{_name(spec, form)}: ")
             x = phi(x)
         mapped.append(x)
     return tuple(mapped)
 
 
-def _check_offsets(
-    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any
-) -> None:
+def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
     offsets = framework.offsets(cu_seqlens)
     if offsets is not None:
         check_offsets(_name(spec, form), offsets, arrays[0].shape[1])
@@ -452,7 +438,7 @@ def _decide_while_tracing(
         tuple([keywords[name] for name in spec.option_names]),
         keywords["initial_state"] is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
-        framework.preference.backends,
+        preference.thread.backends,
         framework.needs_grad(leaves),
         registry.generation,
     )
@@ -474,8 +460,8 @@ def _decide_from_constants(
     options = dict(zip(spec.option_names, option_values, strict=True)) | {"initial_state": has_state or None}
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
-    preference = _preference(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
-    plan = plan_of(spec, form, framework, given, options, preference, needs_grad)
+    wanted = preference_of(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
+    plan = plan_of(spec, form, framework, given, options, wanted, needs_grad)
     if plan.backend is None:
         _refuse(plan)
     return plan.backend, plan.method, plan.steps, plan.options
@@ -497,8 +483,5 @@ def explain_call(
     backend: str | Sequence[str] | None,
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
-    if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
-    framework = framework_of(arrays[0], f"{_name(spec, form)}: {spec.args[0].name}")
-    leaves = _leaves(spec, form, arrays, keywords)
-    return _look_up(spec, form, framework, leaves, keywords, backend)
+    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
+    return _look_up(spec, form, framework, leaves, keywords, backend).plan

@@ -5,14 +5,14 @@ A framework also offers the few array functions that lowerings, gates and featur
 
 from __future__ import annotations
 
-import contextlib
+import operator
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import preference
 from .errors import FrameworkError
 
 __all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of"]
@@ -21,11 +21,16 @@ FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Facts(NamedTuple):
-    """Static facts of one array. A size that is symbolic under tracing is ``None``."""
+    """Static facts of one array. A batch or a length that is symbolic under tracing is ``None``."""
 
     shape: tuple[int | None, ...]
     dtype: str
     device: str
+
+
+def _size(axis: int, size: Any, known: bool) -> int | None:
+    """A batch and a length may stay symbolic; for heads and widths a kernel is chosen, so the trace is made for this size."""
+    return operator.index(size) if known or axis >= 2 else None
 
 
 class Framework:
@@ -48,12 +53,13 @@ class Framework:
     # -- static facts ------------------------------------------------------------------------------------------------
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        """A cheap hashable key with equal values for arrays of equal facts; unhashable while a size is symbolic."""
+        """A cheap key, equal only if all facts and ``needs_grad`` are equal; not hashable while a size is symbolic."""
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype) for x in arrays])
 
     def facts(self, x: Any) -> Facts:
         """The static facts of ``x``."""
-        return Facts(tuple(n if type(n) is int else None for n in x.shape), self.dtype(x), self.device(x))
+        shape = tuple([_size(axis, n, type(n) is int) for axis, n in enumerate(x.shape)])
+        return Facts(shape, self.dtype(x), self.device(x))
 
     def dtype(self, x: Any) -> str:
         """Name of the dtype of ``x``, e.g. ``"bfloat16"``."""
@@ -75,10 +81,8 @@ class Framework:
         """The integers in ``x``; ``None`` where reading them would wait for a device or break a trace."""
         return None
 
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
+    def mirror(self, backends: tuple[str, ...] | None) -> None:
         """Let compiled functions notice that the preferred backends changed."""
-        yield
 
     # -- array functions ---------------------------------------------------------------------------------------------
 
@@ -114,9 +118,7 @@ class Framework:
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-_SHARED_FUNCTIONS = frozenset(
-    {"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"}
-)
+_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
 
 
 class Numpy(Framework):
@@ -134,26 +136,14 @@ class Numpy(Framework):
         return x.tolist()
 
 
-class _ThreadPreference(threading.local):
-    # Set in __init__: Dynamo misses a class-level default and the compiled code would go stale.
-    def __init__(self) -> None:
-        self.backends: tuple[str, ...] | None = None
-
-
-_thread_preference = _ThreadPreference()
-
-
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
     name, roots, import_name = "torch", ("torch",), "torch"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.preference = _thread_preference
-
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple([None if x is None else (x.shape, x.dtype, x.device) for x in arrays])
+        facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
+        return self.module.is_grad_enabled(), *facts
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype)[len("torch.") :]
@@ -167,25 +157,17 @@ class Torch(Framework):
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
         static = self.module.fx.experimental.symbolic_shapes.has_static_value
-        return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
+        shape = tuple([_size(axis, n, static(n)) for axis, n in enumerate(x.shape)])
+        return shape, self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
-        return self.module.is_grad_enabled() and any([x is not None and x.requires_grad for x in arrays])
+        return self.module.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         plain = type(x) is self.module.Tensor and x.device.type == "cpu"
         if not plain or self.module._C._functorch.is_functorch_wrapped_tensor(x):
             return None
         return x.tolist()
-
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
-        # Dynamo cannot read a ContextVar but guards on a thread-local, so compiled functions read this mirror.
-        before, self.preference.backends = self.preference.backends, backends
-        try:
-            yield
-        finally:
-            self.preference.backends = before
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))
@@ -205,7 +187,8 @@ class Jax(Framework):
     def __init__(self) -> None:
         super().__init__()
         self.jax: Any = sys.modules["jax"]
-        self._preference: Any = self.jax.make_user_context()
+        self._preference: Any = self.jax.make_user_context()  # part of jit's cache key, so a change retraces
+        self.mirror(preference.context.get())
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
@@ -220,10 +203,9 @@ class Jax(Framework):
         on_host = not isinstance(x, self.jax.core.Tracer) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
 
-    @contextlib.contextmanager
-    def preferring(self, backends: tuple[str, ...]) -> Iterator[None]:
-        with self._preference(backends):  # part of jit's cache key, so entering it retraces
-            yield
+    def mirror(self, backends: tuple[str, ...] | None) -> None:
+        # Entered and never left: leaving would restore what another asyncio task of this thread had set meanwhile.
+        self._preference(backends).__enter__()
 
 
 class Mlx(Framework):
@@ -244,25 +226,24 @@ class Mlx(Framework):
 _CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)
 KNOWN = tuple(framework.name for framework in _CLASSES)
 LOADED: dict[str, Framework] = {}
-_OF_TYPE: dict[type, Framework] = {}
+BY_TYPE: dict[Any, Framework] = {}
+"""The framework of every array type seen so far."""
 
 
-def framework_of(x: Any, argument: str = "array") -> Framework:
-    """The framework of an array; ``FrameworkError`` if it is none of a known framework."""
-    return _OF_TYPE.get(type(x)) or _recognise(x, argument)
+def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:
+    """The framework of an array; ``FrameworkError``, starting with ``where``, if it is none of a known framework."""
+    return BY_TYPE.get(type(x)) or _recognise(x, argument, where)
 
 
-def _recognise(x: Any, argument: str) -> Framework:
+def _recognise(x: Any, argument: str, where: str) -> Framework:
     """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
-    roots = {
-        base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")
-    }
+    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
     for candidate in _CLASSES:
         if roots.intersection(candidate.roots):
             framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
-            _OF_TYPE[type(x)] = framework
+            BY_TYPE[type(x)] = framework
             return framework
-    raise FrameworkError(_not_an_array(x, argument))
+    raise FrameworkError(where + _not_an_array(x, argument))
 
 
 def _not_an_array(x: Any, argument: str) -> str:

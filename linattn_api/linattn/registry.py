@@ -7,13 +7,11 @@ stevedore. A plug-in that fails stays in the list with its error: it never break
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import inspect
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import (
     BackendConflict,
@@ -25,6 +23,9 @@ from .errors import (
 )
 from .plugin import API_VERSION, FORMS, Backend
 from .spec import FAMILIES, OpSpec
+
+if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
 
@@ -43,7 +44,7 @@ class Record:
     """
 
     name: str
-    entry_points: list[importlib.metadata.EntryPoint] = field(default_factory=lambda: [])
+    entry_points: list[EntryPoint] = field(default_factory=lambda: [])
     error: BackendError | None = None
 
     @property
@@ -72,7 +73,7 @@ class Registry:
     def records(self) -> dict[str, Record]:
         """Every known backend by name; discovered on first use."""
         if self._records is None:
-            self._records = _discover(importlib.metadata.entry_points(group=GROUP))
+            self._records = _discover()
         return self._records
 
     def refresh(self) -> None:
@@ -87,9 +88,7 @@ class Registry:
         check_contract(instance)
         if instance.name in self.records and not replace:
             taken = self.records[instance.name].origin
-            raise BackendConflict(
-                f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it"
-            )
+            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
         self.records[instance.name] = Record(instance.name)
         self.loaded[instance.name] = instance
         self.generation += 1
@@ -102,7 +101,7 @@ class Registry:
                 f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
             )
         del self.records[name], self.loaded[name]
-        found = _discover(importlib.metadata.entry_points(group=GROUP))
+        found = _discover()
         if name in found:
             self.records[name] = found[name]
         self.generation += 1
@@ -130,17 +129,19 @@ class Registry:
         return self.loaded[name]
 
 
-def _discover(entry_points: Iterable[importlib.metadata.EntryPoint]) -> dict[str, Record]:
+def _discover() -> dict[str, Record]:
     """Group entry points by name, whatever their order; an editable install may list one twice."""
+    from importlib.metadata import entry_points
+
     records: dict[str, Record] = {}
-    for ep in entry_points:
+    for ep in entry_points(group=GROUP):
         found = records.setdefault(ep.name, Record(ep.name)).entry_points
         if (_distribution(ep), ep.value) not in {(_distribution(other), other.value) for other in found}:
             found.append(ep)
     return records
 
 
-def _distribution(ep: importlib.metadata.EntryPoint) -> str:
+def _distribution(ep: EntryPoint) -> str:
     return "an unknown distribution" if ep.dist is None else f"{ep.dist.name} {ep.dist.version}"
 
 
@@ -161,7 +162,7 @@ def _load(record: Record) -> Backend:
     return backend
 
 
-def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
+def _refuse_other_versions(ep: EntryPoint) -> None:
     """A distribution's requirement on linattn is its API specifier, and can be read before anything is imported."""
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -171,24 +172,20 @@ def _refuse_other_versions(ep: importlib.metadata.EntryPoint) -> None:
         except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if (
-            requirement.name == "linattn"
-            and applies
-            and not requirement.specifier.contains(API_VERSION, prereleases=True)
-        ):
+        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
             )
 
 
-def _import(ep: importlib.metadata.EntryPoint) -> Backend:
+def _import(ep: EntryPoint) -> Backend:
     """Let stevedore import and create the one chosen plug-in; report what went wrong as this plug-in's error."""
     from stevedore.extension import ExtensionManager
 
     class OneEntryPoint(ExtensionManager[Any]):
         # stevedore's own listing may come from a stale disk cache
-        def list_entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        def list_entry_points(self) -> list[EntryPoint]:
             return [ep]
 
     failures: list[BaseException] = []
@@ -196,7 +193,11 @@ def _import(ep: importlib.metadata.EntryPoint) -> Backend:
     def note(manager: Any, entry_point: Any, failure: BaseException) -> None:
         failures.append(failure)
 
-    manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    manager: Any = None
+    try:
+        manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
+    except (AssertionError, SystemExit) as failure:  # stevedore lets these through
+        failures.append(failure)
     if failures:
         (failure,) = failures
         reason = f"{type(failure).__name__}: {failure}"
@@ -223,19 +224,13 @@ def check_contract(backend: Backend) -> None:
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
     if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(
-            f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}"
-        )
+        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
-        raise BackendContractError(
-            f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}"
-        ) from None
+        raise BackendContractError(f"{kind}.api must be a version specifier such as '>=1,<2', got {backend.api!r}") from None
     if not specifier.contains(API_VERSION, prereleases=True):
-        raise BackendVersionError(
-            f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}"
-        )
+        raise BackendVersionError(f"backend {backend.name!r} is for plug-in API {backend.api}, and this is API {API_VERSION}")
     _check_methods(backend)
 
 

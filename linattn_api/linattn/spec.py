@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 from .plugin import Call
@@ -82,6 +83,17 @@ class Option:
     types: tuple[type, ...]
     default: Any = None
 
+    def admits(self, value: Any) -> bool:
+        """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
+        if value is self.default or isinstance(value, bool):
+            return value is self.default or bool in self.types
+        number = Real if float in self.types else Integral if int in self.types else ()
+        return isinstance(value, number)
+
+
+Finish = Callable[[Any, Any], tuple[Any, Any]]
+"""Turns a general family's ``(o, final_state)`` into the special one's."""
+
 
 class Lowered(NamedTuple):
     """A call rewritten for a more general family.
@@ -94,7 +106,7 @@ class Lowered(NamedTuple):
 
     arrays: dict[str, Any]
     options: dict[str, Any]
-    finish: Callable[[Any, Any], tuple[Any, Any]]
+    finish: Finish
 
 
 def unchanged(o: Any, state: Any) -> tuple[Any, Any]:
@@ -145,9 +157,7 @@ def redescribe(
     """
     wide = accumulation_dtype(call) if widen else None
     arrays = {
-        name: (shape, wide or dtype)
-        for name, shape, dtype in call.arrays
-        if name not in drop and name not in STATE_ARRAYS
+        name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS
     }
     rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
     return replace(

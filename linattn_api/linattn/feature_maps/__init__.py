@@ -94,9 +94,7 @@ def resolve(feature_map: str | FeatureMap) -> FeatureMap:
     if isinstance(feature_map, FeatureMap):
         return feature_map
     if not isinstance(feature_map, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may ignore types
-        raise OptionError(
-            f"feature_map must be a name or a linattn.feature_maps.FeatureMap, got {type(feature_map).__name__}"
-        )
+        raise OptionError(f"feature_map must be a name or a linattn.feature_maps.FeatureMap, got {type(feature_map).__name__}")
     if feature_map not in MAPS:
         close = difflib.get_close_matches(feature_map, MAPS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""

@@ -11,12 +11,11 @@ from .gated_delta_rule import (
 from .gla import chunk_gla, gla, parallel_gla, recurrent_gla
 from .kda import chunk_kda, kda, parallel_kda, recurrent_kda
 from .linear_attn import chunk_linear_attn, linear_attn, parallel_linear_attn, recurrent_linear_attn
-from .mixed_attn import MixedState, chunk_mixed_attn, mixed_attn, parallel_mixed_attn, recurrent_mixed_attn
+from .mixed_attn import chunk_mixed_attn, mixed_attn, parallel_mixed_attn, recurrent_mixed_attn
 from .rwkv6 import chunk_rwkv6, parallel_rwkv6, recurrent_rwkv6, rwkv6
 from .simple_gla import chunk_simple_gla, parallel_simple_gla, recurrent_simple_gla, simple_gla
 
 __all__ = [
-    "MixedState",
     "chunk_delta_rule",
     "chunk_dplr",
     "chunk_gated_delta_rule",

@@ -80,7 +80,7 @@ def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> C
     name = spec.name if form is None else f"{form}_{spec.name}"
     operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
     operator.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(declared.__doc__ or '')}\n\n{_COMMON}"
-    operator.explain = explain_operator
+    operator.explain, operator.spec, operator.form = explain_operator, spec, form
     OPERATORS[name] = operator
     return operator
 
@@ -89,8 +89,7 @@ def _bound_to(target: Any, name: str, spec: OpSpec, form: Form | None, declared:
     """A function with the declared signature that hands its arguments to ``target``."""
     signature = inspect.signature(declared)
     bare = [
-        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
-        for p in signature.parameters.values()
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in signature.parameters.values()
     ]
     source = _TEMPLATE.format(
         name=name,

@@ -23,9 +23,7 @@ def to_gated_delta_rule(xp: Any, arrays: dict[str, Any], options: dict[str, Any]
 def as_gated_delta_rule(call: Call) -> Call:
     """What ``to_gated_delta_rule`` gives, as static facts."""
     beta = call.shapes["beta"], call.dtypes["beta"]
-    return redescribe(
-        call, "gated_delta_rule", {"g": ("B T HV", accumulation_dtype(call)), "beta": beta}, drop=("beta",)
-    )
+    return redescribe(call, "gated_delta_rule", {"g": ("B T HV", accumulation_dtype(call)), "beta": beta}, drop=("beta",))
 
 
 SPEC = OpSpec(

@@ -15,9 +15,7 @@ A = TypeVar("A")
 def to_kda(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """The same decay for every key channel."""
     g = arrays["g"]
-    return Lowered(
-        {**arrays, "g": xp.broadcast_to(g[..., None], (*g.shape, arrays["k"].shape[-1]))}, options, unchanged
-    )
+    return Lowered({**arrays, "g": xp.broadcast_to(g[..., None], (*g.shape, arrays["k"].shape[-1]))}, options, unchanged)
 
 
 SPEC = OpSpec(

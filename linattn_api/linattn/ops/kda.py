@@ -31,7 +31,11 @@ def to_dplr(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered
     keys, beta = xp.repeat_heads(k, v.shape[2]), beta[..., None]
     general = {**arrays, "q": q, "k": k, "v": beta * v, "g": g, "a": -xp.exp(g) * keys, "b": beta * keys}
     del general["beta"]
-    return Lowered(general, options, lambda o, state: (xp.astype(o, out_dtype), state))
+
+    def finish(o: Any, state: Any) -> tuple[Any, Any]:
+        return xp.astype(o, out_dtype), state
+
+    return Lowered(general, options, finish)
 
 
 SPEC = OpSpec(

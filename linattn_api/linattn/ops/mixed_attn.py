@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
+from ..plugin import MixedState
 from ..spec import CHUNK_SIZE, OUTPUT_FINAL_STATE, Arg, OpSpec, Option, Options, Sizes
 from ._family import family
 
 A = TypeVar("A")
-
-
-class MixedState(NamedTuple, Generic[A]):
-    """State of ``mixed_attn``: constant in size, whatever the number of tokens seen.
-
-    Attributes:
-        kv: ``Σ k_linᵀ v`` over whole chunks ``[N, H, L, V]``.
-        k_quad: Quadratic keys of the current chunk ``[N, C, H, K]``; rows from ``length`` on are zero.
-        k_lin: Linear keys of the current chunk ``[N, C, H, L]``; likewise.
-        v: Values of the current chunk ``[N, C, H, V]``; likewise.
-        length: Tokens in the current chunk ``[N]`` int32, ``0 ≤ length < C``.
-    """
-
-    kv: A
-    k_quad: A
-    k_lin: A
-    v: A
-    length: A
 
 
 STATE = (

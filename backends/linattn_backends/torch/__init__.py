@@ -1,0 +1,5 @@
+"""The pure PyTorch backend."""
+
+from .backend import TorchBackend
+
+__all__ = ["TorchBackend"]

@@ -1,0 +1,5 @@
+"""``python -m linattn`` is the ``linattn`` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,208 @@
+"""Plug-ins as users install them: distributions with entry points, good and bad."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+import warnings
+
+import linattn
+import numpy as np
+import pytest
+from backends_for_tests import Recorder, named
+from linattn import errors
+from linattn.plugin import API_VERSION, Backend
+from linattn.registry import registry
+
+GOOD = """
+from linattn.plugin import Backend
+
+class Plugin(Backend):
+    name = "{name}"
+    api = "{api}"
+    frameworks = ("numpy",)
+
+    def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+        return v, None
+"""
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """``install(dist, name, source)``: put a distribution with one entry point on the path."""
+
+    def install(dist: str, name: str = "", source: str = GOOD, requires: str = "", api: str = ">=1,<2") -> None:
+        name = name or dist
+        module = f"plugin_module_{next(numbers)}"  # its own, so that no test finds another's in sys.modules
+        folder = tmp_path / dist
+        info = folder / f"{dist.replace('-', '_')}-1.2.dist-info"
+        info.mkdir(parents=True)
+        requirement = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n{requirement}")
+        (info / "entry_points.txt").write_text(f"[linattn.backends]\n{name} = {module}:Plugin\n")
+        (folder / f"{module}.py").write_text(textwrap.dedent(source.format(name=name, api=api)))
+        monkeypatch.syspath_prepend(folder)
+        registry.refresh()
+
+    return install
+
+
+@pytest.fixture
+def call():
+    x = np.ones((1, 4, 1, 8), np.float32)
+    return (x, x, x, -x)
+
+
+def test_an_installed_plug_in_is_found_and_runs(install, call):
+    install("acme")
+    assert linattn.explain("chunk_gla", *call, backend="acme").backend == "acme"
+    assert registry.record("acme").origin == "acme 1.2"
+    assert not registry.record("acme").built_in
+
+
+def test_installing_a_package_never_changes_a_call_that_worked(install, call):
+    before = linattn.explain("chunk_gla", *call)
+    install("aaa")
+    assert linattn.explain("chunk_gla", *call) == before
+    assert before.backend == "numpy"
+
+
+def test_a_plug_in_that_fails_to_import_is_reported_once_and_breaks_nothing(install, call):
+    install("acme", source="raise OSError('libacme.so: not found')")
+    message = "backend 'acme' of acme 1.2 failed to load: OSError: libacme.so: not found"
+    with pytest.warns(RuntimeWarning, match=f"^linattn: {message}$"):
+        plan = linattn.explain("chunk_gla", *call, backend=["acme", "numpy"])
+    assert (plan.backend, plan.passed) == ("numpy", (("acme", message),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert linattn.explain("chunk_simple_gla", *call[:3], call[3][..., 0], backend=["acme", "numpy"]).backend == "numpy"
+        with pytest.raises(errors.BackendLoadError) as caught:
+            linattn.chunk_gla(*call, backend="acme")
+    assert str(caught.value) == message
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_plug_in_that_exits_on_import_breaks_nothing(install, call):
+    install("acme", source="raise SystemExit(3)")
+    with pytest.warns(RuntimeWarning, match="SystemExit: 3"):
+        assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
+
+
+def test_a_plug_in_that_asserts_on_import_is_its_own_problem(install, call):
+    install("acme", source="assert False, 'no licence'")
+    with pytest.warns(RuntimeWarning, match="AssertionError: no licence"):
+        assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
+
+
+def test_two_distributions_with_one_name(install, call):
+    install("acme-one", name="acme")
+    install("other")
+    install("acme-two", name="acme")
+    with pytest.raises(errors.BackendConflict) as caught:
+        linattn.chunk_gla(*call, backend="acme")
+    assert str(caught.value) == (
+        "backend 'acme' is claimed by acme-one 1.2 and acme-two 1.2: uninstall one of them, or register the one you want "
+        "with linattn.register_backend(..., replace=True)"
+    )
+    assert linattn.explain("chunk_gla", *call, backend="other").backend == "other"
+    linattn.register_backend(named("acme"), replace=True)
+    assert linattn.explain("chunk_gla", *call, backend="acme").backend == "acme"
+
+
+def test_another_api_major_is_refused_before_its_import(install, call):
+    install("acme", source="raise AssertionError('imported')", requires="linattn>=2,<3")
+    with pytest.raises(errors.BackendVersionError) as caught:
+        linattn.chunk_gla(*call, backend="acme")
+    assert str(caught.value) == (
+        f"backend 'acme' of acme 1.2 requires linattn <3,>=2, and this is API {API_VERSION}: it was not imported; "
+        "install a version of it built for this API"
+    )
+
+
+def test_a_requirement_that_admits_this_api_or_does_not_apply(install, call):
+    install("acme", requires="linattn>=1,<2")
+    assert linattn.explain("chunk_gla", *call, backend="acme").backend == "acme"
+    install("extra", requires='linattn>=9; extra == "test"')
+    assert linattn.explain("chunk_gla", *call, backend="extra").backend == "extra"
+
+
+def test_the_class_s_own_specifier_is_checked_too(install, call):
+    install("acme", api=">=2")
+    with pytest.raises(errors.BackendVersionError) as caught:
+        linattn.chunk_gla(*call, backend="acme")
+    assert str(caught.value) == f"backend 'acme' is for plug-in API >=2, and this is API {API_VERSION}"
+
+
+def test_an_entry_point_whose_backend_has_another_name(install, call):
+    install("acme", source=GOOD.replace("{name}", "zebra"))
+    with pytest.raises(errors.BackendContractError) as caught:
+        linattn.chunk_gla(*call, backend="acme")
+    assert str(caught.value) == ("entry point 'acme' of acme 1.2 gives a backend named 'zebra': expected the same name")
+
+
+def test_a_signature_that_differs_is_shown_beside_the_spec():
+    def chunk_gla(self, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, head_first=False):
+        raise AssertionError
+
+    with pytest.raises(errors.BackendContractError) as caught:
+        linattn.register_backend(named("acme", chunk_gla=chunk_gla))
+    assert str(caught.value) == (
+        "Acme.chunk_gla does not match the spec\n"
+        "  expected: (self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size)\n"
+        "  found:    (self, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, head_first=False)"
+    )
+
+
+CONTRACT = [
+    (type("A", (Backend,), {}), "A must define name"),
+    (type("A", (Backend,), {"name": "a"}), "A must define api"),
+    (type("A", (Backend,), {"name": "a", "api": ">=1"}), "A must define frameworks"),
+    (named("Upper"), "Upper.name must be lower case letters, digits, '_' and '-', got 'Upper'"),
+    (named("a", frameworks="torch"), "A.frameworks must be a tuple of names such as ('torch',), got 'torch'"),
+    (named("a", api="1.x"), "A.api must be a version specifier such as '>=1,<2', got '1.x'"),
+    (named("a", api=1), "A.api must be a version specifier such as '>=1,<2', got 1"),
+    (named("a", chunk_gal=lambda self: None), "A.chunk_gal is no operator of API 1.0.0, did you mean chunk_gla?"),
+    (
+        type("A", (Backend,), {"name": "a", "api": ">=1", "frameworks": ("numpy",)}),
+        "A defines no operator: it needs at least one method such as chunk_gla",
+    ),
+    (object, "expected an instance of linattn.plugin.Backend, got object"),
+]
+
+
+@pytest.mark.parametrize(("backend", "message"), CONTRACT)
+def test_a_class_that_breaks_the_contract(backend, message):
+    with pytest.raises(errors.BackendContractError) as caught:
+        linattn.register_backend(backend)
+    assert str(caught.value) == message
+
+
+def test_registering_a_taken_name():
+    with pytest.raises(errors.BackendConflict) as caught:
+        linattn.register_backend(named("numpy"))
+    assert str(caught.value) == (
+        f"backend 'numpy' is already provided by linattn {API_VERSION}; pass replace=True to replace it"
+    )
+    linattn.register_backend(Recorder())
+    with pytest.raises(errors.BackendConflict, match="already provided by register_backend"):
+        linattn.register_backend(Recorder())
+
+
+def test_replacing_and_restoring_a_built_in(call):
+    linattn.register_backend(named("numpy"), replace=True)
+    assert float(linattn.chunk_gla(*call)[0][0, 0, 0, 0]) == 5.0
+    linattn.unregister_backend("numpy")
+    assert float(linattn.chunk_gla(*call)[0][0, 0, 0, 0]) != 5.0
+
+
+def test_unregistering():
+    with pytest.raises(errors.UnknownBackend):
+        linattn.unregister_backend("recorder")
+    with pytest.raises(errors.BackendError) as caught:
+        linattn.unregister_backend("numpy")
+    assert str(caught.value) == (
+        f"backend 'numpy' is provided by linattn {API_VERSION}, not by register_backend: uninstall it instead"
+    )
