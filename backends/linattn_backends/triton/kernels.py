@@ -133,8 +133,6 @@ def states(
     sum_g = tl.zeros((BK,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
-    if GATE == 1:  # loads that feed no product are not pipelined: fetched a chunk ahead by hand
-        ahead = row_gate(g, (tl.maximum(high - 1, 0) if REVERSE else low) * C + tl.arange(0, C), gt, L)
     for step in range(low, high):
         chunk = step
         if REVERSE:
@@ -150,12 +148,11 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            bg = ahead
-            ahead = row_gate(g, (tl.maximum(chunk - 1, 0) if REVERSE else chunk + 1) * C + tl.arange(0, C), gt, L)
+            bg = row_gate(g, rows, gt, L)
             if REVERSE:
-                E = prefix(bg, C, SPLIT)
+                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
             else:
-                E = suffix(bg, C, SPLIT)
+                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
             xd = xd * tl.exp2(E * LOG2E)[:, None]
             all = tl.sum(bg, 0)
             S = S * tl.exp2(all * LOG2E)
@@ -180,6 +177,26 @@ def states(
         if GATE > 0 and not WHOLE and iv == 0:
             p = decay + (i.to(tl.int64) * HV + hv) * K
             tl.store(p + columns_k, sum_g, mask=columns_k < K)
+
+
+@triton.jit
+def segment_of(
+    local, decay, i, last, hv, HV, tile, inside, columns_k,
+    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Segment ``i``'s own state and its decay factor; past ``last``, zeros and ones."""
+    if REVERSE:
+        there = i >= last
+    else:
+        there = i <= last
+    has = inside & there
+    head = i.to(tl.int64) * HV + hv
+    p = local + head * (K * V) + tile
+    own = tl.load(p, mask=has, other=0.0)
+    keep = tl.full(columns_k.shape, 1.0, tl.float32)
+    if GATE > 0:
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0) * LOG2E)
+    return own, keep, p, has
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
@@ -210,29 +227,23 @@ def carries(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
-    for step in range(low, high, 2):  # two at a time: their loads do not wait for each other
-        i = step
-        after = step + 1
-        if REVERSE:
-            i = low + high - 1 - step
-            after = i - 1
-        more = step + 1 < high
-        p = local + (i.to(tl.int64) * HV + hv) * (K * V) + tile
-        p2 = local + (after.to(tl.int64) * HV + hv) * (K * V) + tile
-        own = tl.load(p, mask=inside, other=0.0)
-        own2 = tl.load(p2, mask=inside & more, other=0.0)
-        if GATE > 0:
-            in_k = columns_k < K
-            keep = tl.load(decay + (i.to(tl.int64) * HV + hv) * K + columns_k, mask=in_k, other=0.0)
-            keep2 = tl.load(decay + (after.to(tl.int64) * HV + hv) * K + columns_k, mask=in_k & more, other=0.0)
-            second = S * tl.exp2(keep * LOG2E)[:, None] + own
-            third = second * tl.exp2(keep2 * LOG2E)[:, None] + own2
-        else:
-            second = S + own
-            third = second + own2
-        tl.store(p, S, mask=inside)
-        tl.store(p2, second, mask=inside & more)
-        S = third
+    jump = -1 if REVERSE else 1
+    last = low if REVERSE else high - 1
+    i = high - 1 if REVERSE else low
+    for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
+        own0, keep0, p0, has0 = segment_of(local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
+        own1, keep1, p1, has1 = segment_of(local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
+        own2, keep2, p2, has2 = segment_of(local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
+        own3, keep3, p3, has3 = segment_of(local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
+        S1 = S * keep0[:, None] + own0
+        S2 = S1 * keep1[:, None] + own1
+        S3 = S2 * keep2[:, None] + own2
+        tl.store(p0, S, mask=has0)
+        tl.store(p1, S1, mask=has1)
+        tl.store(p2, S2, mask=has2)
+        tl.store(p3, S3, mask=has3)
+        S = S3 * keep3[:, None] + own3
+        i += 4 * jump
     tl.store(end + at + tile, S, mask=inside)
 
 
@@ -629,8 +640,6 @@ def fused(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
-    if GATE == 1:  # fetched a chunk ahead by hand, as in states
-        ahead = row_gate(g, tl.arange(0, C), gt, L)
     for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
         rows = chunk * C + tl.arange(0, C)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
@@ -642,13 +651,14 @@ def fused(
             A = tl.where(s <= t, A, 0.0)
             S = product(tl.trans(bk), bv, S, PREC)
         else:
-            bg = ahead
-            ahead = row_gate(g, rows + C, gt, L)
-            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
-            A = A * decay_matrix(bg, C, False, SPLIT)
-            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
+            bg = row_gate(g, rows, gt, L)
+            G = tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E
+            Gs = tl.sum(tl.where(t <= s, bg[:, None], 0.0), 0) * LOG2E
+            later = tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)
+            acc = acc * tl.exp2(G)[:, None]
+            A = tl.where(s <= t, A * tl.exp2(tl.minimum(G[:, None] - Gs[None, :], 0.0)), 0.0)
             S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
-            S = product(tl.trans((bk.to(tl.float32) * later[:, None]).to(bk.dtype)), bv, S, PREC)
+            S = product(tl.trans(bk), (bv.to(tl.float32) * later[:, None]).to(bv.dtype), S, PREC)
         acc = product(A.to(bv.dtype), bv, acc, PREC)
         p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
         tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & in_v)
