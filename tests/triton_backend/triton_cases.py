@@ -36,9 +36,7 @@ def sum_of(parts):
     return result
 
 
-def arrays(
-    family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0
-):
+def arrays(family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0):
     """Seeded arguments by name, in the family's order."""
     torch.manual_seed(seed)
     result = dict(q=torch.randn(B, T, H, K), k=torch.randn(B, T, H, K), v=torch.randn(B, T, HV, V))

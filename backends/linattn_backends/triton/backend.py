@@ -43,9 +43,7 @@ def _run(
     wide: bool = False,
 ) -> Result:
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    o, final = diagonal(
-        q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state, wide
-    )
+    o, final = diagonal(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state, wide)
     return o, final if output_final_state else None
 
 

@@ -106,7 +106,7 @@ def states(
         b = n * 0
         chunk0 = tl.load(chunk_first + n).to(tl.int64)
     else:
-        if PACKED:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + i) >= N:
                 return
         n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
@@ -231,10 +231,18 @@ def carries(
     last = low if REVERSE else high - 1
     i = high - 1 if REVERSE else low
     for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
-        own0, keep0, p0, has0 = segment_of(local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
-        own1, keep1, p1, has1 = segment_of(local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
-        own2, keep2, p2, has2 = segment_of(local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
-        own3, keep3, p3, has3 = segment_of(local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE)
+        own0, keep0, p0, has0 = segment_of(
+            local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own1, keep1, p1, has1 = segment_of(
+            local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own2, keep2, p2, has2 = segment_of(
+            local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own3, keep3, p3, has3 = segment_of(
+            local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
         S1 = S * keep0[:, None] + own0
         S2 = S1 * keep1[:, None] + own1
         S3 = S2 * keep2[:, None] + own2
@@ -254,15 +262,16 @@ def outputs_of(
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``o`` (``y = v``), or of ``dv`` in reverse (``y = do``): a ``[C, BV]`` tile, over tiles of ``BK`` channels."""
+    """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, ``dv`` (``y = do``); over tiles of ``BK`` channels."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     iv = pid % NV
     hv = pid // NV % HV
     i = pid // (NV * HV)
-    n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
     t = tl.arange(0, C)[:, None]
@@ -328,9 +337,10 @@ def outputs(
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """``outputs_of`` for every tile; ``SLOW`` programs look for the chunks that decay by ``2^RANGE`` or more, the others leave those."""
+    """``outputs_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     if SLOW:
@@ -347,10 +357,10 @@ def outputs(
                     SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
-        if PACKED:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + pid // (NV * HV)) >= N:
                 return
-        if GATE == 2:
+        if GATE == 2:  # noqa: SIM102
             if weakest(ranges, pid // NV, PARTS) <= -RANGE:
                 return
         outputs_of(
@@ -369,13 +379,12 @@ def gradients_of(
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose are ``[C, C]``."""
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
     NK: tl.constexpr = (K + BK - 1) // BK
-    NV: tl.constexpr = (V + BV - 1) // BV
     ik = pid % NK
     hv = pid // NK % HV
     i = pid // (NK * HV)
-    n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
@@ -533,7 +542,7 @@ def gradients(
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """``gradients_of`` for every tile; ``SLOW`` programs look for the chunks that decay by ``2^RANGE`` or more, the others leave those."""
+    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     if SLOW:
@@ -550,10 +559,10 @@ def gradients(
                     GATE_GROUP, GATE, EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
-        if PACKED:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + pid // (NK * HV)) >= N:
                 return
-        if GATE == 2:
+        if GATE == 2:  # noqa: SIM102
             if weakest(ranges, pid // NK, PARTS) <= -RANGE:
                 return
         gradients_of(
@@ -652,11 +661,9 @@ def fused(
             S = product(tl.trans(bk), bv, S, PREC)
         else:
             bg = row_gate(g, rows, gt, L)
-            G = tl.sum(tl.where(s <= t, bg[None, :], 0.0), 1) * LOG2E
-            Gs = tl.sum(tl.where(t <= s, bg[:, None], 0.0), 0) * LOG2E
-            later = tl.exp2(tl.sum(tl.where(s > t, bg[None, :], 0.0), 1) * LOG2E)
-            acc = acc * tl.exp2(G)[:, None]
-            A = tl.where(s <= t, A * tl.exp2(tl.minimum(G[:, None] - Gs[None, :], 0.0)), 0.0)
+            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+            A = A * decay_matrix(bg, C, False, SPLIT)
+            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
             S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
             S = product(tl.trans(bk), (bv.to(tl.float32) * later[:, None]).to(bv.dtype), S, PREC)
         acc = product(A.to(bv.dtype), bv, acc, PREC)

@@ -45,7 +45,7 @@ def cut(T: int, N: int, length: int, cu_seqlens: Tensor | None) -> Cut:
     return Cut(count, 0, owner, first)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a device; an interpreter counts as one."""
     if device.type != "cuda":
@@ -160,7 +160,7 @@ def scan(
     call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, keep: bool, end: bool
 ) -> tuple[Kept, Tensor | None]:
     """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
-    B, T, HV, V = call.v.shape
+    _, T, HV, V = call.v.shape
     K, N, tiles = call.q.shape[-1], call.N, call.tiles
     new = functools.partial(torch.empty, device=call.q.device)
     kept = new((chunks.count, HV, K, V), dtype=call.state_dtype) if keep else None
@@ -169,9 +169,7 @@ def scan(
     ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if keep and call.gate == 2 else None
     per_tile = programs(K, V, tile.BK, tile.BV)
     segment = tiles.segment(T, N, N * HV * per_tile)
-    shared = dict(
-        call.common(), BK=tile.BK, BV=tile.BV, REVERSE=reverse, num_warps=tile.warps, num_stages=tile.stages
-    )
+    shared = dict(call.common(), BK=tile.BK, BV=tile.BV, REVERSE=reverse, num_warps=tile.warps, num_stages=tile.stages)
     strided = (*strides(x), *strides(y), *strides(call.g))
 
     def run(count, pieces, begin, finish, decay, kept, span, whole):
@@ -205,15 +203,16 @@ def scan(
 
 def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
     """``o`` from ``v``, or ``dv`` from ``do``."""
-    B, T, HV, V = call.v.shape
+    _, T, HV, V = call.v.shape
     tiles = call.tiles
     for slow in (False, True) if call.gate == 2 else (False,):
         tile = tiles.outputs_slow if slow else tiles.outputs
         count = chunks.count * HV * programs(1, V, 1, tile.BV)
         launch(
             kernels.outputs, min(count, 2 * tiles.processors) if slow else count, call,
-            call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per,
-            call.N, HV, count, call.scale, *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
+            call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
+            T, chunks.per, call.N, HV, count, call.scale,
+            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
             BK=tile.BK, BV=tile.BV, REVERSE=reverse, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -302,9 +301,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     return dict(q=dq, k=dk, v=dv, g=dg, u=None if du is None else du.sum(0), start=dstart)
 
 
-def recurrent_forward(
-    call: Diagonal, gv: Tensor | None, out_dtype: torch.dtype, final: bool
-) -> tuple[Tensor, Tensor | None]:
+def recurrent_forward(call: Diagonal, gv: Tensor | None, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
     """The same by the recurrence."""
     B, T, HV, V = call.v.shape
     K, N = call.q.shape[-1], call.N
@@ -323,5 +320,3 @@ def recurrent_forward(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, end
-
-

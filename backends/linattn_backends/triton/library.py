@@ -1,4 +1,4 @@
-"""The custom ops ``linattn::triton_diagonal`` and its backward: one opaque node each for ``torch.compile`` and ``torch.export``."""
+"""The custom ops ``linattn::triton_diagonal`` and its backward: one opaque node each for every tracer."""
 
 from __future__ import annotations
 

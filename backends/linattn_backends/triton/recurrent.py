@@ -25,6 +25,7 @@ def recurrent(
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, EXCLUSIVE: tl.constexpr,
     PACKED: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
+    """Walk one sequence of one head with a ``[K, BV]`` tile of its state."""
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV

@@ -105,7 +105,7 @@ def suffix(g, C: tl.constexpr, SPLIT: tl.constexpr):
 def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr):
     """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from one log decay a token: ``[C, C]``; the transpose in reverse.
 
-    ``G ≥ C · FLOOR``, so its differences are right to ``5e-4``: enough for 16-bit operands. Otherwise sums of the gates between.
+    ``G ≥ C · FLOOR``, so its differences are right to ``5e-4``: enough for 16-bit operands. Otherwise, sums of gates.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -180,8 +180,8 @@ def vector_scores(
     ``A`` transposed and ``k ∘ e^{G_C - G}``. ``EXCLUSIVE`` (RWKV-6) has ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the
     diagonal.
 
-    If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``), at
-    each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
+    If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``),
+    at each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
     sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. If no channel
     decays by much in any block of ``BLOCK`` tokens, the levels end there, and one product does all the blocks.
     """

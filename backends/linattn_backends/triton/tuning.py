@@ -96,7 +96,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
-        fused=Tile(fit(K, 128, 64), 64, 4, 2 if gate else 3) if gate < 2 and K <= 128 and not full else None,
+        fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
         fused_chunk=C,
         fused_from=max(processors * 7 // 8, 2),
     )
