@@ -265,7 +265,7 @@ def outputs_of(
     PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, ``dv`` (``y = do``); over tiles of ``BK`` channels."""
+    """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     iv = pid % NV
