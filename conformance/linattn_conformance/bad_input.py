@@ -37,6 +37,7 @@ class Rule:
     change: Change
     error: type[Exception]
     text: str
+    reads: bool = False  # about values, which are read only where that waits for no device
 
 
 def shape(name: str, *size: int, dtype: str = "float32") -> Change:
@@ -124,9 +125,12 @@ RULES = (
         "packed-batch", "gla", packed([0, 5], B=2), S,
         "chunk_gla: cu_seqlens packs sequences along T and needs B = 1, got B = 2",
     ),
-    Rule("packed-start", "gla", packed([1, 5]), S, "chunk_gla: cu_seqlens must start at 0, got 1"),
-    Rule("packed-order", "gla", packed([0, 4, 2, 5]), S, "chunk_gla: cu_seqlens must not decrease, got 4 then 2 at index 2"),
-    Rule("packed-end", "gla", packed([0, 3]), S, "chunk_gla: cu_seqlens must end at T = 5, got 3"),
+    Rule("packed-start", "gla", packed([1, 5]), S, "chunk_gla: cu_seqlens must start at 0, got 1", reads=True),
+    Rule(
+        "packed-order", "gla", packed([0, 4, 2, 5]), S,
+        "chunk_gla: cu_seqlens must not decrease, got 4 then 2 at index 2", reads=True,
+    ),
+    Rule("packed-end", "gla", packed([0, 3]), S, "chunk_gla: cu_seqlens must end at T = 5, got 3", reads=True),
     Rule("packed-dtype", "gla", packed([0, 5], "float32"), D, "chunk_gla: cu_seqlens must be int32 or int64, got float32"),
     Rule(
         "k-dtype", "gla", shape("k", 2, 5, 2, 3, dtype="float16"), D,

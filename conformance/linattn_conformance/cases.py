@@ -67,6 +67,7 @@ class Case:
         core: Part of what a backend that has this operator cannot declare away.
         frameworks: The frameworks that it is for; all if empty.
         memory: GiB of device memory it needs; 0 for any device.
+        host: Only for arrays in host memory, where values can be read without waiting for a device.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Case:
     core: bool = False
     frameworks: tuple[str, ...] = ()
     memory: int = 0
+    host: bool = False
 
     @property
     def size(self) -> dict[str, int]:
@@ -99,9 +101,9 @@ class Case:
 
     def applies(self, framework: str, device: str, memory: float = 0) -> bool:
         """True if the case is one for this framework and device; ``memory`` is the device's, in GiB."""
-        return (not self.frameworks or framework in self.frameworks) and (
-            not self.memory or (device.partition(":")[0] != "cpu" and memory >= self.memory)
-        )
+        on_host = device.partition(":")[0] == "cpu"
+        fits = memory >= self.memory and not on_host if self.memory else on_host or not self.host
+        return fits and (not self.frameworks or framework in self.frameworks)
 
 
 @functools.cache
@@ -138,7 +140,8 @@ def generate() -> Iterator[Case]:
         yield from transforms(spec)
         yield from large(spec)
     for rule in RULES:
-        yield Case(f"{rule.op}/chunk/fp32/bad-input/{rule.name}", rule.op, "chunk", "float32", (), (), "bad-input")
+        name = f"{rule.op}/chunk/fp32/bad-input/{rule.name}"
+        yield Case(name, rule.op, "chunk", "float32", (), (), "bad-input", host=rule.reads)
 
 
 def make(

@@ -30,12 +30,9 @@ class Entry:
     core: bool
     frameworks: tuple[str, ...]
     memory: int
+    host: bool = False
 
-    def applies(self, framework: str, device: str, memory: float) -> bool:
-        """As ``Case.applies``."""
-        return (not self.frameworks or framework in self.frameworks) and (
-            not self.memory or (device.partition(":")[0] != "cpu" and memory >= self.memory)
-        )
+    applies = Case.applies
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Manifest:
 def _packed(entry: Entry) -> dict[str, Any]:
     """Only what differs from the usual."""
     packed: dict[str, Any] = {"operator": entry.operator}
-    packed |= {name: True for name in ("gradient", "core") if getattr(entry, name)}
+    packed |= {name: True for name in ("gradient", "core", "host") if getattr(entry, name)}
     packed |= {"frameworks": list(entry.frameworks)} if entry.frameworks else {}
     return packed | ({"memory": entry.memory} if entry.memory else {})
 
@@ -86,12 +83,15 @@ def _unpacked(packed: dict[str, Any]) -> Entry:
         packed.get("core", False),
         tuple(packed.get("frameworks", ())),
         packed.get("memory", 0),
+        packed.get("host", False),
     )
 
 
 def from_cases(cases: tuple[Case, ...]) -> Manifest:
     """The manifest that these cases make."""
-    entries = {case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory) for case in cases}
+    entries = {
+        case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory, case.host) for case in cases
+    }
     return Manifest(API_VERSION, SUITE_VERSION, content_hash(cases), entries)
 
 

@@ -12,7 +12,7 @@ from linattn.plugin import Backend, Call, Unsupported
 from packaging.version import Version
 from torch import Tensor
 
-from .library import diagonal
+from .library import diagonal_call
 
 __all__ = ["TritonBackend"]
 
@@ -43,7 +43,11 @@ def _run(
     wide: bool = False,
 ) -> Result:
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    o, final = diagonal(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state, wide)
+    if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
+        g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
+    o, final = diagonal_call(
+        q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state, wide
+    )
     return o, final if output_final_state else None
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from linattn_backends.torch.transforms import register
+
 from .launch import Diagonal, backward, forward, recurrent_forward
 
-__all__ = ["diagonal"]
+__all__ = ["diagonal", "diagonal_call"]
 
 
 @torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
@@ -89,8 +91,9 @@ def _backward(ctx, do, dfinal):
         raise NotImplementedError("the triton backend has no gradient with gv")
     if do is None:
         do = torch.zeros_like(v)
-    grads = iter(diagonal_backward(do, dfinal, q, k, v, g, u, start, cu_seqlens, ctx.scale, ctx.chunk))
+    grads = iter(_backward_call(do, dfinal, q, k, v, g, u, start, cu_seqlens, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in (q, k, v, g, gv, u, start)), *none)
 
 
-diagonal.register_autograd(_backward, setup_context=_setup_context)
+_backward_call = register(diagonal_backward)
+diagonal_call = register(diagonal, _setup_context, _backward)
