@@ -101,7 +101,9 @@ def use_backend(backend: str | Sequence[str]) -> Generator[None]:
 
     A call's own ``backend=`` argument comes first. Functions compiled by ``torch.compile`` or ``jax.jit`` notice the change
     and are compiled again; they see the preference of the thread, that is, of the block entered last, where asyncio tasks
-    of one thread interleave.
+    of one thread interleave, and none in a thread that only copied the context (``asyncio.to_thread``): pass ``backend=``
+    there. As with every context variable, blocks must be left in the order opposite to that in which they were entered,
+    generators that hold one open included.
     """
     names = preference.names(backend)
     for name in names:
@@ -137,24 +139,24 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
     """
     forms = (call.form, *(form for form in ("chunk", "recurrent") if form != call.form)) if bare else (call.form,)
     passed: list[Passed] = []
-    for name in _candidates(call, preference):
+    for name, auto in _candidates(call, preference):
         reasons: list[str] = []
         for form in forms:
-            steps = _fit(name, replace(call, form=form), reasons)
+            steps = _fit(name, auto, replace(call, form=form), reasons)
             if steps:
                 return Plan(call, preference, tuple(passed), name, steps, form, tuple(options.items()))
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 
 
-def _candidates(call: Call, preference: Preference) -> Iterator[str]:
-    """Names in order, each once. Auto: built-in backends of the framework, then the others by name."""
+def _candidates(call: Call, preference: Preference) -> Iterator[tuple[str, bool]]:
+    """Names in order, each once, and whether auto came up with it: built-in backends of the framework, then the others."""
     seen: set[str] = set()
     for wanted in preference.backends:
         for name in _auto(call.framework) if wanted == "auto" else (wanted,):
             if name not in seen:
                 seen.add(name)
-                yield name
+                yield name, wanted == "auto"
 
 
 def _auto(framework: str) -> Iterator[str]:
@@ -162,10 +164,10 @@ def _auto(framework: str) -> Iterator[str]:
     yield from sorted(name for name, record in registry.records.items() if not record.built_in)
 
 
-def _fit(name: str, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
+def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
     """The steps by which backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
     try:
-        backend = registry.load(name)
+        backend = registry.load(name, auto=auto)
     except UnknownBackend:
         raise
     except BackendError as error:
@@ -250,8 +252,6 @@ def _inspect(
     first = spec.args[0].name
     for arg, leaf in zip(spec.arrays(keywords), leaves, strict=True):
         if leaf is None:
-            if not arg.optional:
-                raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
             continue
         other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
         if other is not framework:
@@ -301,7 +301,7 @@ def _look_up(
         key = None
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
-        function = None if plan.backend is None else getattr(registry.load(plan.backend), plan.method)
+        function = None if plan.backend is None else getattr(registry.loaded[plan.backend], plan.method)
         decided = _Decided(plan, function, dict(plan.options))
         if key is not None:
             if len(_decided) >= _MOST_DECIDED:
@@ -435,7 +435,7 @@ def _decide_while_tracing(
         form,
         framework.name,
         tuple([None if leaf is None else framework.constant_facts(leaf) for leaf in leaves]),
-        tuple([keywords[name] for name in spec.option_names]),
+        tuple([framework.constant_option(keywords[name]) for name in spec.option_names]),
         keywords["initial_state"] is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
         preference.thread.backends,
@@ -484,4 +484,7 @@ def explain_call(
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
-    return _look_up(spec, form, framework, leaves, keywords, backend).plan
+    plan = _look_up(spec, form, framework, leaves, keywords, backend).plan
+    if keywords["cu_seqlens"] is not None:
+        _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+    return plan

@@ -187,7 +187,7 @@ class Backend:
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
 
     A backend defines methods named ``{form}_{family}``, with the parameters that the family's spec lists, each returning
-    ``(o, final_state)``. Arguments with a default in the spec's call are optional in the method as well.
+    ``(o, final_state)``. The dispatcher passes every one of them, ``None`` where the caller gave none.
     """
 
     name: ClassVar[str]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from .errors import (
     BackendVersionError,
     UnknownBackend,
 )
+from .frameworks import KNOWN
 from .plugin import API_VERSION, FORMS, Backend
 from .spec import FAMILIES, OpSpec
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only
 __all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
 
 GROUP = "linattn.backends"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_NAME = re.compile(r"(?!auto$)[a-z0-9][a-z0-9_-]*")
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Record:
     @property
     def built_in(self) -> bool:
         """True for a backend that ships with linattn."""
-        return any(ep.dist is not None and ep.dist.name == "linattn" for ep in self.entry_points)
+        return any(_is_built_in(ep) for ep in self.entry_points)
 
 
 class Registry:
@@ -68,12 +70,15 @@ class Registry:
         self.loaded: dict[str, Backend] = {}
         """Backends by name, once loaded or registered."""
         self._records: dict[str, Record] | None = None
+        self._discovering = threading.Lock()
 
     @property
     def records(self) -> dict[str, Record]:
         """Every known backend by name; discovered on first use."""
         if self._records is None:
-            self._records = _discover()
+            with self._discovering:
+                if self._records is None:  # another thread may have been here, and registered a backend since
+                    self._records = _discover()
         return self._records
 
     def refresh(self) -> None:
@@ -114,12 +119,24 @@ class Registry:
             raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
         return self.records[name]
 
-    def load(self, name: str) -> Backend:
-        """The backend of that name, imported on first use. The error that made it unusable is raised every time."""
+    def load(self, name: str, *, auto: bool = False) -> Backend:
+        """The backend of that name, imported on first use. The error that made it unusable is raised every time.
+
+        Args:
+            name: Its name.
+            auto: Nobody asked for it by name: where a package claims the name of a built-in backend, the built-in one is meant,
+                because installing a package never changes a call that worked.
+        """
         record = self.record(name)
+        claims = [ep for ep in record.entry_points if _is_built_in(ep)] if auto and record.built_in else record.entry_points
+        if len(claims) > 1:
+            raise BackendConflict(
+                f"backend {name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
+                "linattn.register_backend(..., replace=True)"
+            )
         if name not in self.loaded and record.error is None:
             try:
-                self.loaded[name] = _load(record)
+                self.loaded.setdefault(name, _load(name, claims[0]))  # two threads that load at once end with one object
             except BackendError as error:
                 record.error = error
                 if isinstance(error, BackendLoadError) and not record.built_in:
@@ -141,23 +158,21 @@ def _discover() -> dict[str, Record]:
     return records
 
 
+def _is_built_in(ep: EntryPoint) -> bool:
+    return ep.dist is not None and ep.dist.name == "linattn"
+
+
 def _distribution(ep: EntryPoint) -> str:
     return "an unknown distribution" if ep.dist is None else f"{ep.dist.name} {ep.dist.version}"
 
 
-def _load(record: Record) -> Backend:
-    if len(record.entry_points) > 1:
-        raise BackendConflict(
-            f"backend {record.name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
-            "linattn.register_backend(..., replace=True)"
-        )
-    (ep,) = record.entry_points
+def _load(name: str, ep: EntryPoint) -> Backend:
     _refuse_other_versions(ep)
     backend = _import(ep)
     check_contract(backend)
-    if backend.name != record.name:
+    if backend.name != name:
         raise BackendContractError(
-            f"entry point {record.name!r} of {record.origin} gives a backend named {backend.name!r}: expected the same name"
+            f"entry point {name!r} of {_distribution(ep)} gives a backend named {backend.name!r}: expected the same name"
         )
     return backend
 
@@ -165,6 +180,7 @@ def _load(record: Record) -> Backend:
 def _refuse_other_versions(ep: EntryPoint) -> None:
     """A distribution's requirement on linattn is its API specifier, and can be read before anything is imported."""
     from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
 
     for text in (ep.dist.requires if ep.dist is not None else None) or ():
         try:
@@ -172,7 +188,11 @@ def _refuse_other_versions(ep: EntryPoint) -> None:
         except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
+        if (
+            canonicalize_name(requirement.name) == "linattn"
+            and applies
+            and not requirement.specifier.contains(API_VERSION, prereleases=True)
+        ):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
@@ -196,7 +216,9 @@ def _import(ep: EntryPoint) -> Backend:
     manager: Any = None
     try:
         manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
-    except (AssertionError, SystemExit) as failure:  # stevedore lets these through
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # stevedore lets these through: SystemExit, AssertionError, a panic in Rust
         failures.append(failure)
     if failures:
         (failure,) = failures
@@ -222,9 +244,14 @@ def check_contract(backend: Backend) -> None:
         if not hasattr(backend, attribute):
             raise BackendContractError(f"{kind} must define {attribute}")
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
-    if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
+        raise BackendContractError(
+            f"{kind}.name must be lower case letters, digits, '_' and '-', and not 'auto', got {backend.name!r}"
+        )
+    known = isinstance(backend.frameworks, tuple) and all(name in KNOWN for name in backend.frameworks)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not known or not backend.frameworks:
+        raise BackendContractError(
+            f"{kind}.frameworks must be a tuple of names among {', '.join(KNOWN)}, got {backend.frameworks!r}"
+        )
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
@@ -249,7 +276,10 @@ def _check_methods(backend: Backend) -> None:
 
 
 def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
-    found = inspect.signature(method)
+    try:
+        found = inspect.signature(method)
+    except (TypeError, ValueError) as error:
+        raise BackendContractError(f"{where} must be a method with a signature: {error}") from None
     positional = [arg.name for arg in spec.args]
     given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}

@@ -30,24 +30,38 @@ _FORM_NOTES = {
     "parallel": "Parallel form: one masked T×T matrix. For short sequences and for inspection.",
 }
 
-_COMMON = """\
-Keyword arguments that every recurrence has:
-    scale: Multiplies the output. Default ``K ** -0.5``.
-    initial_state: State before the first token, ``[N, HV, K, V]``, any float dtype. Default zeros.
-    output_final_state: Return the state after the last token, else ``None`` in its place. Default False.
-    cu_seqlens: Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.
-    chunk_size: A hint for the chunk form; never changes the result beyond rounding. ``mixed_attn`` alone gives it a meaning.
-    feature_map: Applied to queries and keys first: a name or an object from ``linattn.feature_maps``.
-    backend: A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
-        environment variable ``LINATTN_BACKEND``, else ``"auto"``.
+_KEYWORDS = {
+    "scale": "Multiplies the output. Default ``K ** -0.5``.",
+    "initial_state": "State before the first token, {state}, any float dtype. Default zeros.",
+    "output_final_state": "Return the state after the last token, else ``None`` in its place. Default False.",
+    "cu_seqlens": "Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.",
+    "chunk_size": "A hint for the chunk form; never changes the result beyond rounding. Default: the backend's choice.",
+    "feature_map": "Applied to {mapped} first: a name or an object from ``linattn.feature_maps``.",
+    "backend": 'A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the\n'
+    '        environment variable ``LINATTN_BACKEND``, else ``"auto"``.',
+}
 
+_RESULTS = """\
 Returns:
-    ``(o, final_state)``: ``o`` is ``[B, T, HV, V]`` in the dtype of ``v``; the state is float32 (float64 for float64 inputs).
+    ``(o, final_state)``: ``o`` has the shape and dtype of ``v``; the state is float32 (float64 for float64 inputs).
 
 Raises:
     ArgumentError: An argument is wrong: ``ShapeError``, ``DtypeError``, ``DeviceError``, ``FrameworkError``, ``OptionError``.
     BackendError: The backend asked for cannot be used; ``Unsupported`` if none can run the call.
 """
+
+
+def _document(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> str:
+    """The declared docstring, headed by the form and completed by the keywords that it does not describe itself."""
+    own = inspect.cleandoc(declared.__doc__ or "")
+    state = "``[N, HV, K, V]``" if spec.state_type is None else f"a ``linattn.{spec.state_type.__name__}``"
+    mapped = " and ".join(f"``{name}``" for name in spec.mapped)
+    keywords = [
+        f"    {name}: {text.format(state=state, mapped=mapped)}"
+        for name, text in _KEYWORDS.items()
+        if name in (*spec.keywords, "feature_map", "backend") and f"\n    {name}: " not in own
+    ]
+    return "\n".join([_FORM_NOTES[form], "", own, *keywords, "", _RESULTS])
 
 
 def family(
@@ -79,7 +93,7 @@ def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> C
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
     operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
-    operator.__doc__ = f"{_FORM_NOTES[form]}\n\n{inspect.cleandoc(declared.__doc__ or '')}\n\n{_COMMON}"
+    operator.__doc__ = _document(spec, form, declared)
     operator.explain, operator.spec, operator.form = explain_operator, spec, form
     OPERATORS[name] = operator
     return operator
@@ -97,7 +111,9 @@ def _bound_to(target: Any, name: str, spec: OpSpec, form: Form | None, declared:
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
     )
-    namespace: dict[str, Any] = {"target": target, "spec": spec, "form": form}
+    # the names in the annotations, for typing.get_type_hints; not __name__, since Dynamo would look for target in that module
+    named = {key: value for key, value in declared.__globals__.items() if not key.startswith("__")}
+    namespace: dict[str, Any] = {**named, "target": target, "spec": spec, "form": form}
     exec(compile(source, f"<linattn {name}>", "exec"), namespace)
     function = namespace[name]
     function.__defaults__, function.__kwdefaults__ = declared.__defaults__, declared.__kwdefaults__
