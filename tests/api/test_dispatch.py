@@ -259,7 +259,7 @@ def test_explain_prints_the_decision(make):
     framework = "numpy" if isinstance(x, np.ndarray) else "torch"
     wide = make(2, 8, 2, 65)
     text = str(linattn.explain("chunk_simple_gla", wide, wide, x, x[..., 0], backend=["recorder", "auto"], scale=1.0))
-    assert text == (
+    assert text.startswith(
         f"chunk_simple_gla on {framework} cpu float32 B=2 T=8 H=2 K=65 N=2 HV=2 V=16\n"
         "  asked for    recorder, auto (argument)\n"
         f"  runs         {framework}.chunk_simple_gla\n"

@@ -1,0 +1,673 @@
+"""Chunk kernels of the families with a diagonal gate: ``linear_attn``, ``simple_gla``, ``gla``, ``rwkv6``.
+
+In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
+
+    states     S' = Diag(e^{G_C}) S + (k ∘ e^{G_C - G})ᵀ v              stored at every chunk's start
+      reverse  dS = Diag(e^{G_C}) dS' + scale (q ∘ e^G)ᵀ do             stored at every chunk's end
+    outputs    o  = scale (A v + (q ∘ e^G) S),   A_ts = Σ_k q_t k_s e^{G_t - G_s}, s ≤ t
+      reverse  dv = scale Aᵀ do + (k ∘ e^{G_C - G}) dS'
+    gradients  dq = scale (dA (k e^{-G})  + do Sᵀ) e^{G},  dA = do vᵀ, s ≤ t
+               dk = scale dAᵀ (q e^{G}) e^{-G} + (v dS'ᵀ) e^{G_C - G}
+               dg_j = Σ_{s<j≤t} (scale A ∘ dA)_ts + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
+
+``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
+replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
+
+Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar) or 2 (a vector).
+"""
+
+import triton
+import triton.language as tl
+
+from .tiles import (
+    BLOCK,
+    LOG2E,
+    block_sums,
+    blocks,
+    decay_matrix,
+    levels_mask,
+    load_gate,
+    load_tile,
+    prefix,
+    product,
+    row_gate,
+    suffix,
+    times,
+    total,
+    vector_scores,
+)
+
+__all__ = ["carries", "fused", "gradients", "outputs", "states"]
+
+
+@triton.jit
+def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
+    """Piece ``i`` (a chunk or a segment): its sequence, its number in it, first token, length, and batch row."""
+    if PACKED:
+        n = tl.load(owner + i).to(tl.int64)
+        piece = i - tl.load(first + n)
+        start = tl.load(cu + n).to(tl.int64)
+        length = tl.load(cu + n + 1).to(tl.int64) - start
+        return n, piece, start, length, n * 0
+    n = (i // PER).to(tl.int64)
+    return n, i % PER, n * 0, n * 0 + T, n
+
+
+@triton.jit
+def weakest(ranges, head, PARTS: tl.constexpr):
+    """Log2 of the least factor by which a channel of a chunk's head decays over it; ``PARTS`` tiles of channels noted it."""
+    least = tl.load(ranges + head * PARTS)
+    for part in tl.static_range(1, PARTS):
+        least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
+    return least
+
+
+@triton.jit
+def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
+    """The least of all that program ``pid`` has to look at."""
+    least = 0.0
+    jump = tl.num_programs(0)
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        for part in tl.static_range(PARTS):
+            found = tl.load(ranges + items // TILES * PARTS + part, mask=items < COUNT, other=0.0)
+            least = tl.minimum(least, tl.min(found, 0))
+    return least
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def states(
+    x, y, g, start, end, decay, kept, ranges,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
+
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. A segment is ``SEGMENT`` chunks of one sequence; ``WHOLE`` says that it is
+    the sequence. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    i = pid // (NV * NK * HV)
+    if PACKED and WHOLE:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+        chunk0 = tl.load(chunk_first + n).to(tl.int64)
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + i) >= N:
+                return
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        if PACKED:
+            chunk0 = tl.load(chunk_first + n).to(tl.int64)
+        else:
+            chunk0 = n * ((T + C - 1) // C)
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    low = piece * SEGMENT
+    high = tl.minimum(low + SEGMENT, chunks)
+
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    x += b * xb + bos * xt + (hv // GROUP).to(tl.int64) * xh
+    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    sum_g = tl.zeros((BK,), tl.float32)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    for step in range(low, high):
+        chunk = step
+        if REVERSE:
+            chunk = low + high - 1 - step
+        rows = chunk * C + tl.arange(0, C)
+        if KEEP:
+            p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
+            tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
+        bx = load_tile(x, rows, xt, columns_k, L, K, BK)
+        by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        if REVERSE:
+            xd = bx.to(tl.float32) * scale
+        else:
+            xd = bx.to(tl.float32)
+        if GATE == 1:
+            bg = row_gate(g, rows, gt, L)
+            if REVERSE:
+                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
+            else:
+                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
+            xd = xd * tl.exp2(E * LOG2E)[:, None]
+            all = tl.sum(bg, 0)
+            S = S * tl.exp2(all * LOG2E)
+            sum_g += all
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if not REVERSE:
+                E = total(j > t, bg, SPLIT)
+            elif EXCLUSIVE:
+                E = total(j < t, bg, SPLIT)
+            else:
+                E = total(j <= t, bg, SPLIT)
+            xd = xd * tl.exp2(E * LOG2E)
+            all = tl.sum(bg.to(tl.float32), 0)
+            S = S * tl.exp2(all * LOG2E)[:, None]
+            sum_g += all
+            if KEEP and iv == 0:
+                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0) * LOG2E)
+        S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
+    if END:
+        tl.store(end + at + tile, S, mask=inside)
+        if GATE > 0 and not WHOLE and iv == 0:
+            p = decay + (i.to(tl.int64) * HV + hv) * K
+            tl.store(p + columns_k, sum_g, mask=columns_k < K)
+
+
+@triton.jit
+def segment_of(
+    local, decay, i, last, hv, HV, tile, inside, columns_k,
+    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Segment ``i``'s own state and its decay factor; past ``last``, zeros and ones."""
+    if REVERSE:
+        there = i >= last
+    else:
+        there = i <= last
+    has = inside & there
+    head = i.to(tl.int64) * HV + hv
+    p = local + head * (K * V) + tile
+    own = tl.load(p, mask=has, other=0.0)
+    keep = tl.full(columns_k.shape, 1.0, tl.float32)
+    if GATE > 0:
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0) * LOG2E)
+    return own, keep, p, has
+
+
+@triton.jit(do_not_specialize=["PER", "HV"])
+def carries(
+    local, decay, start, end, first, PER, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+):  # fmt: skip
+    """From the states that segments make out of zero, the state before each (in place in ``local``) and after the last."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    n = (pid // (NV * NK * HV)).to(tl.int64)
+    if PACKED:
+        low = tl.load(first + n).to(tl.int32)
+        high = tl.load(first + n + 1).to(tl.int32)
+    else:
+        low = n.to(tl.int32) * PER
+        high = low + PER
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    at = (n * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    jump = -1 if REVERSE else 1
+    last = low if REVERSE else high - 1
+    i = high - 1 if REVERSE else low
+    for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
+        own0, keep0, p0, has0 = segment_of(
+            local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own1, keep1, p1, has1 = segment_of(
+            local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own2, keep2, p2, has2 = segment_of(
+            local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        own3, keep3, p3, has3 = segment_of(
+            local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+        )  # fmt: skip
+        S1 = S * keep0[:, None] + own0
+        S2 = S1 * keep1[:, None] + own1
+        S3 = S2 * keep2[:, None] + own2
+        tl.store(p0, S, mask=has0)
+        tl.store(p1, S1, mask=has1)
+        tl.store(p2, S2, mask=has2)
+        tl.store(p3, S3, mask=has3)
+        S = S3 * keep3[:, None] + own3
+        i += 4 * jump
+    tl.store(end + at + tile, S, mask=inside)
+
+
+@triton.jit
+def outputs_of(
+    pid, q, k, y, g, u, kept, out,
+    ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_v = iv * BV + tl.arange(0, BV)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    if GATE == 1:
+        bg = row_gate(g, rows, gt, L)
+        if REVERSE:
+            rate = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
+        else:
+            rate = tl.exp2(prefix(bg, C, SPLIT) * LOG2E)
+    A = tl.zeros((C, C), tl.float32)
+    acc = tl.zeros((C, BV), tl.float32)
+    for ik in range(NK):
+        columns_k = ik * BK + tl.arange(0, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bS = tl.load(
+            kept + columns_k[:, None] * V + columns_v[None, :],
+            mask=(columns_k < K)[:, None] & (columns_v < V)[None, :],
+            other=0.0,
+        )
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            bu = tl.zeros((BK,), tl.float32)
+            if EXCLUSIVE:
+                bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
+            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, RANGE, DT, PREC)
+            A += more
+            acc = product(part.to(bS.dtype), bS, acc, PREC)
+        elif REVERSE:
+            A = product(bk, tl.trans(bq), A, PREC)
+            acc = product(bk.to(bS.dtype), bS, acc, PREC)
+        else:
+            A = product(bq, tl.trans(bk), A, PREC)
+            acc = product(bq.to(bS.dtype), bS, acc, PREC)
+    if GATE == 1:
+        acc = acc * rate[:, None]
+        A = A * decay_matrix(bg, C, REVERSE, SPLIT)
+    if GATE == 0:
+        if REVERSE:
+            A = tl.where(t <= s, A, 0.0)
+        else:
+            A = tl.where(s <= t, A, 0.0)
+    if not REVERSE:
+        acc = acc * scale
+    by = load_tile(y, rows, yt, columns_v, L, V, BV)
+    acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+    p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+    tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def outputs(
+    q, k, y, g, u, kept, out,
+    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``outputs_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
+    pid = tl.program_id(0)
+    NV: tl.constexpr = (V + BV - 1) // BV
+    if SLOW:
+        if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = weakest(ranges, item // NV, PARTS) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NV * HV)) < N)
+            if wanted:
+                outputs_of(
+                    item, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb,
+                    yt, yh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS,
+                    SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // (NV * HV)) >= N:
+                return
+        if GATE == 2:  # noqa: SIM102
+            if weakest(ranges, pid // NV, PARTS) <= -RANGE:
+                return
+        outputs_of(
+            pid, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
+            gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS, SLOW, SPLIT, RANGE,
+            PREC, DT
+        )  # fmt: skip
+
+
+@triton.jit
+def gradients_of(
+    pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    dkept += (i.to(tl.int64) * HV + hv) * (K * V)
+
+    inside = (rows < L)[:, None] & (columns_k < K)[None, :]
+    at = (b * T + bos + rows) * HV + hv
+    p = at[:, None] * K + columns_k[None, :]
+
+    # The query's side: dA [C, C] and dq [C, BK].
+    dA, bdq, _ = facing(do, ot, v, vt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, DT)
+    dA = dA * scale
+    bdq = bdq * scale
+    own = tl.sum(tl.where(t == s, dA, 0.0), 1)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    if GATE == 0:
+        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+    if GATE == 1:
+        bg = row_gate(g, rows, gt, L)
+        dA = dA * decay_matrix(bg, C, False, SPLIT)
+        bdq = bdq * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+        if SPLIT == 3:  # the sums that define dg, with no cancellation
+            pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
+            across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
+        bdq = product(dA.to(DT), bk, bdq, PREC)
+        if SPLIT < 3:
+            across = tl.sum(bq.to(tl.float32) * bdq, 1)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+    if GATE == 2:
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
+        weight = own[:, None]
+        if EXCLUSIVE:
+            bu = tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
+            pu = du + (i.to(tl.int64) * HV + hv) * K + columns_k
+            tl.store(pu, tl.sum(weight * qf * kf, 0), mask=columns_k < K)
+            weight = weight * bu[None, :]
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        if not SLOW:
+            c = whole * 0.5
+            if EXCLUSIVE:
+                Gq = total(s < t, bg, SPLIT) * LOG2E - c[None, :]
+                G = Gq + bg.to(tl.float32) * LOG2E
+            else:
+                Gq = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+                G = Gq
+            eq = tl.exp2(Gq)
+            ek = tl.exp2(-G)
+            c = tl.exp2(c)
+            left = (qf * eq).to(DT)
+            inner = tl.where(s < t, dA, 0.0).to(DT)
+            bdq = eq * product(inner, (kf * ek).to(DT), bdq * c[None, :], PREC)
+            bdg = qf * bdq
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+
+    # The key's side: dA transposed and dk [C, BK].
+    dAT, bdk, met = facing(v, vt, do, ot, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, PREC, DT)
+    dAT = dAT * scale
+    if GATE == 0:
+        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+    if GATE == 1:
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bdk = bdk * tl.exp2(suffix(bg, C, SPLIT) * LOG2E)[:, None]
+        across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
+        through = tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
+        bdk = product((dAT * decay_matrix(bg, C, True, SPLIT)).to(DT), bq, bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        if SPLIT == 3:
+            across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
+        else:
+            through += tl.sum(across_k, 0)
+            across -= tl.sum(bk.to(tl.float32) * bdk, 1)
+            across += suffix(across, C, SPLIT) + through
+            across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+        tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
+    if GATE == 2 and not SLOW:
+        qf = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        kf = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        bdk = bdk * c[None, :]
+        through = tl.sum(kf * ek * bdk, 0) + met * tl.exp2(whole)
+        inner = tl.where(t < s, dAT, 0.0).to(DT)
+        bdk = ek * product(inner, left, bdk, PREC)
+        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
+        bdg = bdg - kf * bdk
+        if EXCLUSIVE:
+            bdg = total(s > t, bdg, SPLIT) - kf * bdk
+        else:
+            bdg = total(s >= t, bdg, SPLIT)
+        bdg += through[None, :]
+        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+    if GATE == 2 and SLOW:
+        if EXCLUSIVE:
+            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg = total(s > t, qf * bdq, SPLIT)
+        else:
+            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg = total(s >= t, qf * bdq, SPLIT)
+        bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
+        stop, c = blocks(bg, C, SPLIT, RANGE)
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            W = tl.where(pairs, dA, 0.0)
+            W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
+            X = tl.where(upper, qf, kf) * e
+            Z = times(W.to(DT), X.to(DT), PREC)
+            bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
+            Z = Z * e
+            bdq += tl.where(upper, Z, 0.0)
+            bdk += tl.where(upper, 0.0, Z)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, c, C, EXCLUSIVE, SPLIT)
+            eq = tl.exp2(Gq)
+            ek = tl.exp2(-G)
+            near = (t ^ s) < BLOCK
+            Z = eq * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * ek).to(DT), PREC)
+            bdq += Z
+            Z = Z * qf
+            Y = ek * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * eq).to(DT), PREC)
+            bdk += Y
+            Y = Y * kf
+            if EXCLUSIVE:
+                bdg += total(near & (s > t), Z - Y, SPLIT) - Y
+            else:
+                bdg += total(near & (s >= t), Z - Y, SPLIT)
+        tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
+        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT", "tiles_stride"])
+def gradients(
+    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
+    pid = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    if SLOW:
+        if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = weakest(ranges, item // NK, PARTS) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
+            if wanted:
+                gradients_of(
+                    item, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP,
+                    GATE_GROUP, GATE, EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // (NK * HV)) >= N:
+                return
+        if GATE == 2:  # noqa: SIM102
+            if weakest(ranges, pid // NK, PARTS) <= -RANGE:
+                return
+        gradients_of(
+            pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE,
+            EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+        )  # fmt: skip
+
+
+@triton.jit
+def facing(
+    a, at, b, bt, kept, other, rows, columns_k, L,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    M = tl.zeros((C, C), tl.float32)
+    R = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range(NV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
+        bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        tile = columns_k[:, None] * V + columns_v[None, :]
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        M = product(ba, tl.trans(bb), M, PREC)
+        R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+    return M, R, met
+
+
+@triton.jit
+def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """The transpose of ``levels_mask``'s second result: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None]
+    t = tl.arange(0, C)[None, :]
+    upper = (t & half) != 0
+    other = (j & half) != 0
+    if EXCLUSIVE:
+        above = upper & other & (j < t)
+    else:
+        above = upper & other & (j <= t)
+    below = (upper == 0) & (other == 0) & (j > t)
+    return ((t ^ j) < 2 * half) & (above | below)
+
+
+@triton.jit(do_not_specialize=["T", "HV"])
+def fused(
+    q, k, v, g, start, out, end, cu, T, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``states`` and ``outputs`` in one, for at most a scalar gate: a ``[K, BV]`` tile of the state never leaves registers."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    n = (pid // (NV * HV)).to(tl.int64)
+    if PACKED:
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+    else:
+        bos = n * 0
+        L = n * 0 + T
+        b = n
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    in_v = (columns_v < V)[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    if GATE > 0:
+        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    tile = (n * HV + hv) * (K * V) + columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_k < K)[:, None] & in_v
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
+    for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
+        rows = chunk * C + tl.arange(0, C)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        A = times(bq, tl.trans(bk), PREC) * scale
+        acc = times(bq, S.to(bq.dtype), PREC) * scale
+        if GATE == 0:
+            A = tl.where(s <= t, A, 0.0)
+            S = product(tl.trans(bk), bv, S, PREC)
+        else:
+            bg = row_gate(g, rows, gt, L)
+            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+            A = A * decay_matrix(bg, C, False, SPLIT)
+            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
+            S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
+            S = product(tl.trans(bk), (bv.to(tl.float32) * later[:, None]).to(bv.dtype), S, PREC)
+        acc = product(A.to(bv.dtype), bv, acc, PREC)
+        p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+        tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & in_v)
+    if END:
+        tl.store(end + tile, S, mask=inside)

@@ -1,0 +1,96 @@
+"""The custom ops ``linattn::triton_diagonal`` and its backward: one opaque node each for every tracer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .launch import Diagonal, backward, forward, recurrent_forward
+
+__all__ = ["diagonal"]
+
+
+@torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
+def diagonal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    u: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    form: str,
+    scale: float,
+    chunk: int,
+    final: bool,
+    wide: bool,
+) -> tuple[Tensor, Tensor]:
+    """Outputs (float32 if ``wide``) and final states, which are an empty tensor unless ``final``."""
+    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
+    dtype = torch.float32 if wide else v.dtype
+    if form == "recurrent":
+        o, end = recurrent_forward(call, gv, dtype, final)
+    else:
+        o, end = forward(call, dtype, final)
+    return o, v.new_empty(0, dtype=torch.float32) if end is None else end
+
+
+@diagonal.register_fake
+def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide):
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
+    o = v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
+    return o, v.new_empty(state, dtype=torch.float32)
+
+
+@torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
+def diagonal_backward(
+    do: Tensor,
+    dfinal: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    u: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    chunk: int,
+) -> list[Tensor]:
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
+    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
+    grads = backward(call, do, dfinal)
+    if g is not None and g.dim() == 1:
+        grads["g"] = grads["g"].sum((0, 1))
+    given = dict(q=q, k=k, v=v, g=g, u=u, start=initial_state)
+    return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
+
+
+@diagonal_backward.register_fake
+def _(do, dfinal, q, k, v, g, u, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, u, initial_state)
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
+
+
+def _setup_context(ctx, inputs, output):
+    *arrays, _, ctx.scale, ctx.chunk, ctx.final, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*arrays)
+
+
+def _backward(ctx, do, dfinal):
+    q, k, v, g, gv, u, start, cu_seqlens = ctx.saved_tensors
+    none = (None,) * 6  # cu_seqlens, form, scale, chunk, final, wide
+    dfinal = dfinal if ctx.final else None
+    if do is None and dfinal is None:
+        return (*(None,) * 7, *none)
+    if gv is not None:
+        raise NotImplementedError("the triton backend has no gradient with gv")
+    if do is None:
+        do = torch.zeros_like(v)
+    grads = iter(diagonal_backward(do, dfinal, q, k, v, g, u, start, cu_seqlens, ctx.scale, ctx.chunk))
+    return (*(None if x is None else next(grads) for x in (q, k, v, g, gv, u, start)), *none)
+
+
+diagonal.register_autograd(_backward, setup_context=_setup_context)

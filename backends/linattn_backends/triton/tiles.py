@@ -1,0 +1,239 @@
+"""Pieces that the kernels share: gates as sums, and the scores inside a chunk.
+
+Symbols are those of the specification. A chunk has ``C`` tokens; ``G_t = Σ_{j≤t} g_j`` inside it, ``G_C`` its last row. A sum
+of gates over a range of tokens is a product with a matrix of ones and zeros (``total``), on the tensor cores: it has no
+cancellation, so a reset (``g = -inf``) in one range leaves the others exact.
+
+Gates reach the kernels as natural logs, at least ``FLOOR``: ``e^FLOOR`` is zero in float32, so nothing is lost.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_matrix", "levels_mask", "load_gate", "load_tile",
+    "prefix", "product", "row_gate", "suffix", "times", "total", "vector_scores",
+]  # fmt: skip
+
+LOG2E = tl.constexpr(1.4426950408889634)
+FLOOR = tl.constexpr(-112.0)
+BLOCK = tl.constexpr(16)
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""The interpreter of Triton 3.6 multiplies the bits of bfloat16 numbers: there, products are done in float32."""
+
+
+@triton.jit
+def load_tile(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
+    """Rows ``[C]`` and columns ``[BW]`` of ``x [T, W]`` at ``p`` as a tile; zero past ``L`` and past ``W``."""
+    keep = (rows < L)[:, None]
+    if W % BW != 0:
+        keep = keep & (columns < W)[None, :]
+    return tl.load(p + rows.to(tl.int64)[:, None] * stride + columns[None, :], mask=keep, other=0.0)
+
+
+@triton.jit
+def load_gate(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
+    """A tile of log decays, at least ``FLOOR``, in their own dtype."""
+    g = load_tile(p, rows, stride, columns, L, W, BW)
+    return tl.maximum(g.to(tl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL).to(g.dtype)
+
+
+@triton.jit
+def row_gate(p, rows, stride, L):
+    """One log decay a token ``[C]``, float32."""
+    g = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)
+    return tl.maximum(g, FLOOR, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def product(a, b, acc, PREC: tl.constexpr):
+    """``acc + a b`` in float32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision=PREC)
+
+
+@triton.jit
+def times(a, b, PREC: tl.constexpr):
+    """``a b`` in float32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision=PREC)
+
+
+@triton.jit
+def total(ones, x, SPLIT: tl.constexpr):
+    """``ones @ x`` for a matrix of ones and zeros. float32 is split into ``SPLIT`` bfloat16 terms, which is exact for three."""
+    if INTERPRETED:
+        result = tl.dot(ones.to(tl.float32), x.to(tl.float32), input_precision="ieee")
+    elif x.dtype == tl.float32:
+        part = x.to(tl.bfloat16)
+        result = tl.dot(ones.to(tl.bfloat16), part)
+        if SPLIT > 1:
+            rest = x - part.to(tl.float32)
+            part = rest.to(tl.bfloat16)
+            result = tl.dot(ones.to(tl.bfloat16), part, result)
+        if SPLIT > 2:
+            part = (rest - part.to(tl.float32)).to(tl.bfloat16)
+            result = tl.dot(ones.to(tl.bfloat16), part, result)
+    else:
+        result = tl.dot(ones.to(x.dtype), x)
+    return result
+
+
+@triton.jit
+def prefix(g, C: tl.constexpr, SPLIT: tl.constexpr):
+    """``Σ_{j≤t} g_j`` for one number a token ``[C]``."""
+    if SPLIT < 3:
+        return tl.cumsum(g, 0)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    return tl.sum(tl.where(j <= t, g[None, :], 0.0), 1)
+
+
+@triton.jit
+def suffix(g, C: tl.constexpr, SPLIT: tl.constexpr):
+    """``Σ_{j>t} g_j``."""
+    if SPLIT < 3:
+        return tl.sum(g, 0) - tl.cumsum(g, 0)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    return tl.sum(tl.where(j > t, g[None, :], 0.0), 1)
+
+
+@triton.jit
+def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr):
+    """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from one log decay a token: ``[C, C]``; the transpose in reverse.
+
+    ``G ≥ C · FLOOR``, so its differences are right to ``5e-4``: enough for 16-bit operands. Otherwise, sums of gates.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    if SPLIT < 3:
+        G = tl.cumsum(g, 0) * LOG2E
+        E = G[:, None] - G[None, :]
+        if REVERSE:
+            E = -E
+    elif REVERSE:
+        E = total(s > t, tl.where(t <= s, g[:, None], 0.0), SPLIT) * LOG2E
+    else:
+        E = total(s <= t, tl.where(t > s, g[:, None], 0.0), SPLIT) * LOG2E
+    if REVERSE:
+        return tl.where(t <= s, tl.exp2(tl.minimum(E, 0.0)), 0.0)
+    return tl.where(s <= t, tl.exp2(tl.minimum(E, 0.0)), 0.0)
+
+
+@triton.jit
+def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Blocks of ``2·half`` tokens, cut in the middle: which gates lie between token ``t`` and the cut.
+
+    Returns ``[C, 1]`` whether ``t`` is in the upper half, ``[C, C]`` the gates ``j`` to sum for ``t``, and ``[C, C]`` the pairs
+    ``(t, s)`` of one block with ``s`` below and ``t`` above the cut.
+    """
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    upper = (t & half) != 0
+    other = (j & half) != 0
+    same = (t ^ j) < 2 * half
+    if EXCLUSIVE:
+        above = upper & other & (j < t)
+    else:
+        above = upper & other & (j <= t)
+    below = (upper == 0) & (other == 0) & (j > t)
+    return upper, same & (above | below), same & upper & (other == 0)
+
+
+@triton.jit
+def blocks(g, C: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+    """Where the levels may stop, ``BLOCK // 2`` or 0, and half of each block's log2 decay, ``[C, BK]``."""
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    c = total((t ^ j) < BLOCK, g, SPLIT) * (0.5 * LOG2E)
+    stop = 0
+    if tl.min(tl.min(c, 1), 0) > -0.5 * RANGE:
+        stop = BLOCK // 2
+    return stop, c
+
+
+@triton.jit
+def block_sums(g, c, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """Log2 decays inside each block of ``BLOCK`` tokens, measured from ``c``: the query's side and the key's."""
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    if EXCLUSIVE:
+        Gq = total(((t ^ j) < BLOCK) & (j < t), g, SPLIT) * LOG2E - c
+        G = Gq + g.to(tl.float32) * LOG2E
+    else:
+        Gq = total(((t ^ j) < BLOCK) & (j <= t), g, SPLIT) * LOG2E - c
+        G = Gq
+    return Gq, G
+
+
+@triton.jit
+def vector_scores(
+    q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr,
+    SLOW: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
+
+    ``A[t, s] = Σ_k q_tk k_sk e^{G_tk - G_sk}`` for ``s ≤ t``, and the rows that meet the state: ``q ∘ e^G``. ``REVERSE`` gives
+    ``A`` transposed and ``k ∘ e^{G_C - G}``. ``EXCLUSIVE`` (RWKV-6) has ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the
+    diagonal.
+
+    If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``),
+    at each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
+    sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. If no channel
+    decays by much in any block of ``BLOCK`` tokens, the levels end there, and one product does all the blocks.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q = q.to(tl.float32)
+    k = k.to(tl.float32)
+    if not SLOW:
+        c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
+        if EXCLUSIVE:
+            Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
+            G = Gq + g.to(tl.float32) * LOG2E
+        else:
+            Gq = total(s <= t, g, SPLIT) * LOG2E - c[None, :]
+            G = Gq
+        left = q * tl.exp2(Gq)
+        right = k * tl.exp2(-G)
+        if REVERSE:
+            A = tl.where(t < s, times(right.to(DT), tl.trans(left.to(DT)), PREC), 0.0)
+            rows = right * tl.exp2(c)[None, :]
+        else:
+            A = tl.where(s < t, times(left.to(DT), tl.trans(right.to(DT)), PREC), 0.0)
+            rows = left * tl.exp2(c)[None, :]
+    else:
+        A = tl.zeros((C, C), tl.float32)
+        stop, c = blocks(g, C, SPLIT, RANGE)
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            X = (tl.where(upper, q, k) * tl.exp2(total(between, g, SPLIT) * LOG2E)).to(DT)
+            XX = times(X, tl.trans(X), PREC)
+            if REVERSE:
+                A += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), XX, 0.0)
+            else:
+                A += tl.where(pairs, XX, 0.0)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
+            left = (q * tl.exp2(Gq)).to(DT)
+            right = (k * tl.exp2(-G)).to(DT)
+            if REVERSE:
+                A += tl.where((t < s) & ((t ^ s) < BLOCK), times(right, tl.trans(left), PREC), 0.0)
+            else:
+                A += tl.where((s < t) & ((t ^ s) < BLOCK), times(left, tl.trans(right), PREC), 0.0)
+        if REVERSE:
+            rows = k * tl.exp2(total(s > t, g, SPLIT) * LOG2E)
+        elif EXCLUSIVE:
+            rows = q * tl.exp2(total(s < t, g, SPLIT) * LOG2E)
+        else:
+            rows = q * tl.exp2(total(s <= t, g, SPLIT) * LOG2E)
+    if EXCLUSIVE:
+        own = tl.sum(q * k * u[None, :], 1)
+    else:
+        own = tl.sum(q * k, 1)
+    return A + tl.where(t == s, own[:, None], 0.0), rows

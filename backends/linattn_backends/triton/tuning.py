@@ -1,0 +1,102 @@
+"""Which tiles run: a few choices by shape, each checked on the device. Nothing is tuned at run time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Tile", "Tiles", "programs", "tiles_for"]
+
+
+class Tile(NamedTuple):
+    """Tile of one kernel: ``BK`` key and ``BV`` value channels, warps, and stages of the software pipeline."""
+
+    BK: int
+    BV: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Everything that is chosen for a call.
+
+    Attributes:
+        chunk: Tokens a chunk.
+        split: bfloat16 terms that stand for a float32 number in a sum of gates.
+        range: A chunk that decays by less than ``2^range`` takes the plain products.
+        precision: How products of float32 tiles are done.
+        processors: Multiprocessors of the device.
+    """
+
+    chunk: int
+    split: int
+    range: float
+    precision: str
+    processors: int
+    states: Tile
+    carries: Tile
+    outputs: Tile
+    outputs_slow: Tile
+    gradients: Tile
+    gradients_slow: Tile
+    recurrent: Tile
+    fused: Tile | None
+    fused_chunk: int
+    fused_from: int
+
+    def segment(self, T: int, N: int, busy: int) -> int:
+        """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
+        if 8 * busy >= 7 * self.processors or N == 0:
+            return 0
+        chunks = -(-T // self.chunk)
+        wanted = -(-2 * self.processors // max(busy, 1))
+        length = max(-(-chunks // wanted), 8)
+        return length if 2 * length <= chunks else 0
+
+
+def programs(K: int, V: int, BK: int, BV: int) -> int:
+    """Tiles of ``BK`` by ``BV`` that cover ``K`` by ``V``."""
+    return -(-K // BK) * -(-V // BV)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def fit(n: int, most: int, least: int = 16) -> int:
+    """A tile's width for ``n`` channels: a power of two, ``least`` … ``most``."""
+    return min(max(power_of_two(n), least), most)
+
+
+@functools.lru_cache(maxsize=1024)
+def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, processors: int) -> Tiles:
+    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector) and, unless 0, the caller's ``chunk``."""
+    full = dtype == torch.float32
+    C = min(max(power_of_two(chunk), 16), 64) if chunk else 32 if full else 64
+    most = 32 if full else 64
+    least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
+    wide = 32 if full else 128
+    rows = max(power_of_two(K), 16)
+    columns = min(fit(V, 64), max(16, 4096 // rows))
+    return Tiles(
+        chunk=C,
+        split=3 if full else 2,
+        range=10.0 if dtype == torch.float16 else 100.0,
+        precision="tf32x3" if full else "tf32",
+        processors=processors,
+        states=Tile(fit(K, most, least), fit(V, wide if gate else most, least), 4, 2 if full else 3 if gate else 4),
+        carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
+        outputs=Tile(fit(K, most, least), fit(V, wide, least), 4, 1 if full or gate == 2 else 3),
+        outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
+        gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
+        gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
+        recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
+        fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
+        fused_chunk=C,
+        fused_from=max(processors * 7 // 8, 2),
+    )

@@ -1,0 +1,169 @@
+"""Every family, flag and kind of gate, forward and backward, against the float64 oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linattn_backends.triton import launch
+from triton_cases import arrays, call, check
+
+FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6")
+KINDS = ("zero", "weak", "plain", "strong", "-1e4", "-inf", "mixed")
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family, form):
+    check(family, arrays(family, T=37, HV=2, K=20, V=18), form, chunk_size=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_gates(family, kind):
+    check(family, arrays(family, T=37, kind=kind), chunk_size=16)
+
+
+@pytest.mark.parametrize("kind", ["weak", "mixed"])
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_gates_in_the_default_chunk(family, kind):
+    check(family, arrays(family, T=70, kind=kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gates_token_by_token(kind):
+    check("gla", arrays("gla", T=9, kind=kind), "recurrent")
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed(family, form):
+    cu = [0, 0, 5, 5, 38, 60]
+    check(family, arrays(family, T=60, H=1, HV=2, cu=cu), form, chunk_size=16)
+
+
+def test_packed_as_int32_without_a_state():
+    given = arrays("gla", T=30, cu=[0, 17, 30], state=False)
+    given["cu_seqlens"] = given["cu_seqlens"].int()
+    check("gla", given, chunk_size=16)
+
+
+@pytest.mark.parametrize("family", FAMILIES[:3])
+@pytest.mark.parametrize("cu", [None, [0, 3, 3, 260, 300]])
+def test_split_sequences(family, cu, monkeypatch):
+    """Few heads: sequences are cut into segments that are walked at once."""
+    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    check(family, arrays(family, T=300, cu=cu), chunk_size=16)
+
+
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (1, 3), (17, 33), (40, 70)])
+@pytest.mark.parametrize("family", ["simple_gla", "gla"])
+def test_widths(family, K, V):
+    check(family, arrays(family, T=19, K=K, V=V, kind="mixed"), chunk_size=16)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_a_gate_shared_by_value_heads(form):
+    check("gla", arrays("gla", T=19, H=2, HV=4, shape=(1, 19, 2, 5)), form, chunk_size=16)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("kind", ["weak", "plain", "-inf"])
+def test_a_fixed_decay(form, kind):
+    check("simple_gla", arrays("simple_gla", B=2, T=19, HV=2, shape=(2,), kind=kind), form, chunk_size=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sixteen_bits(family, dtype):
+    check(family, arrays(family, T=37, dtype=dtype, K=16, V=16), chunk_size=16)
+
+
+def test_a_sixteen_bit_gate():
+    given = arrays("gla", T=37, dtype=torch.float16, kind="weak")
+    given["g"] = given["g"].half()
+    check("gla", given, chunk_size=16)
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_fused_forward(family):
+    """Sixteen-bit operands and enough heads: the state never leaves registers."""
+    check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16))
+    check(family, arrays(family, T=60, HV=2, dtype=torch.float16, cu=[0, 0, 7, 60]))
+
+
+def test_scale():
+    check("gla", arrays("gla"), scale=0.3)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_normalized(form):
+    given = arrays("linear_attn", T=19, V=7, state=False)
+    for name in ("q", "k"):
+        given[name] = given[name].abs() + 0.1
+    given["initial_state"] = torch.rand(1, 1, 5, 8) + 0.1
+    check("linear_attn", given, form, normalize=True)
+
+
+def test_a_denominator_of_zero_gives_a_zero_row():
+    q = torch.zeros(1, 3, 1, 4)
+    o, _ = call("linear_attn", dict(q=q, k=torch.rand(1, 3, 1, 4), v=torch.rand(1, 3, 1, 4)), normalize=True)
+    assert torch.equal(o, torch.zeros_like(o))
+
+
+def test_value_gate_token_by_token():
+    from linattn_backends.numpy import oracle
+    from triton_cases import as_numpy, distance, gate
+
+    given = arrays("gla", T=9, HV=2)
+    state = given.pop("initial_state")
+    given |= dict(gv=gate((1, 9, 2, 7), "mixed"), initial_state=state)
+    o, final = call("gla", given, "recurrent", output_final_state=True)
+    wanted_o, wanted_final = oracle.forward("gla", as_numpy(given), dict(output_final_state=True))
+    assert distance(o, wanted_o) < 3e-6
+    assert distance(final, wanted_final) < 3e-6
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_tokens(family, form):
+    given = arrays(family, T=0)
+    for name in given:
+        given[name].requires_grad_()
+    o, final = call(family, given, form, output_final_state=True)
+    assert o.shape == (1, 0, 1, 7)
+    assert torch.equal(final, given["initial_state"])
+    (found,) = torch.autograd.grad(final.sum(), [given["initial_state"]])
+    assert torch.equal(found, torch.ones_like(found))
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_strided_inputs(form):
+    given = arrays("gla", B=2, T=19, H=2, HV=2, K=5, V=7)
+    for name in ("q", "k", "v", "g"):
+        wide = torch.stack((given[name], given[name] + 1), -1 if name == "k" else 2)
+        given[name] = (wide[..., 0] if name == "k" else wide[:, :, 0]).detach()
+        assert not given[name].is_contiguous()
+    given["initial_state"] = given["initial_state"].transpose(2, 3).contiguous().transpose(2, 3)
+    check("gla", given, form, chunk_size=16)
+
+
+def test_gradient_of_the_final_state_alone():
+    given = arrays("gla", T=19)
+    for x in given.values():
+        x.requires_grad_()
+    _, final = call("gla", given, output_final_state=True)
+    found = torch.autograd.grad(final.sum(), [given["k"], given["g"], given["initial_state"]])
+    assert all(torch.isfinite(x).all() for x in found)
+    assert found[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["simple_gla", "gla"])
+def test_equal_calls_give_equal_bits(family):
+    results = []
+    for _ in range(2):
+        given = arrays(family, T=37, HV=2)
+        for x in given.values():
+            x.requires_grad_()
+        o, final = call(family, given, output_final_state=True)
+        results.append([o, final, *torch.autograd.grad(o.sum() + final.sum(), list(given.values()))])
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))

@@ -1,0 +1,121 @@
+"""What the backend says it can run, and how it behaves under PyTorch's tracers."""
+
+from __future__ import annotations
+
+import linattn
+import pytest
+import torch
+from linattn.plugin import Call
+from linattn.registry import check_contract, registry
+from linattn_backends.triton import TritonBackend, backend, launch
+from linattn_backends.triton.library import diagonal, diagonal_backward
+from triton_cases import arrays, call
+
+DIMS = (("B", 1), ("T", 8), ("H", 1), ("HV", 1), ("K", 16), ("V", 16))
+ARRAYS = (("q", "B T H K", "float32"), ("k", "B T H K", "float32"), ("v", "B T HV V", "float32"), ("g", "B T HV K", "float32"))
+
+
+def described(op="gla", form="chunk", device="cpu", given=ARRAYS, dims=DIMS, options=(), needs_grad=None):
+    return Call(op, form, "torch", device, given, dims, options, needs_grad)
+
+
+def test_meets_the_contract():
+    check_contract(TritonBackend())
+
+
+def test_takes_what_it_runs():
+    assert TritonBackend().supports(described()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (dict(device="mps"), "runs on CUDA devices, not mps"),
+        (dict(dims=(*DIMS[:4], ("K", 513), ("V", 16))), "K must be at most 512, got 513"),
+        (dict(given=(*ARRAYS[:3], ("g", "B T HV K", "float64"))), "has no float64"),
+        (dict(op="linear_attn", given=ARRAYS[:3], options=(("causal", False),)), "has no causal=False"),
+        (dict(given=(*ARRAYS, ("gv", "B T HV V", "float32"))), "takes gv in the recurrent form without gradients only"),
+    ],
+)
+def test_says_why_not(changes, reason):
+    assert str(TritonBackend().supports(described(**changes))) == reason
+
+
+def test_without_the_interpreter_the_cpu_is_refused(monkeypatch):
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    assert "TRITON_INTERPRET=1" in str(TritonBackend().supports(described()))
+
+
+def test_old_architectures_are_named(monkeypatch):
+    monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": "needs compute capability 8.0 or newer, got 7.5"})
+    assert str(TritonBackend().supports(described(device="cuda:0"))).endswith("got 7.5")
+
+
+def test_a_failed_launch_names_what_failed(monkeypatch):
+    class Broken:
+        __name__ = "outputs"
+
+        def __getitem__(self, grid):
+            raise RuntimeError("out of resources")
+
+    monkeypatch.setattr(launch.kernels, "outputs", Broken())
+    given = arrays("gla", T=5)
+    with pytest.raises(RuntimeError, match="out of resources") as caught:
+        call("gla", given)
+    (note,) = caught.value.__notes__
+    assert "'outputs'" in note
+    assert "q (1, 5, 1, 5) torch.float32" in note
+    assert "num_warps" in note
+
+
+@pytest.fixture
+def registered():
+    """The backend by name, also where the distribution is not installed."""
+    if "triton" in registry.records:
+        yield
+        return
+    linattn.register_backend(TritonBackend)
+    yield
+    registry.unregister("triton")
+
+
+@pytest.mark.usefixtures("registered")
+def test_through_the_public_function():
+    given = arrays("gla", T=9, state=False)
+    o, _ = linattn.chunk_gla(*given.values(), backend="triton")
+    wanted, _ = call("gla", given)
+    assert torch.equal(o, wanted)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("family", ["simple_gla", "rwkv6"])
+def test_opcheck(family, form):
+    given = arrays(family, T=5, K=4, V=4)
+    for x in given.values():
+        x.requires_grad_()
+    arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
+    torch.library.opcheck(diagonal, (*arguments, form, 0.5, 16, True, False))
+
+
+def test_opcheck_backward():
+    given = arrays("gla", T=5, K=4, V=4)
+    arguments = [given.get(name) for name in ("q", "k", "v", "g", "u", "initial_state", "cu_seqlens")]
+    tests = ("test_schema", "test_faketensor")
+    with torch.no_grad():
+        torch.library.opcheck(diagonal_backward, (given["v"], given["initial_state"], *arguments, 0.5, 16), test_utils=tests)
+
+
+def test_compiles_without_a_break():
+    torch._dynamo.reset()
+    given = arrays("gla", T=9)
+
+    def loss(*x):
+        o, final = call("gla", dict(zip(given, x, strict=True)), output_final_state=True, chunk_size=16)
+        return o.sum() + final.sum()
+
+    inputs = [x.requires_grad_() for x in given.values()]
+    wanted = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*inputs), inputs)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y)

@@ -1,0 +1,97 @@
+"""Runs one call on the backend and on the oracle, forward and backward, and compares."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from linattn_backends.numpy import oracle
+from linattn_backends.triton import TritonBackend
+
+BACKEND = TritonBackend()
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the interpreter truncates to bfloat16
+
+GATES = {
+    "zero": lambda g: 0 * g,
+    "weak": lambda g: g / 16,
+    "plain": lambda g: g,
+    "strong": lambda g: 30 * g,
+    "-1e4": lambda g: 0 * g - 1e4,
+    "-inf": lambda g: torch.full_like(g, -torch.inf),
+}
+
+
+def gate(shape, kind):
+    """Log decays; ``mixed`` draws every kind in turn."""
+    g = torch.nn.functional.logsigmoid(torch.randn(shape))
+    if kind != "mixed":
+        return GATES[kind](g)
+    pick = torch.randint(0, len(GATES), shape)
+    return sum_of([torch.where(pick == i, make(g), torch.zeros(())) for i, make in enumerate(GATES.values())])
+
+
+def sum_of(parts):
+    result = parts[0]
+    for part in parts[1:]:
+        result = torch.where(part == 0, result, part)
+    return result
+
+
+def arrays(family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0):
+    """Seeded arguments by name, in the family's order."""
+    torch.manual_seed(seed)
+    result = dict(q=torch.randn(B, T, H, K), k=torch.randn(B, T, H, K), v=torch.randn(B, T, HV, V))
+    result = {name: x.to(dtype) for name, x in result.items()}
+    if family == "simple_gla":
+        result["g"] = gate(shape or (B, T, HV), kind)
+    if family in ("gla", "rwkv6"):
+        result["g"] = gate(shape or (B, T, HV, K), kind)
+    if family == "rwkv6":
+        result["u"] = torch.randn(HV, K)
+    N = B if cu is None else len(cu) - 1
+    if state:
+        result["initial_state"] = torch.randn(N, HV, K, V)
+    if cu is not None:
+        result["cu_seqlens"] = torch.tensor(cu)
+    return result
+
+
+def call(family, given, form="chunk", **options):
+    """The backend's method on arguments by name."""
+    given = dict(given)
+    keywords = {name: given.pop(name, None) for name in ("initial_state", "cu_seqlens")}
+    return getattr(BACKEND, f"{form}_{family}")(*given.values(), **keywords, **options)
+
+
+def as_numpy(given):
+    return {name: x.detach().to(torch.float64 if x.is_floating_point() else x.dtype).numpy() for name, x in given.items()}
+
+
+def distance(found, wanted):
+    """Relative error; absolute where the truth is zero."""
+    found, wanted = np.asarray(found.detach().double()), np.asarray(wanted)
+    assert found.shape == wanted.shape
+    assert np.isfinite(found).all()
+    norm = np.linalg.norm(wanted)
+    return np.linalg.norm(found - wanted) / (norm if norm > 1e-6 else 1.0)
+
+
+def check(family, given, form="chunk", **options):
+    """Outputs, final state and every gradient agree with the oracle."""
+    tolerance = TOLERANCE[given["v"].dtype]
+    floats = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+    before = {name: x.detach().clone() for name, x in given.items()}
+    o, final = call(family, given, form, output_final_state=True, **options)
+    exact = as_numpy(given)
+    wanted_o, wanted_final = oracle.forward(family, exact, dict(options, output_final_state=True))
+    assert o.dtype == given["v"].dtype
+    assert final.dtype == torch.float32
+    d_o, d_final = torch.randn(o.shape).to(o.dtype), torch.randn(final.shape)
+    found = torch.autograd.grad([o, final], list(floats.values()), [d_o, d_final])
+    wanted = oracle.vjp(family, exact, dict(options, output_final_state=True), d_o.double().numpy(), d_final.double().numpy())
+    errors = dict(o=distance(o, wanted_o), final=distance(final, wanted_final))
+    for name, x in zip(floats, found, strict=True):
+        assert x.dtype == given[name].dtype
+        errors[f"d{name}"] = distance(x, wanted[name])
+    assert all(error < tolerance for error in errors.values()), errors
+    for name, x in before.items():
+        assert torch.equal(x, given[name].detach())
