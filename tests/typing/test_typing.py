@@ -17,7 +17,7 @@ ROOT = HERE.parents[1]
 def pyright() -> set[tuple[str, int]]:
     """``(file, line)`` of each error."""
     settings = HERE / "pyrightconfig.json"
-    done = run("basedpyright", "--outputjson", "--project", str(settings))
+    done = run("basedpyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(settings))
     found = json.loads(done.stdout)["generalDiagnostics"]
     return {(Path(d["file"]).name, d["range"]["start"]["line"] + 1) for d in found if d["severity"] == "error"}
 
