@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from .compat import Array
-from .decay import Decayed, decayed, decayed_values, matmul
+from .decay import Decayed, decayed, decayed_values
 from .layout import Bounds
 from .solve import solve, solve_by_column, unit_lower_inverse
+from .tree import matmul
 
 Arrays = dict[str, Array]
 Step = Callable[[Array, Any], tuple[Array, Any]]

@@ -20,7 +20,7 @@ from linattn.plugin import MixedState
 
 from .compat import Array, arrays_of, checkpoint_in_scan, varying
 from .cores import walk
-from .decay import matmul
+from .tree import matmul
 from .layout import Bounds
 from .segments import accumulation, from_heads, to_heads
 from .virtual import Equal, Virtual

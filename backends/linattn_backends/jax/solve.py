@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .compat import Array, varying
-from .decay import halves, matmul, merged, split
+from .tree import matmul
 
 
 def unit_lower_inverse(L: Array) -> Array:
@@ -66,3 +66,23 @@ def substitute_transposed(L: Array, beta: Array, y: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(x, found, t, -2), None
 
     return lax.scan(token, varying(jnp.zeros_like(y), L, beta, y), jnp.arange(L.shape[-1]), reverse=True)[0]
+
+
+def halves(x: Array) -> tuple[Array, Array]:
+    """Left and right of neighbouring blocks ``[..., n, b, b]``."""
+    pairs = x.reshape(*x.shape[:-3], -1, 2, *x.shape[-2:])
+    return pairs[..., 0, :, :], pairs[..., 1, :, :]
+
+
+def merged(a: Array, cross: Array) -> Array:
+    """``[[left, 0], [cross, right]]`` of neighbouring blocks on the diagonal, ``[..., n, b, b]``."""
+    left, right = halves(a)
+    top = jnp.concatenate([left, jnp.zeros_like(left)], -1)
+    return jnp.concatenate([top, jnp.concatenate([cross, right], -1)], -2)
+
+
+def split(a: Array) -> Array:
+    """The two blocks on the diagonal of each ``[..., n, 2b, 2b]``, as ``[..., 2n, b, b]``."""
+    b = a.shape[-1] // 2
+    both = jnp.stack([a[..., :b, :b], a[..., b:, b:]], -3)
+    return both.reshape(*a.shape[:-3], -1, b, b)
