@@ -120,7 +120,7 @@ def recurrent(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
         tokens = {name: jnp.moveaxis(y, -2, 0)[..., None, :] for name, y in chunk.items()}
         return lax.scan(lambda S, now: token_step({**now, **bonus}, S), S, tokens)
 
-    bonus = {"u": x["u"]} if "u" in x else {}
+    bonus = {"u": x["u"][0]} if "u" in x else {}
     S, (_, after, o) = walk(step, S, {name: y for name, y in x.items() if name != "u"}, bounds)
     return jnp.moveaxis(o[..., 0, :], 1, -2), S, after
 
