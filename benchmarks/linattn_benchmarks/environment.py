@@ -10,9 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import linattn
+from linattn.errors import OptionError
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("numpy", "torch", "triton", "jax", "jaxlib", "mlx")
+SCHEMA = 1
+"""Version of the layout of results files; raised when a field changes its meaning or goes away."""
+
+PACKAGES = (
+    "numpy",
+    "torch",
+    "triton",
+    "jax",
+    "jaxlib",
+    "mlx",
+    "flash-linear-attention",
+    "jax-linear-attention",
+    "flash-qla",
+    "nvidia-cudnn-frontend",
+)
 
 
 def environment() -> dict[str, Any]:
@@ -24,8 +39,14 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": load(),
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
     }
+
+
+def load() -> float | None:
+    """How many processes want to run, over the last minute."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def installed(name: str) -> str | None:
@@ -46,8 +67,31 @@ def processor() -> str:
     return platform.processor()
 
 
+def document(benchmark: str, results: Any) -> dict[str, Any]:
+    """What a results file holds: the schema's version, the benchmark's name, the environment, the figures."""
+    return {"schema": SCHEMA, "benchmark": benchmark, "environment": environment(), "results": results}
+
+
 def write(path: Path, benchmark: str, results: Any) -> None:
-    """One results file: the benchmark's name, the environment, the figures."""
-    document = {"benchmark": benchmark, "environment": environment(), "results": results}
+    """One results file."""
+    write_document(path, document(benchmark, results))
+
+
+def write_document(path: Path, content: dict[str, Any]) -> None:
+    """A document as JSON, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A results file of this schema."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not JSON: {error}") from error
+    found = content.get("schema") if isinstance(content, dict) else None
+    if found != SCHEMA:
+        raise OptionError(f"{path}: expected a results file of schema {SCHEMA}, got {found}")
+    return content

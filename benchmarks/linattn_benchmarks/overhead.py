@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from linattn.plugin import Backend
-
 import linattn
+from linattn.plugin import Backend
 
 FORBIDDEN = ("torch", "jax", "mlx", "triton")
 

@@ -1,0 +1,22 @@
+"""The conformance suite of linattn: is a backend right?
+
+``linattn conformance --backend acme``, ``python -m linattn_conformance --backend acme``, or in pytest
+``pytest --pyargs linattn_conformance --linattn-backend acme``.
+
+=====================  ===============================================================================
+``cases``              what is tried; an id for each
+``bad_input``          wrong calls and the errors expected
+``manifest``           the ids that belong to an API version, checked in
+``data``               the arrays of a case
+``bounds``             truth, noise and how far a result may be from the truth
+``calls``, ``checks``  one case against one backend
+``witness``            who really ran
+``adapters``           one small class for each array framework
+``runner``             cases to results
+``known_failures``     what a vendor knows to be broken
+``verdict``            profiles; manifest minus results
+``report``             versioned JSON
+``cli``                the command; ``pytest_plugin`` the same in pytest
+``broken``             backends that are wrong on purpose, which the suite must reject
+=====================  ===============================================================================
+"""

@@ -41,7 +41,7 @@ OPTIONAL = (
     ("jax", "jax", "JAX arrays"),
     ("mlx", "mlx", "MLX arrays"),
     ("pytest", "conformance", "conformance as a pytest plug-in"),
-    ("psutil", "bench", "linattn bench"),
+    ("matplotlib", "bench", "linattn bench"),
 )
 
 

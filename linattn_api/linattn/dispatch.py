@@ -290,12 +290,15 @@ def _look_up(
 ) -> _Decided:
     """The memoised decision for an eager call."""
     context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
+    wanted = tuple(backend) if type(backend) is list else backend  # hashable
     key = decided = None
     try:
-        options = tuple([keywords[name] for name in spec.option_names])
-        key = (spec.name, form, backend, context, environment, registry.generation, options, framework.key(leaves))
+        options = [keywords[name] for name in spec.option_names]
+        wish = (spec.name, form, wanted, context, environment, registry.generation)
+        # with the types of the options, because True == 1 == 1.0 and only one of them is right
+        key = (*wish, *options, *map(type, options), *framework.key(leaves))
         decided = _decided.get(key)
-    except (TypeError, AttributeError):  # a symbolic size, a list of backends, or no array at all: the long way round
+    except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
@@ -332,8 +335,7 @@ def run(
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
         name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        options = dict(options)
-        function, keywords = getattr(registry.loaded[name], method), {**keywords, **options}
+        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
         plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
         if keywords["cu_seqlens"] is not None:
@@ -341,8 +343,6 @@ def run(
         if function is None:
             _refuse(plan)
         steps, keywords = plan.steps, {**keywords, **options}
-    if "scale" in options and keywords["scale"] is None:
-        keywords["scale"] = arrays[0].shape[-1] ** -0.5  # K is symbolic, so that no plan could hold its value
     if len(steps) == 1:
         return function(*arrays, **keywords)
     return _run_lowered(function, steps, framework, arrays, keywords)

@@ -5,6 +5,7 @@ A framework also offers the few array functions that lowerings, gates and featur
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +21,16 @@ FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Facts(NamedTuple):
-    """Static facts of one array. A size that is symbolic under tracing is ``None``."""
+    """Static facts of one array. A batch or a length that is symbolic under tracing is ``None``."""
 
     shape: tuple[int | None, ...]
     dtype: str
     device: str
+
+
+def _size(axis: int, size: Any, known: bool) -> int | None:
+    """A batch and a length may stay symbolic; for heads and widths a kernel is chosen, so the trace is made for this size."""
+    return operator.index(size) if known or axis >= 2 else None
 
 
 class Framework:
@@ -52,7 +58,8 @@ class Framework:
 
     def facts(self, x: Any) -> Facts:
         """The static facts of ``x``."""
-        return Facts(tuple(n if type(n) is int else None for n in x.shape), self.dtype(x), self.device(x))
+        shape = tuple([_size(axis, n, type(n) is int) for axis, n in enumerate(x.shape)])
+        return Facts(shape, self.dtype(x), self.device(x))
 
     def dtype(self, x: Any) -> str:
         """Name of the dtype of ``x``, e.g. ``"bfloat16"``."""
@@ -150,7 +157,8 @@ class Torch(Framework):
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
         static = self.module.fx.experimental.symbolic_shapes.has_static_value
-        return tuple([n if static(n) else None for n in x.shape]), self.dtype(x), self.device(x)
+        shape = tuple([_size(axis, n, static(n)) for axis, n in enumerate(x.shape)])
+        return shape, self.dtype(x), self.device(x)
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
         return self.module.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)

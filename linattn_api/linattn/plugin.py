@@ -34,6 +34,7 @@ from .errors import Unsupported
 __all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "MixedState", "Unsupported"]
 
 API_VERSION = "1.0.0"
+"""Version of the API, of the plug-in contract and of the distribution: one number."""
 
 A = TypeVar("A")
 
@@ -70,7 +71,8 @@ class Call:
         device: Kind of device, e.g. ``"cpu"``, ``"cuda"``, ``"tpu"``, ``"metal"``.
         arrays: ``(name, symbolic shape, dtype)`` of every array given, e.g. ``("g", "B T HV K", "float32")``; optional
             arguments that are ``None`` are absent.
-        dims: ``(symbol, size)`` of every bound symbol; a size that is symbolic under tracing is ``None``: any size.
+        dims: ``(symbol, size)`` of every bound symbol. ``B``, ``T`` and ``N`` are ``None`` where they are symbolic under
+            tracing: any size. Heads and widths are always numbers.
         options: ``(name, value)`` of the family's static options (``output_final_state``, ``chunk_size``, ``causal`` …).
         needs_grad: True if a gradient will be asked for; None where the framework cannot say.
     """
@@ -122,6 +124,16 @@ class Call:
         """True if sequences are packed (``cu_seqlens`` was given)."""
         return self.has("cu_seqlens")
 
+    def _known(self, symbol: str) -> int:
+        size = self.sizes[symbol]
+        assert size is not None, symbol
+        return size
+
+    @property
+    def N(self) -> int | None:
+        """Number of sequences."""
+        return self.sizes.get("N")
+
     @property
     def B(self) -> int | None:
         """Batch size."""
@@ -133,25 +145,24 @@ class Call:
         return self.sizes.get("T")
 
     @property
-    def H(self) -> int | None:
+    def H(self) -> int:
         """Query/key heads."""
-        return self.sizes.get("H")
+        return self._known("H")
 
     @property
-    def HV(self) -> int | None:
+    def HV(self) -> int:
         """Value heads (``H`` for a family without grouped value heads)."""
-        sizes = self.sizes
-        return sizes.get("HV", sizes.get("H"))
+        return self._known("HV" if "HV" in self.sizes else "H")
 
     @property
-    def K(self) -> int | None:
+    def K(self) -> int:
         """Key width of one head."""
-        return self.sizes.get("K")
+        return self._known("K")
 
     @property
-    def V(self) -> int | None:
+    def V(self) -> int:
         """Value width of one head."""
-        return self.sizes.get("V")
+        return self._known("V")
 
     def __str__(self) -> str:
         sizes = " ".join(f"{symbol}={'any' if size is None else size}" for symbol, size in self.dims)
@@ -171,7 +182,7 @@ class Backend:
 
     Attributes:
         name: How users name it. Lower case letters, digits, ``_`` and ``-``.
-        api: Version specifier on :data:`API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
+        api: Version specifier on :data:`linattn.API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
         frameworks: The frameworks whose arrays it takes.
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
 
@@ -185,7 +196,7 @@ class Backend:
     differentiable: ClassVar[bool] = True
 
     def supports(self, call: Call) -> Unsupported | None:
-        """Say whether this backend can run ``call``: ``None`` if so, else an :class:`Unsupported` with the reason.
+        """Say whether this backend can run ``call``: ``None`` if so, else an :class:`~linattn.Unsupported` with the reason.
 
         Must be a pure function of ``call``: no I/O, no environment, no context variables. Called once per distinct call.
         """

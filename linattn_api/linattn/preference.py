@@ -37,7 +37,7 @@ class Preference(NamedTuple):
 
     @property
     def strict(self) -> bool:
-        """True if one backend was named: that one or an error."""
+        """True if one backend was named, and it is that one or an error."""
         return len(self.backends) == 1 and self.backends != ("auto",)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 from .plugin import Call
@@ -26,7 +27,7 @@ Role = Literal["operand", "float", "index"]
 
 
 Options = Mapping[str, Any]
-Sizes = Mapping[str, int | None]
+Sizes = Mapping[str, int]
 
 # One order of keywords for every family, so that signatures read alike.
 KEYWORD_ORDER = (
@@ -36,11 +37,9 @@ KEYWORD_ORDER = (
 
 
 def default_scale(options: Options, sizes: Sizes) -> dict[str, Any]:
-    """``scale=None`` means ``K ** -0.5``; it stays None while ``K`` is symbolic."""
-    scale, K = options["scale"], sizes["K"]
-    if scale is None:
-        return {**options, "scale": None if K is None else K**-0.5}
-    return {**options, "scale": float(scale)}
+    """``scale=None`` means ``K ** -0.5``."""
+    scale = options["scale"]
+    return {**options, "scale": sizes["K"] ** -0.5 if scale is None else float(scale)}
 
 
 def no_complaint(form: str | None, options: Options) -> str | None:
@@ -83,6 +82,13 @@ class Option:
     name: str
     types: tuple[type, ...]
     default: Any = None
+
+    def admits(self, value: Any) -> bool:
+        """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
+        if value is self.default or isinstance(value, bool):
+            return value is self.default or bool in self.types
+        number = Real if float in self.types else Integral if int in self.types else ()
+        return isinstance(value, number)
 
 
 Finish = Callable[[Any, Any], tuple[Any, Any]]

@@ -70,7 +70,7 @@ def pick_form(options: Mapping[str, Any], sizes: Mapping[str, int | None]) -> st
 def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str, Any]) -> None:
     for option in spec.options:
         value = options[option.name]
-        if value is option.default or type(value) in option.types:
+        if option.admits(value):
             continue
         expected = " or ".join(t.__name__ for t in option.types)
         none = " or None" if option.default is None else ""

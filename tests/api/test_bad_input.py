@@ -180,6 +180,19 @@ def test_wrong_option(good, name, value, message):
     assert str(caught.value) == f"chunk_gla: {message}"
 
 
+def test_a_wrong_option_is_not_mistaken_for_an_equal_right_one(good):
+    linattn.chunk_gla(**good, chunk_size=16, output_final_state=True)
+    with pytest.raises(errors.OptionError):
+        linattn.chunk_gla(**good, chunk_size=16.0, output_final_state=True)
+    with pytest.raises(errors.OptionError):
+        linattn.chunk_gla(**good, chunk_size=16, output_final_state=1)
+
+
+def test_numbers_of_numpy_are_numbers(good):
+    assert linattn.explain("chunk_gla", **good, scale=1 / np.sqrt(np.float32(4)), chunk_size=np.int64(16)).backend
+    assert dict(linattn.explain("chunk_gla", **good, scale=np.float32(0.5)).options)["scale"] == 0.5
+
+
 def test_option_that_is_an_array(good, make):
     with pytest.raises(
         errors.OptionError, match=r"^chunk_gla: scale must be float or int or None, a static Python value, got \w+$"

@@ -175,8 +175,10 @@ def test_plans_are_made_once_for_each_distinct_call(call, make):
     assert len(backend.calls) == 1
     other = [make(1, 9, 2, 16) for _ in call]
     linattn.chunk_gla(*other, backend="recorder")
+    linattn.chunk_gla(*call, backend=["recorder"])
+    linattn.chunk_gla(*call, backend=("recorder",))
     linattn.chunk_gla(*call, backend="recorder", output_final_state=True)
-    assert [c.T for c in backend.calls] == [8, 9, 8]
+    assert [c.T for c in backend.calls] == [8, 9, 8, 8]
 
 
 def test_registering_makes_plans_anew(call, monkeypatch):

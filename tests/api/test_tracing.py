@@ -81,12 +81,13 @@ def test_compile_does_not_specialise_a_dynamic_length(torch, counter, two_backen
     assert counter.frame_count <= 2  # one static, one dynamic
 
 
-def test_a_symbolic_size_is_none(torch, counter, two_backends):
+def test_a_symbolic_length_is_none_and_a_width_never(torch, counter, two_backends):
     backend = linattn.registry.registry.loaded["one"]
     compiled = torch.compile(gla, fullgraph=True, backend=counter, dynamic=True)
     with linattn.use_backend("one"):
         compiled(torch.randn(1, 8, 2, 16))
-    assert backend.calls[-1].T is None
+        compiled(torch.randn(1, 9, 2, 24))
+    assert [(call.T, call.K) for call in backend.calls] == [(None, 16), (None, 24)]
 
 
 def test_compile_lowers(torch, counter):

@@ -1,8 +1,8 @@
 """The backend: every family and form, lowered to one of two custom ops by the arrays it was given.
 
-``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and ``kda`` the
-delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`. A family is one function here, with the spec's
-parameters after the form.
+``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and
+``kda`` the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`. A family is one function here,
+with the spec's parameters after the form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _run(
     chunk_size: int | None,
 ) -> Result:
     """Any matrix-state family. One token of equal-length sequences takes a short path of a few plain calls."""
-    q, v = arrays["q"], arrays["v"]
+    q = arrays["q"]
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if form == "recurrent" and cu_seqlens is None and q.shape[1] == 1:
         o, final = _decode(arrays, scale, initial_state)
@@ -66,7 +66,20 @@ def _decode(arrays: dict[str, Tensor | None], scale: float, initial_state: Tenso
     return (o * scale).transpose(1, 2).to(v.dtype), final
 
 
-def _linear_attn(form, q, k, v, *, scale=None, causal=True, normalize=False, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _linear_attn(
+    form,
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    causal=True,
+    normalize=False,
+    initial_state=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    chunk_size=None,
+):
     dtype = v.dtype
     if normalize:  # the sums of keys are one more value column, of ones
         q, k, v = (x.to(accumulation(dtype)) for x in (q, k, v))
@@ -89,32 +102,42 @@ def _bidirectional(form, q, k, v, scale, cu_seqlens, chunk_size) -> Tensor:
     return _run(form, nothing, scale, final, False, cu_seqlens, chunk_size)[0]
 
 
-def _simple_gla(form, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _simple_gla(
+    form, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
+):
     g = g.expand(v.shape[:3]) if g.dim() == 1 else g
     return _run(form, dict(q=q, k=k, v=v, g=g), scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 
 
-def _gla(form, q, k, v, g, gv=None, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _gla(
+    form, q, k, v, g, gv=None, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
+):
     arrays = dict(q=q, k=k, v=v, g=g, gv=gv)
     return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 
 
-def _rwkv6(form, q, k, v, g, u, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _rwkv6(form, q, k, v, g, u, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):
     arrays = dict(q=q, k=k, v=v, g=g, u=u)
     return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 
 
-def _delta_rule(form, q, k, v, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _delta_rule(
+    form, q, k, v, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
+):
     arrays = dict(q=q, k=k, v=v, beta=beta)
     return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 
 
-def _gated_delta_rule(form, q, k, v, g, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _gated_delta_rule(
+    form, q, k, v, g, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
+):
     arrays = dict(q=q, k=k, v=v, g=g, beta=beta)
     return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 
 
-def _dplr(form, q, k, v, g, a, b, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
+def _dplr(
+    form, q, k, v, g, a, b, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
+):
     arrays = dict(q=q, k=k, v=v, g=g, a=a, b=b)
     return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
 

@@ -70,8 +70,7 @@ class ScalarDecay:
         P, Q = g[..., 0].clone(), torch.zeros_like(g[..., 0])
         b = 1
         while b < C:
-            left, right = _halves(P, b)
-            torch.add(right[..., :, None], _halves(Q, b)[0][..., None, :], out=_corner(sums, b))
+            torch.add(_halves(P, b)[1][..., :, None], _halves(Q, b)[0][..., None, :], out=_corner(sums, b))
             _grow(P, None, Q, b)
             b *= 2
         self.gamma = sums.exp_()
@@ -105,7 +104,7 @@ class ScalarDecay:
         return (*_product_backward(decayed, readers, writers), dg)
 
     def _gate(self, flow: Tensor | None, edges: Edges) -> Tensor:
-        """``dg[r]``: flows of the pairs ``s < r ≤ t``, of the state read at ``t ≥ r``, of tokens ``s < r`` kept, and the total."""
+        """``dg[r]``: flows of pairs ``s < r ≤ t``, of the state read at ``t ≥ r``, of tokens ``s < r`` kept, of the total."""
         M, C = self.shape
         dg = self.start.new_zeros(M, C)
         if flow is not None:
@@ -122,78 +121,43 @@ class ScalarDecay:
 
 
 class VectorDecay:
-    """One gate a token and channel, ``g [M, C, W]``. The tree ends at blocks of ``leaf`` tokens, see :func:`leaf_of`."""
+    """One gate a token and channel, ``g [M, C, W]``."""
 
     def __init__(self, g: Tensor, inclusive: bool = True, exclusive: bool = False):
         """Build the factors of every level; ``inclusive`` and ``exclusive`` say which kinds of reader there are."""
-        M, C, W = self.shape = g.shape
-        self.leaf = leaf_of(g)
-        P = g.clone()
+        _, C, _ = self.shape = g.shape
+        P, Q = g.clone(), torch.zeros_like(g)
         X = torch.zeros_like(g) if exclusive else None
-        Q = torch.zeros_like(g) if self.leaf < C or C == 1 else None
         self.reads: list[Tensor | None] = []
         self.reads_exclusive: list[Tensor | None] = []
         self.writes: list[Tensor] = []
         b = 1
         while b < C:
-            if b == self.leaf:
-                self._build_leaf(P, X, inclusive)
-            if b >= self.leaf:
-                self.reads.append(_halves(P, b)[1].exp() if inclusive else None)
-                self.reads_exclusive.append(_halves(X, b)[1].exp() if X is not None else None)
-                self.writes.append(_halves(Q, b)[0].exp())
+            self.reads.append(_halves(P, b)[1].exp() if inclusive else None)
+            self.reads_exclusive.append(_halves(X, b)[1].exp() if X is not None else None)
+            self.writes.append(_halves(Q, b)[0].exp())
             _grow(P, X, Q, b)
             b *= 2
-        if 1 < self.leaf == C:
-            self._build_leaf(P, X, inclusive)
-            Q = P[:, -1:] - P
         self.total = P[:, -1].exp()[..., None]
         self.start = P.exp_() if inclusive else None
         self.start_exclusive = None if X is None else X.exp_()
         self.end = Q.exp_()
-
-    def _build_leaf(self, P: Tensor, X: Tensor | None, inclusive: bool) -> None:
-        """Factors about the middle of every leaf: both exponents within half of what the leaf decays in all."""
-        if self.leaf == 1:
-            return
-        P = P.view(-1, self.leaf, P.shape[2])
-        middle = P[:, -1:] * 0.5
-        offset = P - middle
-        self.leaf_write = (-offset).exp_()
-        self.leaf_read_exclusive = None if X is None else (X.view(P.shape) - middle).exp_()
-        self.leaf_read = offset.exp_() if inclusive else None
 
     def _read(self, level: int, exclusive: bool) -> Tensor:
         factor = (self.reads_exclusive if exclusive else self.reads)[level]
         assert factor is not None
         return factor
 
-    def _read_leaf(self, x: Tensor, exclusive: bool) -> tuple[Tensor, Tensor]:
-        factor = self.leaf_read_exclusive if exclusive else self.leaf_read
-        assert factor is not None
-        return x.view(factor.shape) * factor, factor
-
-    def _levels(self) -> list[int]:
-        """Block sizes whose halves are paired, small to large."""
-        return [self.leaf << level for level in range(len(self.writes))]
-
     def pairs(self, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...]) -> Pairs:
         """Causal products of every reader with every writer under ``Γ``, level by level."""
         M, C, _ = self.shape
-        if 1 < self.leaf == C:
-            written = [y * self.leaf_write for y in writers]
-            read = [self._read_leaf(x, e)[0] for x, e in zip(readers, exclusive, strict=True)]
-            return [[(x @ y.mT).tril_(-1 if e else 0) for y in written] for x, e in zip(read, exclusive, strict=True)]
         A: Pairs = [[y.new_zeros(M, C, C) for y in writers] for _ in readers]
         for row, x, e in zip(A, readers, exclusive, strict=True):
             for a, y in zip(row, writers, strict=True):
-                if self.leaf > 1:
-                    products = self._read_leaf(x, e)[0] @ (y.view(self.leaf_write.shape) * self.leaf_write).mT
-                    _squares(a, self.leaf).copy_(_causal(products, e).view(_squares(a, self.leaf).shape))
-                elif not e:
+                if not e:
                     a.diagonal(dim1=1, dim2=2).copy_((x * y).sum(-1))
-        for level, b in enumerate(self._levels()):
-            write = self.writes[level]
+        for level, write in enumerate(self.writes):
+            b = 1 << level
             written = [_halves(y, b)[0] * write for y in writers]
             for row, x, e in zip(A, readers, exclusive, strict=True):
                 read = _halves(x, b)[1] * self._read(level, e)
@@ -203,33 +167,37 @@ class VectorDecay:
 
     def apply(self, A: Tensor, y: Tensor) -> Tensor:
         """``o[t] = Σ_{s≤t} A[t, s] Γ[t, s] ∘ y[s]``: the decay on the value side."""
-        if self.leaf > 1:
-            written = (y.view(self.leaf_write.shape) * self.leaf_write).view(*A.shape[:1], -1, self.leaf, y.shape[2])
-            o = (_squares(A, self.leaf).tril() @ written).view(y.shape)
-            o.view(self.leaf_read.shape).mul_(self.leaf_read)
-        else:
-            o = A.diagonal(dim1=1, dim2=2)[..., None] * y
-        for level, b in enumerate(self._levels()):
-            read = _corner(A, b) @ (_halves(y, b)[0] * self.writes[level])
+        o = A.diagonal(dim1=1, dim2=2)[..., None] * y
+        for level, write in enumerate(self.writes):
+            b = 1 << level
+            read = _corner(A, b) @ (_halves(y, b)[0] * write)
             _halves(o, b)[1].addcmul_(read, self._read(level, False))
         return o
 
     def backward(
-        self, dA: Pairs, A: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...], edges: Edges
+        self,
+        dA: Pairs,
+        A: Pairs,
+        readers: list[Tensor],
+        writers: list[Tensor],
+        exclusive: tuple[bool, ...],
+        edges: Edges,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """Gradients of readers, writers and the gate, from the whole chunk down to its leaves."""
+        """Gradients of readers, writers and the gate, from the whole chunk down to single tokens."""
         M, C, W = self.shape
-        dx, dy, flow, flow_exclusive = self._backward_leaves(dA, readers, writers, exclusive)
+        dx = [_diagonal_backward(row, writers, e) for row, e in zip(dA, exclusive, strict=True)]
+        columns = [list(column) for column in zip(*dA, strict=True)]
+        dy = [
+            _diagonal_backward([d if not e else None for d, e in zip(column, exclusive, strict=True)], readers, False)
+            for column in columns
+        ]
         zeros = writers[0].new_zeros
-        dP = edges.start
-        if dP is None and not all(exclusive):
-            dP = zeros(M, C, W)
-        dX = edges.start_exclusive
-        if dX is None and any(exclusive):
-            dX = zeros(M, C, W)
+        dP = edges.start if edges.start is not None else zeros(M, C, W)
+        dX = edges.start_exclusive if edges.start_exclusive is not None else (zeros(M, C, W) if any(exclusive) else None)
         dQ = edges.end if edges.end is not None else zeros(M, C, W)
         total = zeros(M, 1, W) if edges.total is None else edges.total.reshape(M, 1, W)
-        for level, b in reversed(list(enumerate(self._levels()))):
+        for level in reversed(range(len(self.writes))):
+            b = 1 << level
             total = _shrink(dP, dX, dQ, total, b)
             write = self.writes[level]
             written = [_halves(y, b)[0] * write for y in writers]
@@ -248,87 +216,12 @@ class VectorDecay:
                     read_flow = read_flow.mul_(factor)
                     _halves(d, b)[1].add_(read_flow)
                     _halves(dX if e else dP, b)[1].addcmul_(read_flow, right)
-            for y, d, written_flow in zip(writers, dy, flows, strict=True):
-                if written_flow is not None:
-                    written_flow = written_flow.mul_(write)
-                    _halves(d, b)[0].add_(written_flow)
-                    _halves(dQ, b)[0].addcmul_(written_flow, _halves(y, b)[0])
-        return dx, dy, self._gate(dP, dX, dQ, total, flow, flow_exclusive)
-
-    def _backward_leaves(
-        self, dA: Pairs, readers: list[Tensor], writers: list[Tensor], exclusive: tuple[bool, ...]
-    ) -> tuple[list[Tensor], list[Tensor], Tensor | None, Tensor | None]:
-        """Gradients through pairs inside a leaf, and what flows through their exponents (readers less writers)."""
-        if self.leaf == 1:
-            dx = [_diagonal_backward(row, writers, e) for row, e in zip(dA, exclusive, strict=True)]
-            columns = [list(column) for column in zip(*dA, strict=True)]
-            inclusive = [[d if not e else None for d, e in zip(c, exclusive, strict=True)] for c in columns]
-            return dx, [_diagonal_backward(column, readers, False) for column in inclusive], None, None
-        shape = self.leaf_write.shape
-        written = [y.view(shape) * self.leaf_write for y in writers]
-        flow = flow_exclusive = None
-        dx, dy_read = [], [torch.zeros_like(y) if len(readers) > 1 else None for y in written]
-        for row, x, e in zip(dA, readers, exclusive, strict=True):
-            read, factor = self._read_leaf(x, e)
-            d = None
-            for j, pair in enumerate(row):
-                if pair is not None:
-                    block = _causal(_squares(pair, self.leaf), e).flatten(0, 1)
-                    d = _plus(d, block @ written[j])
-                    dy_read[j] = _plus(dy_read[j], block.mT @ read)
-            if e:
-                flow_exclusive = read.mul_(d) if flow_exclusive is None else flow_exclusive.addcmul_(read, d)
-            else:
-                flow = read.mul_(d) if flow is None else flow.addcmul_(read, d)
-            dx.append(d.mul_(factor).view(self.shape))
-        dy = []
-        for y, d in zip(written, dy_read, strict=True):
-            flow = y.mul_(d).neg_() if flow is None else flow.addcmul_(y, d, value=-1)
-            dy.append(d.mul_(self.leaf_write).view(self.shape))
-        return dx, dy, flow, flow_exclusive
-
-    def _gate(
-        self, dP: Tensor | None, dX: Tensor | None, dQ: Tensor, total: Tensor,
-        flow: Tensor | None, flow_exclusive: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """The gate's gradient from those of the sums in each leaf."""
-        if self.leaf == 1:
-            return total.expand(self.shape).clone() if dP is None else dP + total
-        L, W = self.leaf, self.shape[2]
-        after = torch.ones(L, L, dtype=dQ.dtype, device=dQ.device).triu()  # [r, t]: r ≤ t
-        before = (1 - after)
-        near = torch.arange(L, device=dQ.device)[:, None] < L // 2  # sum from the nearer end
-        dg = (before @ dQ.view(-1, L, W)).add_(total.reshape(-1, 1, W))
-        if dP is not None:
-            dg += after @ dP.view(-1, L, W)
-        if dX is not None:
-            dg += after.triu(1) @ dX.view(-1, L, W)
-        if flow is not None:
-            dg += torch.where(near, -before, after) @ flow
-        if flow_exclusive is not None:
-            dg += torch.where(near, -after.mT, after.triu(1)) @ flow_exclusive
-        return dg.view(self.shape)
-
-
-LEAF = 16
-MOST_DECAY = 16.0  # of a leaf: its factors are within e^±8
-MOST_GATE = 6.0  # of a token: what passes a gate is at least e^-6 of what flows beside it
-
-
-def leaf_of(g: Tensor) -> int:
-    """How many tokens may be factored about their middle: all ``C``, ``LEAF``, or one. A look at the data; on the CPU only.
-
-    The factors of a leaf are not ``≤ 1``, and its gate gradient is a difference of sums: both cost accuracy in proportion to
-    how unequal the decays are, and both are avoided for blocks that decay much. One token is always right.
-    """
-    _, C, W = g.shape
-    if g.device.type != "cpu" or g.numel() == 0 or C == 1 or not bool(g.amin() >= -MOST_GATE):
-        return 1
-    least = min(LEAF, C)
-    sums = g.view(-1, least, W).sum(1)
-    if not bool(sums.amin() >= -MOST_DECAY):
-        return 1
-    return C if bool(sums.view(-1, C // least, W).sum(1).amin() >= -MOST_DECAY) else least
+            for y, d, flow in zip(writers, dy, flows, strict=True):
+                if flow is not None:
+                    flow = flow.mul_(write)
+                    _halves(d, b)[0].add_(flow)
+                    _halves(dQ, b)[0].addcmul_(flow, _halves(y, b)[0])
+        return dx, dy, dP + total
 
 
 Decay = NoDecay | ScalarDecay | VectorDecay
@@ -340,13 +233,6 @@ def _halves(x: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return blocks[:, :, 0], blocks[:, :, 1]
 
 
-def _squares(A: Tensor, b: int) -> Tensor:
-    """The blocks of ``A [M, C, C]`` on the diagonal, ``[M, C/b, b, b]``."""
-    M, C, _ = A.shape
-    m, t, s = A.stride()
-    return A.as_strided((M, C // b, b, b), (m, b * (t + s), t, s), A.storage_offset())
-
-
 def _corner(A: Tensor, b: int) -> Tensor:
     """The blocks of ``A [M, C, C]`` that read the left half of a ``2b`` block from its right half, ``[M, C/2b, b, b]``."""
     M, C, _ = A.shape
@@ -354,22 +240,21 @@ def _corner(A: Tensor, b: int) -> Tensor:
     return A.as_strided((M, C // (2 * b), b, b), (m, 2 * b * (t + s), t, s), A.storage_offset() + b * t)
 
 
-def _grow(P: Tensor, X: Tensor | None, Q: Tensor | None, b: int) -> None:
+def _grow(P: Tensor, X: Tensor | None, Q: Tensor, b: int) -> None:
     """From blocks of ``b`` tokens to blocks of ``2b``, in place. ``X`` is ``P`` without token ``t`` itself."""
     left, right = _halves(P, b)
     left_total = left[:, :, -1:]
-    if Q is not None:
-        _halves(Q, b)[0].add_(right[:, :, -1:])
+    _halves(Q, b)[0].add_(right[:, :, -1:])
     right.add_(left_total)
     if X is not None:
         _halves(X, b)[1].add_(left_total)
 
 
-def _shrink(dP: Tensor | None, dX: Tensor | None, dQ: Tensor, total: Tensor, b: int) -> Tensor:
+def _shrink(dP: Tensor, dX: Tensor | None, dQ: Tensor, total: Tensor, b: int) -> Tensor:
     """Transpose of :func:`_grow`: the gradient of the totals of the blocks of ``b`` tokens, ``[M, C/b, …]``."""
-    left = total if dP is None else total + _halves(dP, b)[1].sum(2)
+    left = total + _halves(dP, b)[1].sum(2)
     if dX is not None:
-        left = left + _halves(dX, b)[1].sum(2)
+        left += _halves(dX, b)[1].sum(2)
     right = total + _halves(dQ, b)[0].sum(2)
     return torch.stack((left, right), 2).flatten(1, 2)
 

@@ -2,7 +2,7 @@
 
 A segment is a run of chunks that is worked on at once, copied into ``[Z, n, C, W]`` buffers of the accumulation dtype (``Z``
 batch entries times value heads, ``n`` chunks, ``C`` tokens). Everything larger than the inputs is as large as one segment, so
-time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, segments, HV, K, V]``.
+time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, HV, segments·K, V]``.
 
 Packed sequences are chunked one by one; chunks of several sequences share a segment. A padding token has zeros for every
 operand and gate, and leaves the state alone.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Layout:
         self.B, self.T, self.H, self.group = B, T, H, HV // max(H, 1)
         self.packed = cu_seqlens is not None
         bounds = cu_seqlens.tolist() if cu_seqlens is not None else [0, T]
-        self.sequences = list(zip(bounds[:-1], bounds[1:], strict=True))
+        self.sequences = list(pairwise(bounds))
         longest = max((end - start for start, end in self.sequences), default=0)
         self.C = self._chunk(form, longest, chunk)
         self.n = 1 if form == "parallel" else max(CHUNKS_A_SEGMENT * chunk // self.C, 1)
@@ -126,7 +127,7 @@ class Layout:
                 yield Block(slice(b, min(b + rows, self.B)), slice(h, h1), slice(h * self.group, h1 * self.group))
 
     def load(self, x: Tensor, segment: Segment, block: Block, dtype: torch.dtype) -> Tensor:
-        """The block's part of ``x [B, T, H or HV, W]`` as ``[Z, n, C, W]``, a query/key head once for each of its value heads."""
+        """The block's part of ``x [B, T, H or HV, W]`` as ``[Z, n, C, W]``, a query/key head once a value head of its group."""
         shared = x.shape[2] == self.H
         part = x[block.b, segment.t0 : segment.t1, block.h if shared else block.hv].transpose(1, 2)
         B, heads, L, W = part.shape
@@ -144,7 +145,7 @@ class Layout:
         return buffer.view(B * heads * group, n, self.C, W)
 
     def store(self, out: Tensor, segment: Segment, block: Block, y: Tensor) -> None:
-        """Write ``y [Z, n, C, W]`` to the block's part of ``out [B, T, H or HV, W]``; a shared head gets the sum of its group."""
+        """Write ``y [Z, n, C, W]`` to the block's part of ``out [B, T, H or HV, W]``; a shared head gets its group's sum."""
         shared = out.shape[2] == self.H
         part = out[block.b, segment.t0 : segment.t1, block.h if shared else block.hv].transpose(1, 2)
         B, heads, L, W = part.shape

@@ -54,14 +54,13 @@ def _layout(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: i
     return Layout(form, B, T, H, v.shape[2], cu_seqlens, chunk, q.device)
 
 
-def _sizes(
-    form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sizes(form: str, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the final states and of the checkpoints."""
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     N = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return (B if N is None else N, HV, K, V), (B, checkpoint_count(form, T, N, chunk), HV, K, V)
+    # Segments and K share a dimension: one of their own, of size 1 or more, would make tracers guard on its size.
+    return (B if N is None else N, HV, K, V), (B, HV, checkpoint_count(form, T, N, chunk) * K, V)
 
 
 @torch.library.custom_op("linattn::matrix_state", mutates_args=())
@@ -91,14 +90,15 @@ def matrix_state(
     if initial_state is not None:
         final.copy_(initial_state)
     checkpoints = v.new_zeros(checkpoint_shape, dtype=dtype)
-    Core = core_of(arrays)
+    Core, K = core_of(arrays), q.shape[3]
     with plain(v):
         for block in layout.blocks():
-            kept = checkpoints[block.b, :, block.hv]
-            state = torch.zeros_like(kept[:, :1]).reshape(-1, *state_shape[2:])
+            kept = checkpoints[block.b, block.hv].unflatten(2, (checkpoints.shape[2] // K, K))
+            rows = kept.shape[0] * kept.shape[1]
+            state = kept.new_zeros((rows, *state_shape[2:]))
             for segment in layout.segments:
                 x = _load(arrays, layout, segment, block)
-                kept[:, segment.index].copy_(state.view(kept[:, 0].shape))
+                kept[:, :, segment.index].copy_(state.view(kept[:, :, 0].shape))
                 scan = Scan(layout, block, segment, initial_state, final, state)
                 if form == "recurrent":
                     y = recurrent.forward(x, segment.lengths, scan)
@@ -141,9 +141,7 @@ def matrix_state_backward(
     arrays = _wide(named)
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
-    grads = {
-        name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"
-    }
+    grads = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"}
     if u is not None:
         grads["u"] = u.new_zeros(u.shape, dtype=dtype)
     dinitial = None
@@ -151,15 +149,15 @@ def matrix_state_backward(
         dinitial = checkpoints.new_zeros(initial_state.shape)
         if dfinal is not None:
             dinitial.copy_(dfinal)
-    Core = core_of(arrays)
+    Core, K = core_of(arrays), q.shape[3]
     with plain(v):
         for block in layout.blocks():
-            kept = checkpoints[block.b, :, block.hv]
-            dstate = torch.zeros_like(kept[:, :1]).reshape(-1, *kept.shape[-2:])
+            kept = checkpoints[block.b, block.hv].unflatten(2, (checkpoints.shape[2] // K, K))
+            dstate = kept.new_zeros((kept.shape[0] * kept.shape[1], *kept.shape[-2:]))
             for segment in reversed(layout.segments):
                 x = _load(arrays, layout, segment, block)
                 dy = layout.load(do, segment, block, dtype).mul_(scale).flatten(0, 1)
-                state = kept[:, segment.index].reshape(dstate.shape)
+                state = kept[:, :, segment.index].reshape(dstate.shape)
                 scan = Scan(layout, block, segment, initial_state, None, state)
                 reverse = Scan(layout, block, segment, dfinal, dinitial, dstate, reverse=True)
                 found = Core(x, segment.lengths).backward(dy, scan, reverse)

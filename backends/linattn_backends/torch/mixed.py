@@ -122,8 +122,7 @@ class Operands:
 
     def __init__(self, new: tuple[Tensor, ...], old: tuple[Tensor, ...] | None, bias: Tensor | None, C: int,
                  quad_scale: float, lin_scale: float, causal: bool):  # fmt: skip
-        q_quad, k_quad, q_lin, k_lin, v = new
-        self.dtype = accumulation(v.dtype)
+        self.dtype = accumulation(new[4].dtype)
         held = old or (None, None, None)
         self.held = [Held(x, y) for x, y in zip(new, (None, held[0], None, held[1], held[2]), strict=True)]
         self.bias = None if bias is None else bias.to(self.dtype)
@@ -351,7 +350,23 @@ _backward_call = register(mixed_backward)
 mixed_call = register(mixed, _setup_context, _backward)
 
 
-def mixed_attention(form, q_quad, k_quad, q_lin, k_lin, v, *, bias=None, quad_scale=None, lin_scale=None, causal=True, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=256):  # fmt: skip  # noqa: E501
+def mixed_attention(
+    form,
+    q_quad,
+    k_quad,
+    q_lin,
+    k_lin,
+    v,
+    *,
+    bias=None,
+    quad_scale=None,
+    lin_scale=None,
+    causal=True,
+    initial_state=None,
+    output_final_state=False,
+    cu_seqlens=None,
+    chunk_size=256,
+):
     """``(o, final_state)``, the state a ``MixedState``."""
     quad_scale = 1.0 / chunk_size if quad_scale is None else float(quad_scale)
     lin_scale = 1.0 / chunk_size if lin_scale is None else float(lin_scale)

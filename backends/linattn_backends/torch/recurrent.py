@@ -9,7 +9,7 @@ from .cores import Arrays, Scan
 
 
 def step(x: Arrays, S: Tensor) -> tuple[Tensor, Tensor]:
-    """One token: operands ``[..., 1, W]``, ``S [..., K, V]``; ``u [..., 1, K]``. Returns ``o [..., 1, V]`` and the new state."""
+    """One token: operands (and ``u``) ``[..., 1, W]``, ``S [..., K, V]``. Returns ``o [..., 1, V]`` and the new state."""
     q, k, v = x["q"], x["k"], x["v"]
     before = S
     if "g" in x:

@@ -46,7 +46,7 @@ def as_simple_gla(call: Call) -> Call:
     """What ``to_simple_gla`` gives, as static facts."""
     normalize = bool(call.option("normalize"))
     state = {"initial_state": ("N HV K V", call.dtypes["initial_state"])} if call.has("initial_state") else {}
-    width = {"V": None if call.V is None else call.V + 1} if normalize else {}
+    width = {"V": call.V + 1} if normalize else {}
     give = {"g": ("HV", accumulation_dtype(call)), **state}
     return redescribe(call, "simple_gla", give, drop=("normalize", "causal"), widen=normalize, dims=width)
 

@@ -1,0 +1,226 @@
+"""What is timed: one operator, one shape, one thing done with it; and the arrays it is done on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from linattn.errors import OptionError
+from linattn.ops._family import operator_named
+from linattn.spec import SYMBOLS, Arg, OpSpec
+
+WHAT = ("fwd", "fwdbwd", "decode")
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4}
+
+GATES = {"weak": 1 / 64, "model": 1.0, "strong": 8.0}
+"""Factors on the gates of a fresh model: a log decay near zero, the model's own, one that forgets within a token or two."""
+
+DIVISOR = {"gla": 16.0}
+"""What a fresh model divides ``logsigmoid(x)`` by: the temperature of GLA; one elsewhere."""
+
+DEFAULT_SIZES = {"B": 1, "T": 1024, "H": 4, "K": 64, "V": 64, "C": 256}
+DEFAULT_SHAPES = {
+    "cpu": ("B=1,T=1024/4096,H=4,K=64,V=64",),
+    "cuda": ("B=4,T=4096,H=16,K=128,V=128", "B=1,T=32768,H=4,K=128,V=128"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one shape.
+
+    Attributes:
+        operator: Public name, e.g. ``"chunk_gla"``.
+        what: ``"fwd"``, ``"fwdbwd"``, or ``"decode"``: one token from a state, which is then written.
+        sizes: ``(symbol, size)`` of every symbol.
+        device: Kind of device, e.g. ``"cpu"``.
+        dtype: Of the operands.
+        gate_dtype: Of the other float arrays, the state apart.
+        gates: A key of :data:`GATES`.
+        seed: Makes the arrays, the same ones in every process.
+    """
+
+    operator: str
+    what: str
+    sizes: tuple[tuple[str, int], ...]
+    device: str = "cpu"
+    dtype: str = "float32"
+    gate_dtype: str = "float32"
+    gates: str = "model"
+    seed: int = 0
+
+    @property
+    def spec(self) -> OpSpec:
+        """The family's description."""
+        return operator_named(self.operator).spec
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Sizes by symbol; ``N`` is ``B``, and a decoding step has one token."""
+        sizes = dict(self.sizes)
+        return {**sizes, "N": sizes["B"]} | ({"T": 1} if self.what == "decode" else {})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the call."""
+        options: dict[str, Any] = {"output_final_state": True} if self.what == "decode" else {}
+        return options | ({"chunk_size": self.size["C"]} if self.spec.name == "mixed_attn" else {})
+
+    @property
+    def arrays(self) -> tuple[Arg, ...]:
+        """The arrays of the call that are no state: every one that the family requires."""
+        return tuple(arg for arg in self.spec.args if not arg.optional)
+
+    @property
+    def state(self) -> tuple[Arg, ...]:
+        """The arrays of the state; none but for decoding."""
+        defaults = {option.name: option.default for option in self.spec.options}
+        return self.spec.state(defaults | self.options) if self.what == "decode" else ()
+
+    def shape(self, arg: Arg) -> tuple[int, ...]:
+        """Shape of an array, in the first form that the spec allows."""
+        parts = (symbol.partition("+") for symbol in arg.shapes[0])
+        return tuple(self.size[symbol] + int(extra or 0) for symbol, _, extra in parts)
+
+    def dtype_of(self, arg: Arg) -> str:
+        """Dtype of an array."""
+        if arg.role == "index":
+            return "int32"
+        if arg in self.state:
+            return "float64" if self.dtype == "float64" else "float32"
+        return self.dtype if arg.role == "operand" else self.gate_dtype
+
+    def nbytes(self, arg: Arg) -> int:
+        """Bytes of an array."""
+        return math.prod(self.shape(arg)) * ITEMSIZE[self.dtype_of(arg)]
+
+    @property
+    def label(self) -> str:
+        """The sizes that this family has, e.g. ``"B1 T1024 H4 K64 V64"``."""
+        used = {symbol.partition("+")[0] for arg in (*self.arrays, *self.state) for symbol in arg.shapes[0]} - {"N"}
+        if self.size["HV"] == self.size["H"]:
+            used -= {"HV"}
+        return " ".join(f"{symbol}{size}" for symbol, size in self.size.items() if symbol in used)
+
+    def as_json(self) -> dict[str, Any]:
+        """What a results file and a worker process are told."""
+        return asdict(self) | {"sizes": self.size}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Case:
+        """The inverse of :meth:`as_json`."""
+        sizes = {symbol: size for symbol, size in fields["sizes"].items() if symbol != "N"}
+        return Case(**{**fields, "sizes": tuple(sizes.items())})
+
+
+def cases(operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mapping[str, int]], **settings: Any) -> list[Case]:
+    """Every combination. A family's decoding step is one, whichever of its forms was named."""
+    found = []
+    for name, sizes, what in itertools.product(operators, shapes, whats):
+        spec = operator_named(name).spec
+        operator = f"recurrent_{spec.name}" if what == "decode" else name
+        fixed = {**sizes, "T": 1} if what == "decode" else sizes
+        found.append(Case(operator, what, tuple(fixed.items()), **settings))
+    return list(dict.fromkeys(found))
+
+
+def parse_shape(text: str) -> list[dict[str, int]]:
+    """``"B=1,T=1024/4096,H=4,K=64,V=64"``: one shape for every combination of sizes; what is left out has a default."""
+    given: dict[str, list[int]] = {}
+    for part in text.split(","):
+        symbol, equals, values = part.strip().partition("=")
+        if not equals:
+            raise OptionError(f"--shape {text}: expected SYMBOL=SIZE, got {part.strip()!r}")
+        if symbol not in SYMBOLS or symbol == "N":
+            raise OptionError(f"--shape {text}: unknown symbol {symbol!r}: known are {', '.join(set_of_symbols())}")
+        given[symbol] = [parse_size(text, symbol, value) for value in values.split("/")]
+    return [complete(dict(zip(given, sizes, strict=True))) for sizes in itertools.product(*given.values())]
+
+
+def set_of_symbols() -> list[str]:
+    """The symbols that a shape may set."""
+    return [symbol for symbol in SYMBOLS if symbol != "N"]
+
+
+def parse_size(text: str, symbol: str, value: str) -> int:
+    """A positive whole number."""
+    if not value.isdecimal() or int(value) < 1:
+        raise OptionError(f"--shape {text}: {symbol} must be a positive whole number, got {value!r}")
+    return int(value)
+
+
+def complete(sizes: dict[str, int]) -> dict[str, int]:
+    """Defaults for what is left out, in the order of ``SYMBOLS``."""
+    full = DEFAULT_SIZES | sizes
+    full = {"HV": full["H"], "L": full["K"]} | full
+    return {symbol: full[symbol] for symbol in set_of_symbols()}
+
+
+# -- the arrays ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Float32 NumPy arrays, not yet rounded to the dtypes of the call.
+
+    Attributes:
+        arrays: By parameter name.
+        state: The arrays of the state; empty but for decoding.
+        d_o: The gradient of the output.
+    """
+
+    arrays: dict[str, np.ndarray]
+    state: tuple[np.ndarray, ...]
+    d_o: np.ndarray
+
+
+def draw(case: Case) -> Inputs:
+    """Fresh random arrays from the case's seed; gates are never zero, keys of the delta families have unit length."""
+    rng = np.random.default_rng(case.seed)
+    arrays = {arg.name: draw_array(case, arg, rng) for arg in case.arrays}
+    if case.spec.name == "dplr":
+        arrays |= low_rank(arrays, rng)
+    state = tuple(draw_state(case, arg, rng) for arg in case.state)
+    return Inputs(arrays, state, rng.standard_normal(arrays["v"].shape, np.float32))
+
+
+def draw_array(case: Case, arg: Arg, rng: np.random.Generator) -> np.ndarray:
+    """One array by the role that its name gives it."""
+    x = rng.standard_normal(case.shape(arg), np.float32)
+    if arg.name == "g":
+        return log_decay(x, GATES[case.gates] / DIVISOR.get(case.spec.name, 1.0))
+    if arg.name == "beta":
+        return 1 / (1 + np.exp(-x))
+    unit = case.spec.name in ("delta_rule", "gated_delta_rule", "kda", "dplr") and arg.name in ("q", "k")
+    return normalised(x) if unit else x
+
+
+def log_decay(x: np.ndarray, factor: float) -> np.ndarray:
+    """``factor · logsigmoid(x)``."""
+    return -np.logaddexp(0, -x, dtype=np.float32) * np.float32(factor)
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+    """Rows of unit length."""
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def low_rank(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """``a = −κ``, ``b = α ∘ κ`` with ``κ`` of unit length and ``α`` in (0, 1), as in RWKV-7."""
+    direction = normalised(arrays["a"])
+    return {"a": -direction, "b": direction * rng.random(direction.shape, np.float32)}
+
+
+def draw_state(case: Case, arg: Arg, rng: np.random.Generator) -> np.ndarray:
+    """One array of a state; that of ``mixed_attn`` is in the middle of a chunk, rows after it zero."""
+    half = case.size["C"] // 2
+    if arg.role == "index":
+        return np.full(case.shape(arg), half, np.int32)
+    x = rng.standard_normal(case.shape(arg), np.float32)
+    if arg.shapes[0][:2] == ("N", "C"):
+        x[:, half:] = 0
+    return x

@@ -1,0 +1,141 @@
+"""Is what was timed right? Two heads of the very call that is timed, against float64 on the same, rounded inputs.
+
+Heads do not mix, so the first and the last query/key head of every array, with the value heads that read them, give the
+same part of every output and gradient. The reference is the oracle, or for long sequences, where its token loop would take
+minutes, the PyTorch backend in float64. This guards the figures; whether a backend is right, ``linattn conformance`` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from linattn.ops._family import operator_named
+from linattn.spec import Arg
+
+from .cases import Case
+from .environment import installed
+from .runners import RUNNERS, Outputs, Runner
+
+BOUND = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 2e-3, "float64": 1e-8}
+ORACLE_TOKENS = 4096
+
+
+def ends(case: Case, arg: Arg, x: Any) -> list[Any]:
+    """The first and the last query/key head of ``x``, with the value heads that read them; all of it if it has no heads."""
+    widths = {"H": 1, "HV": case.size["HV"] // case.size["H"]}
+    symbols = [symbol for symbol in arg.shapes[0] if symbol in widths]
+    if case.size["H"] == 1 or not symbols:
+        return [x]
+    width, axis = widths[symbols[0]], arg.shapes[0].index(symbols[0])
+    before = (slice(None),) * axis
+    return [x[(*before, slice(0, width))], x[(*before, slice(-width, None))]]
+
+
+def check(case: Case, runner: Runner, arrays: Mapping[str, Any], d_o: Any, outputs: Outputs) -> dict[str, Any]:
+    """Errors of every output, relative to its largest value, the largest of them and the bound."""
+    given = {arg.name: sliced(case, runner, arg, arrays[arg.name]) for arg in case.arrays}
+    if case.state:
+        given["initial_state"] = sliced_state(case, runner, arrays["initial_state"])
+    values = next(arg for arg in case.arrays if arg.name == "v")
+    source, expected = reference(case, given, None if d_o is None else sliced(case, runner, values, d_o))
+    found = flatten(case, runner, outputs)
+    errors = {name: relative_error(found[name], flat) for name, flat in expected.items()}
+    bound = max(BOUND[case.dtype], BOUND[case.gate_dtype])
+    return {
+        "worst": finite(max(errors.values())),
+        "bound": bound,
+        "ok": all(error <= bound for error in errors.values()),
+        "outputs": {name: finite(error) for name, error in errors.items()},
+        "reference": source,
+        "heads": expected["o"].shape[2],
+    }
+
+
+def sliced(case: Case, runner: Runner, arg: Arg, x: Any) -> np.ndarray:
+    """The checked part of an array, in float64."""
+    parts = [runner.numpy(part) for part in ends(case, arg, x)]
+    axis = next((i for i, symbol in enumerate(arg.shapes[0]) if symbol in ("H", "HV")), 0)
+    return np.concatenate(parts, axis)
+
+
+def sliced_state(case: Case, runner: Runner, state: Any) -> Any:
+    """The checked part of a state, of one array or several."""
+    parts = state if isinstance(state, tuple) else (state,)
+    cut = [sliced(case, runner, arg, x) for arg, x in zip(case.state, parts, strict=True)]
+    if case.spec.state_type is None:
+        return cut[0]
+    whole = [x.astype(np.int32) if arg.role == "index" else x for arg, x in zip(case.state, cut, strict=True)]
+    return case.spec.state_type(*whole)
+
+
+def flatten(case: Case, runner: Runner, outputs: Outputs) -> dict[str, np.ndarray]:
+    """The checked part of every output, arrays of a state apart."""
+    args = {arg.name: arg for arg in case.arrays}
+    found = {}
+    for name, x in outputs.items():
+        if name == "final_state":
+            found |= state_leaves(case, sliced_state(case, runner, x))
+        else:
+            found[name] = sliced(case, runner, args["v" if name == "o" else name[1:]], x)
+    return found
+
+
+def state_leaves(case: Case, state: Any) -> dict[str, np.ndarray]:
+    """Arrays of a final state by name."""
+    parts = state if isinstance(state, tuple) else (state,)
+    return {arg.name.replace("initial", "final"): np.asarray(x) for arg, x in zip(case.state, parts, strict=True)}
+
+
+def reference(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> tuple[str, dict[str, np.ndarray]]:
+    """What computed the right outputs, and the outputs."""
+    long = case.size["B"] * case.size["T"] > ORACLE_TOKENS
+    if long and installed("torch") and not case.state:
+        return "torch, float64", by_torch(case, given, d_o)
+    return "oracle, float64", by_oracle(case, given, d_o)
+
+
+def by_oracle(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The definition."""
+    from linattn_backends.numpy import NumpyBackend
+
+    o, state = operator_named(case.operator)(**given, **case.options, backend="numpy")
+    expected = {"o": o} | ({} if state is None else state_leaves(case, state))
+    if d_o is None:
+        return expected
+    absent = dict.fromkeys((*case.spec.keyword_arrays, *(arg.name for arg in case.spec.args)))
+    options = {option.name: option.default for option in case.spec.options} | case.options
+    gradients = NumpyBackend().vjp(case.spec.name, absent | given, options, d_o, None)
+    return expected | {f"d{name}": gradients[name] for name in given}
+
+
+def by_torch(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The chunk form of the PyTorch backend, in float64."""
+    device = case.device if RUNNERS["torch"](case.device).refusal() is None else "cpu"
+    runner = RUNNERS["torch"](device)
+    operator = operator_named(f"chunk_{case.spec.name}")
+
+    def function(arrays: dict[str, Any]) -> tuple[Any, Any]:
+        return operator(**arrays, **case.options, backend="torch")
+
+    arrays = {name: runner.array(x, "float64") for name, x in given.items()}
+    if d_o is not None:
+        call = runner.forward_backward(function, arrays, runner.array(d_o, "float64"))
+    else:
+        call = runner.forward(function, arrays)
+    return {name: runner.numpy(x) for name, x in call().items()}
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over largest value; infinite for another shape and for anything that is not finite."""
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return math.inf
+    scale = np.abs(expected).max(initial=0.0)
+    return float(np.abs(found - expected).max(initial=0.0) / (scale or 1.0))
+
+
+def finite(error: float) -> float | None:
+    """For JSON, which has no infinity."""
+    return error if math.isfinite(error) else None

@@ -1,0 +1,222 @@
+"""``linattn bench``: what it takes, and where its figures go. What runs is imported when it runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from linattn.cli import SHORT_DTYPES
+from linattn.errors import LinattnError, OptionError
+from linattn.frameworks import FLOAT_DTYPES, KNOWN
+from linattn.ops._family import operator_named
+from rich.console import Console
+
+from .environment import RESULTS, read, write
+
+NAMED = ("overhead", "torch-cpu", "report")
+
+
+def bench(
+    operators: Annotated[
+        list[str],
+        typer.Argument(
+            help="Operators, e.g. chunk_gla recurrent_kda; or one of: overhead (import and dispatch), torch-cpu (the PyTorch "
+            "backend against torch.bmm), report FILE… (show results files again)."
+        ),
+    ],
+    backend: Annotated[list[str] | None, typer.Option(help="A backend to time; repeat for more. Default: auto.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help=f"Whose arrays: {', '.join(KNOWN)}. Default: the backend's first.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Kind of device: cpu, cuda, tpu or metal.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Dtype of q, k and v: fp16, bf16, fp32, fp64 or the full name.")] = "fp32",
+    gate_dtype: Annotated[str, typer.Option(help="Dtype of the other float arrays.")] = "fp32",
+    gates: Annotated[str, typer.Option(help="How much the gates forget: weak, model or strong.")] = "model",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="SYMBOL=SIZE,…, e.g. B=1,T=1024/4096,H=4,K=64,V=64; '/' lists sizes. Repeat for more."),
+    ] = None,
+    what: Annotated[str, typer.Option(help="Comma-separated: fwd, fwdbwd, decode.")] = "fwd,fwdbwd",
+    peers: Annotated[bool, typer.Option(help="Time installed peers on the same arrays.")] = True,
+    fresh: Annotated[bool, typer.Option(help="Time first calls, and look at memory, in fresh processes.")] = True,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on the repeats of one row.")] = 1.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of PyTorch. Default: its own choice.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Makes the arrays. Default: another one every time.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page here.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder.")] = None,
+) -> None:
+    """Time operators against the device's own limits and against other libraries; check what is timed."""
+    try:
+        limit_threads(threads)
+        if operators[0] in NAMED:
+            named(operators, out, html, png)
+            return
+        settings = {
+            "device": device,
+            "dtype": dtype_named("--dtype", dtype),
+            "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
+            "gates": one_of("--gates", gates, GATES),
+            "seed": secrets.randbits(32) if seed is None else seed,
+        }
+        chosen = wanted_cases(operators, what, shape or default_shapes(device), settings)
+        timed = wanted_subjects(backend or ["auto"], framework, peers)
+        document = measure(chosen, timed, seconds, fresh, out)
+    except LinattnError as error:
+        raise typer.BadParameter(str(error)) from error
+    show(document, html, png)
+    if not all_well(document):
+        raise typer.Exit(1)
+
+
+GATES = ("weak", "model", "strong")
+
+
+def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Path | None) -> None:
+    """A benchmark with a name of its own."""
+    name, *rest = operators
+    if name == "report":
+        if not rest:
+            raise OptionError("report: name at least one results file")
+        show(merged([read(Path(path)) for path in rest]), html, png)
+        return
+    if rest:
+        raise OptionError(f"{name} takes no operators, got {', '.join(rest)}")
+    target = out or RESULTS / f"{name.replace('-', '_')}.json"
+    overhead(target) if name == "overhead" else torch_cpu(target)
+    typer.echo(f"wrote {target}")
+
+
+def overhead(target: Path) -> None:
+    """Import and dispatch."""
+    from .overhead import run
+
+    results = run()
+    write(target, "overhead", results)
+    typer.echo(f"import beyond numpy: {results['import']['beyond_numpy_ms']:.1f} ms")
+    for framework, added in results["dispatch_us"].items():
+        typer.echo(f"dispatch of one {framework} call: {added:.2f} µs")
+
+
+def torch_cpu(target: Path) -> None:
+    """The PyTorch backend against ``torch.bmm``."""
+    try:
+        from . import torch_cpu as benchmark
+    except ImportError as error:
+        raise OptionError(f"torch-cpu cannot run: {error}; pip install 'linattn[torch,bench]'") from error
+    write(target, "torch-cpu", benchmark.run(target))
+
+
+def one_of(flag: str, value: str, known: Sequence[str]) -> str:
+    """A value of a flag that takes one of a few."""
+    if value not in known:
+        raise OptionError(f"{flag} {value}: expected {', '.join(known)}")
+    return value
+
+
+def dtype_named(flag: str, name: str) -> str:
+    """The full name of a float dtype."""
+    return one_of(flag, SHORT_DTYPES.get(name, name), FLOAT_DTYPES)
+
+
+def default_shapes(device: str) -> Sequence[str]:
+    """Shapes that say something about a device."""
+    from .cases import DEFAULT_SHAPES
+
+    return DEFAULT_SHAPES.get(device, DEFAULT_SHAPES["cpu"])
+
+
+def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], settings: dict[str, Any]) -> Any:
+    """Every combination of operators, shapes and what to do."""
+    from .cases import WHAT, cases, parse_shape
+
+    for name in operators:
+        operator_named(name)
+    whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
+    return cases(operators, whats, [sizes for text in shapes for sizes in parse_shape(text)], **settings)
+
+
+def wanted_subjects(backends: Sequence[str], framework: str | None, peers: bool) -> Any:
+    """Backends and peers."""
+    from .subjects import subjects
+
+    return subjects(list(backends), framework and one_of("--framework", framework, KNOWN), peers)
+
+
+def limit_threads(threads: int | None) -> None:
+    """Here and in the processes that time first calls."""
+    if threads is None:
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def measure(cases: Any, subjects: Any, seconds: float, fresh: bool, out: Path | None) -> dict[str, Any]:
+    """Run everything, say how far it is, and keep the figures."""
+    from .environment import document, write_document
+    from .operators import run
+    from .table import cells
+
+    errors = Console(stderr=True)
+
+    def report(row: dict[str, Any]) -> None:
+        errors.print("  ".join(filter(None, cells(row))), style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    found = document("operators", run(cases, subjects, seconds, fresh, report))
+    if out:
+        write_document(out, found)
+    return found
+
+
+def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of several runs under the environment of the first; they must come from one device."""
+    first = documents[0]
+    if any(document["benchmark"] != "operators" for document in documents):
+        raise OptionError("report shows results files of operators only")
+    devices = {document["results"]["ceilings"]["name"] for document in documents}
+    if len(devices) > 1:
+        raise OptionError(f"report: these files come from different devices: {', '.join(sorted(devices))}")
+    rows = [row for document in documents for row in document["results"]["rows"]]
+    return first | {"results": first["results"] | {"rows": rows}}
+
+
+def show(document: dict[str, Any], html: Path | None, png: Path | None) -> None:
+    """The table, and the plots where they were asked for."""
+    from . import table
+
+    rows = document["results"]["rows"]
+    console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False)
+    console.print(table.ceilings(document["results"]["ceilings"]), soft_wrap=True)
+    console.print(table.console(rows))
+    for remark in table.remarks(rows):
+        console.print(remark, soft_wrap=True)
+    if html or png:
+        draw(document, html, png)
+
+
+def draw(document: dict[str, Any], html: Path | None, png: Path | None) -> None:
+    """The page and the plots."""
+    try:
+        from . import page, plots
+    except ImportError as error:
+        raise typer.BadParameter(f"plots need {error.name}: pip install 'linattn[bench]'") from error
+    if html:
+        page.write(document, html)
+        typer.echo(f"wrote {html}")
+    for path in plots.write_png(document["results"]["rows"], png) if png else ():
+        typer.echo(f"wrote {path}")
+
+
+def all_well(document: dict[str, Any]) -> bool:
+    """No row of linattn's is wrong or failed."""
+    from .operators import succeeded
+
+    return succeeded(document["results"]["rows"])

@@ -1,0 +1,119 @@
+"""Fills the tables of a Markdown page from results files: ``python -m linattn_benchmarks.document docs/benchmarks.md``.
+
+Between ``<!-- results: NAME.json -->`` and ``<!-- end -->`` stands what :func:`render` makes of ``results/NAME.json``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import table
+from .environment import RESULTS, read
+
+BLOCK = re.compile(r"(<!-- results: (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(text: str, results: Path = RESULTS) -> str:
+    """The page with every table made again."""
+    return BLOCK.sub(lambda block: block[1] + render(read(results / block["name"])) + block[3], text)
+
+
+def render(document: dict[str, Any]) -> str:
+    """The Markdown of one results file."""
+    body = RENDERERS[document["benchmark"]](document["results"])
+    return f"\n{body}\n\n{measured_on(document['environment'])}\n\n"
+
+
+def measured_on(environment: dict[str, Any]) -> str:
+    """One line on versions and machine."""
+    packages = ", ".join(
+        f"{name} {environment['packages'][name]}" for name in ("numpy", "torch") if name in environment["packages"]
+    )
+    return (
+        f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
+        f"{environment['processor']}, {environment['cores']} cores, load {environment['load']:.1f}."
+    )
+
+
+def overhead(results: dict[str, Any]) -> str:
+    """Import and dispatch."""
+    imported = results["import"]
+    lines = [
+        ("`import linattn` beyond NumPy's own import", f"{imported['beyond_numpy_ms']:.1f} ms"),
+        ("frameworks that `import linattn` loads", ", ".join(imported["frameworks_loaded"]) or "none"),
+        *((f"added to an eager call, {name} arrays", f"{us:.2f} µs") for name, us in results["dispatch_us"].items()),
+    ]
+    return grid(("what", "figure"), lines)
+
+
+def operators(results: dict[str, Any]) -> str:
+    """Rows of the general benchmark."""
+    notes = {row["note"]: table.library(row) for row in results["rows"] if row["note"] and row["ms"]}
+    text = [f"{table.ceilings(results['ceilings'])}.", table.markdown(results["rows"])]
+    return "\n\n".join(text + [f"{library}: {note}." for note, library in notes.items()])
+
+
+def torch_cpu(results: dict[str, Any]) -> str:
+    """The PyTorch backend against ``torch.bmm``."""
+    names = {False: "fwd", True: "fwd+bwd"}
+    times = [
+        (
+            f"`{row['family']}`",
+            row["T"],
+            names[row["backward"]],
+            seconds(row["median_s"]),
+            seconds(row["bmm_median_s"]),
+            f"{row['ratio']:.2f}",
+        )
+        for row in (*results["times"], *results["growth"])
+    ]
+    memory = [
+        (
+            f"`{row['family']}`",
+            row["T"],
+            names[row["backward"]],
+            table.memory(row["growth_bytes"]),
+            f"{row['peak_over_inputs_outputs']:.2f}",
+        )
+        for row in results["memory"]
+    ]
+    shape = " ".join(f"{symbol}{size}" for symbol, size in results["shape"].items())
+    decode = results["decode"]["median_s"] * 1e6
+    head = f"{shape}, {results['dtype']}, {results['machine']['threads']} threads, load {results['load_before'][0]:.1f}."
+    return "\n\n".join(
+        (
+            head,
+            grid(("family", "T", "what", "linattn", "`torch.bmm`", "ratio"), times),
+            grid(("family", "T", "what", "memory during the call", "peak over inputs and outputs"), memory),
+            f"One token of `recurrent_gla` from a state takes {decode:.0f} µs.",
+        )
+    )
+
+
+def seconds(s: float) -> str:
+    """In milliseconds."""
+    return f"{table.milliseconds(s * 1e3)} ms"
+
+
+def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
+    """A Markdown table; all columns after the first are figures or short words."""
+    rule = ("---", *["---:"] * (len(head) - 1))
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
+
+
+RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu}
+
+
+def main() -> None:
+    """Fill the pages named on the command line."""
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

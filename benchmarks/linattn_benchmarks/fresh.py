@@ -1,0 +1,93 @@
+"""First call and peak memory, in a process of its own with empty compilation caches.
+
+Run as ``python -m linattn_benchmarks.fresh`` with one case and one subject as JSON on standard input, it prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from .cases import Case, draw
+from .clocks import resident_peak
+from .subjects import Subject, subject_named
+
+CACHES = (
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TILELANG_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "JAX_COMPILATION_CACHE_DIR",
+    "CUTE_DSL_CACHE_DIR",
+    "XDG_CACHE_HOME",
+)
+MARK = "linattn-fresh:"
+
+
+def first_call(case: Case, subject: Subject, timeout: float = 600) -> dict[str, Any]:
+    """``first_call_s``, ``peak_bytes`` and what the peak counts; None of them where the process failed or took too long."""
+    who = {"library": subject.library, "backend": subject.backend, "framework": subject.framework}
+    with tempfile.TemporaryDirectory() as empty:
+        environment = os.environ | {name: os.path.join(empty, name.lower()) for name in CACHES}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "linattn_benchmarks.fresh"],
+                input=json.dumps({"case": case.as_json(), "subject": who}),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired:
+            return nothing()
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1].removeprefix(MARK)) if lines else nothing()
+
+
+def nothing() -> dict[str, Any]:
+    """No figures."""
+    return {"first_call_s": None, "peak_bytes": None, "peak_of": None}
+
+
+def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
+    """The runner, its arrays and the gradient of the output, on the device."""
+    runner, inputs = subject.runner(case), draw(case)
+    wanted = subject.names(case)
+    arrays = {arg.name: runner.array(inputs.arrays[arg.name], case.dtype_of(arg)) for arg in case.arrays if arg.name in wanted}
+    if case.state:
+        parts = [runner.array(x, case.dtype_of(arg)) for arg, x in zip(case.state, inputs.state, strict=True)]
+        arrays["initial_state"] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
+    d_o = runner.array(inputs.d_o, case.dtype) if case.what == "fwdbwd" else None
+    runner.sync()
+    return runner, arrays, d_o
+
+
+def call_of(case: Case, subject: Subject, runner: Any, arrays: dict[str, Any], d_o: Any) -> Any:
+    """The call that is timed."""
+    function = subject.function(case)
+    return runner.forward_backward(function, arrays, d_o) if case.what == "fwdbwd" else runner.forward(function, arrays)
+
+
+def main() -> None:
+    """Time the first call, then look at the memory of the second."""
+    request = json.load(sys.stdin)
+    case, subject = Case.from_json(request["case"]), subject_named(**request["subject"])
+    runner, arrays, d_o = prepared(case, subject)
+    start = time.perf_counter()
+    call = call_of(case, subject, runner, arrays, d_o)
+    call()
+    runner.sync()
+    seconds = time.perf_counter() - start
+    on_device = runner.peak(call)
+    peak = resident_peak(call) if on_device is None and case.device == "cpu" else on_device
+    kind = None if peak is None else "resident memory" if on_device is None else "device allocator"
+    print(MARK + json.dumps({"first_call_s": seconds, "peak_bytes": peak, "peak_of": kind}))
+
+
+if __name__ == "__main__":
+    main()

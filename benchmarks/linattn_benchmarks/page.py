@@ -1,0 +1,34 @@
+"""One self-contained HTML page of a results file: no script, and nothing fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from . import plots, table
+
+TEMPLATES = Environment(
+    loader=PackageLoader("linattn_benchmarks", "."), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
+)
+
+
+def html(document: dict[str, Any]) -> str:
+    """The page."""
+    rows = document["results"]["rows"]
+    return TEMPLATES.get_template("page.html").render(
+        environment=document["environment"],
+        ceilings=table.ceilings(document["results"]["ceilings"]),
+        columns=table.COLUMNS,
+        right=table.RIGHT,
+        rows=[(row["status"], table.cells(row)) for row in table.called(rows)],
+        remarks=table.remarks(rows),
+        figures=plots.svg(rows),
+    )
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """The page, in a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html(document), encoding="utf-8")

@@ -1,0 +1,146 @@
+"""Figures of a results file: time against T, and the ratio to the floor."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from .table import library
+
+Row = dict[str, Any]
+
+COLOURS = ("#0b7285", "#c2571a", "#5f3dc4", "#2b8a3e", "#a61e4d", "#866118", "#495057")
+MARKERS = "osD^vPX"
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dee2e6",
+    "grid.linewidth": 0.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "linattn",
+    "legend.frameon": False,
+}
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Every figure that the rows are enough for, by name. What gave wrong results is in none."""
+    timed = [row for row in rows if row["status"] == "ok"]
+    colours = {name: i for i, name in enumerate(dict.fromkeys(library(row) for row in timed))}
+    found = {}
+    with plt.rc_context(STYLE):
+        for key in dict.fromkeys((row["operator"], row["what"], other_sizes(row)) for row in timed):
+            series = [row for row in timed if (row["operator"], row["what"], other_sizes(row)) == key]
+            if len({row["case"]["sizes"]["T"] for row in series}) > 1:
+                found[" ".join(("time", *key))] = time_against_length(key, series, colours)
+        if timed:
+            found["ratio to floor"] = ratio_to_floor(timed, colours)
+    return found
+
+
+def other_sizes(row: Row) -> str:
+    """The shape without its length."""
+    return " ".join(part for part in row["label"].split() if not part.startswith("T"))
+
+
+def time_against_length(key: tuple[str, str, str], rows: Sequence[Row], colours: dict[str, int]) -> Figure:
+    """Median and spread against T, both on logarithmic axes, with the floor below."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for name in dict.fromkeys(library(row) for row in rows):
+        mine = sorted((row for row in rows if library(row) == name), key=length)
+        ms = [row["ms"] for row in mine]
+        bars = [[m["median"] - m["q10"] for m in ms], [m["q90"] - m["median"] for m in ms]]
+        i = colours[name]
+        axes.errorbar(
+            [length(row) for row in mine],
+            [m["median"] for m in ms],
+            yerr=bars,
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=5,
+            capsize=2,
+            linewidth=1.4,
+            label=name,
+        )
+    floor = {length(row): row["floor"]["ms"] for row in rows}
+    lengths = sorted(floor)
+    axes.plot(lengths, [floor[T] for T in lengths], color="#868e96", linestyle="--", linewidth=1.2, label="floor")
+    axes.set(xscale="log", yscale="log", xlabel="T (tokens)", ylabel="ms", title=" · ".join(key))
+    axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend()
+    return figure
+
+
+def length(row: Row) -> int:
+    """T."""
+    return row["case"]["sizes"]["T"]
+
+
+def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
+    """One bar for each row."""
+    groups = list(dict.fromkeys((row["operator"], row["label"], row["what"]) for row in rows))
+    lines: list[tuple[str, Row | None]] = []
+    for group in groups:
+        lines.append((" · ".join(group), None))
+        lines += [(library(row), row) for row in rows if (row["operator"], row["label"], row["what"]) == group]
+    figure, axes = plt.subplots(figsize=(7.6, 0.7 + 0.21 * len(lines)), layout="constrained")
+    for y, (name, row) in enumerate(lines):
+        if row is None:
+            continue
+        axes.barh(y, row["ratio"] - 1, left=1, height=0.75, color=COLOURS[colours[name] % len(COLOURS)])
+        axes.annotate(
+            f"{row['ratio']:.3g}", (max(row["ratio"], 1), y), (3, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize=8)
+    for text, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
+        text.set_fontweight("bold" if row is None else "normal")
+    axes.set(xscale="log", xlabel="median time ÷ floor (1 is the best possible; logarithmic)", ylim=(len(lines) - 0.4, -0.8))
+    ratios = [row["ratio"] for row in rows]
+    axes.set_xlim(min([0.8, *(ratio / 1.2 for ratio in ratios)]), max([2, *ratios]) * 1.6)
+    axes.xaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.axvline(1, color="#868e96", linestyle="--", linewidth=1)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def write_png(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Every figure as a PNG file in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures(rows).items():
+        path = folder / f"{name.lower().replace(' ', '-').replace('_', '-')}.png"
+        figure.savefig(path, dpi=150, metadata={"Software": None})
+        plt.close(figure)
+        paths.append(path)
+    return paths
+
+
+def svg(rows: Sequence[Row]) -> dict[str, str]:
+    """Every figure as an SVG element."""
+    found = {}
+    for name, figure in figures(rows).items():
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        plt.close(figure)
+        text = buffer.getvalue()
+        found[name] = text[text.index("<svg") :]
+    return found

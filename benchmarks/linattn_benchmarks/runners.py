@@ -1,0 +1,266 @@
+"""How each framework makes arrays, differentiates, waits and is timed. One small class per framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from linattn.errors import OptionError
+
+from .clocks import wall_times
+
+Arrays = dict[str, Any]
+Function = Callable[[Arrays], tuple[Any, Any]]
+"""A subject: arrays by parameter name to ``(o, final_state)``."""
+Outputs = dict[str, Any]
+"""``o``, ``final_state`` where there is one, and the gradient of ``x`` as ``dx``."""
+Call = Callable[[], Outputs]
+
+
+def outputs_of(result: tuple[Any, Any]) -> Outputs:
+    """``(o, final_state)`` by name."""
+    o, state = result
+    return {"o": o} | ({} if state is None else {"final_state": state})
+
+
+class Runner:
+    """What the benchmark needs of a framework.
+
+    Attributes:
+        name: The framework's.
+        devices: Kinds of device it can put arrays on.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ("cpu",)
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def refusal(self) -> str | None:
+        """Why this machine cannot run it on this device; None if it can."""
+        if importlib.util.find_spec(self.name) is None:
+            return f"{self.name} is not installed"
+        if self.device not in self.devices:
+            return f"{self.name} arrays live on {' or '.join(self.devices)} here, not on {self.device}"
+        return None
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        """``x`` on the device, rounded to ``dtype``."""
+        raise NotImplementedError
+
+    def numpy(self, x: Any) -> np.ndarray:
+        """``x`` in float64."""
+        return np.asarray(x).astype(np.float64)
+
+    def forward(self, function: Function, arrays: Arrays) -> Call:
+        """A call that runs ``function`` and waits for it; on a device whose clock is not ours it need not wait."""
+        return lambda: outputs_of(function(arrays))
+
+    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+        """A call that also pulls ``d_o`` back to every array."""
+        raise OptionError(f"{self.name} arrays carry no gradient")
+
+    def times(self, call: Call, seconds: float) -> list[float]:
+        """Milliseconds of calls."""
+        return wall_times(call, seconds)
+
+    def graph_times(self, call: Call) -> list[float] | None:
+        """Milliseconds without the host's share, where the device can replay a recorded call; else None."""
+        return None
+
+    def sync(self) -> None:
+        """Wait for the device."""
+
+    def peak(self, call: Call) -> int | None:
+        """Bytes that the device's allocator held beyond the inputs at most; None where nobody counts them."""
+        return None
+
+
+class Numpy(Runner):
+    name = "numpy"
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            return x.astype(ml_dtypes.bfloat16)
+        return x.astype(dtype)
+
+
+class Torch(Runner):
+    name = "torch"
+    devices = ("cpu", "cuda")
+
+    def refusal(self) -> str | None:
+        missing = super().refusal()
+        if missing is None and self.device == "cuda":
+            import torch
+
+            return None if torch.cuda.is_available() else "torch sees no CUDA device"
+        return missing
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, getattr(torch, dtype))
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return x.detach().double().cpu().numpy()
+
+    def forward(self, function: Function, arrays: Arrays) -> Call:
+        import torch
+
+        def call() -> Outputs:
+            with torch.no_grad():
+                return outputs_of(function(arrays))
+
+        return call
+
+    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+        import torch
+
+        leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}
+        names = [f"d{name}" for name in leaves]
+
+        def call() -> Outputs:
+            o, _ = function(leaves)
+            gradients = torch.autograd.grad(o, tuple(leaves.values()), d_o)
+            return {"o": o, **dict(zip(names, gradients, strict=True))}
+
+        return call
+
+    def times(self, call: Call, seconds: float) -> list[float]:
+        """On a GPU: by events after a warm-up, with the second-level cache flushed before each call."""
+        if self.device != "cuda":
+            return super().times(call, seconds)
+        from triton.testing import do_bench
+
+        return do_bench(call, warmup=25, rep=max(100, int(seconds * 1e3)), return_mode="all")
+
+    def graph_times(self, call: Call) -> list[float] | None:
+        if self.device != "cuda":
+            return None
+        from triton.testing import do_bench_cudagraph
+
+        try:
+            return do_bench_cudagraph(call, return_mode="all")
+        except RuntimeError:  # a call that waits for the device cannot be recorded
+            return None
+
+    def sync(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def peak(self, call: Call) -> int | None:
+        if self.device != "cuda":
+            return None
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        del result
+        return peak
+
+
+class Jax(Runner):
+    name = "jax"
+    devices = ("cpu", "cuda", "tpu")
+
+    def refusal(self) -> str | None:
+        missing = super().refusal()
+        if missing is None:
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leave room for the others
+            try:
+                self.place()
+            except RuntimeError as error:
+                return str(error).splitlines()[0]
+        return missing
+
+    def place(self) -> Any:
+        """The first device of this kind."""
+        import jax
+
+        return jax.devices(self.device)[0]
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        import jax
+
+        if dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+        return jax.device_put(jax.numpy.asarray(x, dtype), self.place())
+
+    def forward(self, function: Function, arrays: Arrays) -> Call:
+        import jax
+
+        compiled = jax.jit(lambda x: outputs_of(function(x)))
+        return lambda: jax.block_until_ready(compiled(arrays))
+
+    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+        import jax
+
+        @jax.jit
+        def both(x: Arrays, d: Any) -> Outputs:
+            o, pull = jax.vjp(lambda leaves: function(leaves)[0], x)
+            return {"o": o} | {f"d{name}": gradient for name, gradient in pull(d)[0].items()}
+
+        return lambda: jax.block_until_ready(both(arrays, d_o))
+
+
+class Mlx(Runner):
+    name = "mlx"
+    devices = ("cpu", "metal")
+
+    def refusal(self) -> str | None:
+        missing = super().refusal()
+        if missing is None:
+            import mlx.core as mx
+
+            here = "metal" if mx.default_device().type == mx.DeviceType.gpu else "cpu"
+            return None if here == self.device else f"the default device of mlx is {here} here, not {self.device}"
+        return missing
+
+    def array(self, x: np.ndarray, dtype: str) -> Any:
+        import mlx.core as mx
+
+        return mx.array(x).astype(getattr(mx, dtype))
+
+    def numpy(self, x: Any) -> np.ndarray:
+        import mlx.core as mx
+
+        return np.array(x.astype(mx.float32)).astype(np.float64)
+
+    def forward(self, function: Function, arrays: Arrays) -> Call:
+        return lambda: evaluated(outputs_of(function(arrays)))
+
+    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+        import mlx.core as mx
+
+        names = list(arrays)
+
+        def call() -> Outputs:
+            only = lambda *x: function(dict(zip(names, x, strict=True)))[0]  # noqa: E731
+            (o,), gradients = mx.vjp(only, list(arrays.values()), [d_o])
+            return evaluated({"o": o, **{f"d{name}": x for name, x in zip(names, gradients, strict=True)}})
+
+        return call
+
+
+def evaluated(outputs: Outputs) -> Outputs:
+    """The same, computed."""
+    import mlx.core as mx
+
+    mx.eval(outputs)
+    return outputs
+
+
+RUNNERS: dict[str, type[Runner]] = {runner.name: runner for runner in (Numpy, Torch, Jax, Mlx)}

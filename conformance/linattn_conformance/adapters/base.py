@@ -1,0 +1,82 @@
+"""The surface that a framework must offer to the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Adapter", "Arrays"]
+
+Arrays = dict[str, Any]
+
+
+class Adapter:
+    """Arrays of one framework on one device.
+
+    Attributes:
+        name: The framework.
+        device: The device, as users of the framework write it.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def from_float64(self, x: NDArray[Any], dtype: str) -> Any:
+        """An array of ``dtype`` (an integer one as well) on the device."""
+        raise NotImplementedError
+
+    def to_float64(self, x: Any) -> NDArray[Any]:
+        """The exact values of an array, in float64; integers stay integers."""
+        raise NotImplementedError
+
+    def is_array(self, x: Any) -> bool:
+        """True for an array of this framework."""
+        raise NotImplementedError
+
+    def dtype(self, x: Any) -> str:
+        """Name of the dtype, e.g. ``"bfloat16"``."""
+        raise NotImplementedError
+
+    def is_same_device(self, x: Any) -> bool:
+        """True if ``x`` lives on the device."""
+        return True
+
+    def strided(self, x: Any) -> Any:
+        """The same values in an array that is not contiguous, NaN in its gaps."""
+        return x
+
+    def poison(self, sizes: Mapping[str, int]) -> None:
+        """Leave NaN in freed memory: ``sizes`` are numbers of elements by dtype-free name."""
+
+    def gradients(self, call: Callable[[Arrays], Arrays], arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+        """Outputs of ``call``, and the gradient of every array in ``arrays`` that has one."""
+        raise NotImplementedError
+
+    def tracked(self, arrays: Arrays) -> Arrays:
+        """The arrays as ``gradients`` hands them to a call, so that the plan of such a call can be asked for."""
+        return arrays
+
+    def why_no_gradients(self, backend: Any) -> str | None:
+        """Why this backend has no gradients on this framework, if it says so."""
+        return None if backend.differentiable else "is forward-only (differentiable = False)"
+
+    def transforms(self) -> Mapping[str, Callable[[Any], None]]:
+        """Checks of the framework's own transforms by name: each takes a ``Run``."""
+        return {}
+
+    def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
+        """``x`` joined to itself ``times`` times along an axis, then its first ``rest`` entries."""
+        raise NotImplementedError
+
+    def memory(self) -> float:
+        """Memory of the device in GiB; 0 where it does not matter."""
+        return 0.0
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the framework and, on an accelerator, its driver and device."""
+        return {}

@@ -1,0 +1,52 @@
+"""NumPy arrays. Gradients come from the backend's own ``vjp`` method; there are no transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .base import Adapter, Arrays
+
+__all__ = ["NumpyAdapter"]
+
+
+class NumpyAdapter(Adapter):
+    """NumPy has no bfloat16 of its own: those cases are not for it."""
+
+    name = "numpy"
+
+    def from_float64(self, x: Any, dtype: str) -> Any:
+        with np.errstate(over="ignore"):
+            return np.array(x, dtype=dtype)
+
+    def to_float64(self, x: Any) -> Any:
+        return np.array(x, dtype=np.float64) if x.dtype.kind == "f" else np.array(x)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)
+
+    def dtype(self, x: Any) -> str:
+        return x.dtype.name
+
+    def strided(self, x: Any) -> Any:
+        if x.dtype.kind != "f" or x.ndim < 2:
+            return x
+        gaps = np.full((*x.shape[::-1][:-1], 2 * x.shape[0]), np.nan, x.dtype)
+        view = gaps[..., ::2].transpose()
+        view[...] = x
+        return view
+
+    def poison(self, sizes: Any) -> None:
+        blocks = [np.full(size, np.nan, dtype) for size in sizes.values() for dtype in (np.float64, np.float32) * 2]
+        del blocks
+
+    def gradients(self, call: Any, arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+        outputs = call(arrays)
+        return outputs, call.vjp(arrays, cotangents)
+
+    def why_no_gradients(self, backend: Any) -> str | None:
+        return super().why_no_gradients(backend)
+
+    def versions(self) -> dict[str, str]:
+        return {"numpy": np.__version__}

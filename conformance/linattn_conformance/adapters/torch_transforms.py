@@ -1,0 +1,115 @@
+"""``torch.compile``, ``torch.export``, FakeTensor, ``torch.func`` and autocast on one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+if TYPE_CHECKING:
+    from ..calls import Run
+
+__all__ = ["TRANSFORMS"]
+
+
+class Flat(torch.nn.Module):
+    """A call from a list of tensors to a tuple of tensors."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.names = list(run.values)
+        self.function = run.function()
+        self.static = {**run.problem.options, "backend": run.backend.name}
+        self.state_type = run.case.spec.state_type
+
+    def forward(self, *leaves: Any) -> tuple[Any, ...]:
+        arrays = dict(zip(self.names, leaves, strict=True))
+        if self.state_type is not None:
+            parts = [x for name, x in arrays.items() if name.startswith("initial_state.")]
+            arrays = {name: x for name, x in arrays.items() if not name.startswith("initial_state.")}
+            arrays["initial_state"] = self.state_type(*parts)
+        o, state = self.function(**arrays, **self.static)
+        return (o, *state) if self.state_type is not None else (o, state)
+
+
+def named(run: Run, results: Any) -> dict[str, Any]:
+    return dict(zip(run.truth.outputs, results, strict=True))
+
+
+def leaves_of(run: Run, tracked: bool = False) -> list[Any]:
+    arrays = run.arrays()
+    return list((run.adapter.tracked(arrays) if tracked else arrays).values())
+
+
+def compiled(run: Run) -> None:
+    """One graph without a break, forward and backward."""
+    torch._dynamo.reset()
+    function = torch.compile(Flat(run), backend="aot_eager", fullgraph=True)
+    if not run.backend.differentiable:
+        run.compare(named(run, function(*leaves_of(run))), run.truth.outputs)
+        return
+    leaves = leaves_of(run, tracked=True)
+    outputs = named(run, function(*leaves))
+    run.compare(outputs, run.truth.outputs)
+    wanted = [x for x in leaves if x.requires_grad]
+    cotangents = run.cotangents()
+    found = torch.autograd.grad([outputs[name] for name in cotangents], wanted, list(cotangents.values()))
+    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.truth.gradients)
+
+
+def exported(run: Run) -> None:
+    """A program that does without this library's Python code."""
+    leaves = tuple(leaves_of(run))
+    program = torch.export.export(Flat(run), leaves)
+    run.compare(named(run, program.module()(*leaves)), run.truth.outputs)
+
+
+def fake(run: Run) -> None:
+    """Shapes and dtypes without data."""
+    with FakeTensorMode() as mode:
+        leaves = [mode.from_tensor(x) for x in leaves_of(run)]
+        outputs = named(run, Flat(run)(*leaves))
+    for name, quantity in run.truth.outputs.items():
+        run.check_kind(name, outputs[name], quantity)
+
+
+def func_grad(run: Run) -> None:
+    """``torch.func.grad`` of a scalar."""
+    leaves, cotangents = leaves_of(run), run.cotangents()
+
+    def loss(*leaves: Any) -> Any:
+        outputs = named(run, Flat(run)(*leaves))
+        return sum((outputs[name].double() * x.double()).sum() for name, x in cotangents.items())
+
+    positions = tuple(i for i, x in enumerate(leaves) if x.is_floating_point())
+    found = torch.func.grad(loss, positions)(*leaves)
+    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.truth.gradients)
+
+
+def vmapped(run: Run) -> None:
+    """Two calls as one: the second has the rows of the batch in reverse order."""
+    leaves = leaves_of(run)
+    rows = [symbols[0] in ("B", "N") for symbols in run.problem.symbols.values()]
+    stacked = [torch.stack([x, x.flip(0) if flip else x]) for x, flip in zip(leaves, rows, strict=True)]
+    outputs = named(run, torch.func.vmap(Flat(run))(*stacked))
+    run.compare({name: x[0] for name, x in outputs.items()}, run.truth.outputs)
+    run.compare({name: x[1].flip(0) for name, x in outputs.items()}, run.truth.outputs)
+
+
+def autocast(run: Run) -> None:
+    """Autocast changes nothing: the dtypes of the arguments say what is wanted."""
+    with torch.autocast(torch.device(run.adapter.device).type, dtype=torch.bfloat16):
+        outputs = named(run, Flat(run)(*leaves_of(run)))
+    run.compare(outputs, run.truth.outputs)
+
+
+TRANSFORMS: dict[str, Callable[[Any], None]] = {
+    "compile": compiled,
+    "export": exported,
+    "fake": fake,
+    "func-grad": func_grad,
+    "vmap": vmapped,
+    "autocast": autocast,
+}

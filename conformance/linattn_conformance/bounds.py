@@ -1,0 +1,250 @@
+"""Truth, and how far from it a result may be.
+
+**Truth** is the oracle in float64, on the inputs as rounded to their dtypes.
+
+**Noise** is what rounding does to a correct chunk algorithm. It is measured, not guessed: the oracle runs again on
+``REPLICAS`` perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis of the
+array, is the noise of one row (one token's output, one state row). With ``u(d)`` the unit roundoff of a dtype, ``d`` the dtype of
+the operands, ``a`` the accumulation dtype, every element is multiplied by ``1 ± amplitude``, signs at random:
+
+* operands, ``a`` and ``b`` of ``dplr``, and incoming gradients: ``u(d) + u(a)·√(T+K)``. The chunk algorithm rounds ``q e^G``, ``k e^{-G}``, the
+  weights, the solved system and the state to ``d`` before a matrix product; each of these is as large an effect as rounding the
+  operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
+* states: ``u(a)·√(T+K)`` only. They are carried in ``a``; a backend that carries them in ``d`` is out of bounds.
+* ``beta``, ``u``, ``bias``: as operands.
+* gates: the exponent is moved by ``u(a)·min(64·|g|, 32)``: a running sum over a chunk of 64, rounded in ``a``. The cap says that
+  a sum beyond -32 must not cost accuracy to what comes after it: after such a decay nothing older is left to be inaccurate about.
+
+Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
+reaches small ones through shared sums); and, for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it
+is the small difference of.
+
+**Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square over
+all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad rows cannot hide
+in a good average; each gradient is held to its own noise, so a small one cannot hide behind a large one. Faults much smaller
+than the rounding noise of their own array stay invisible, in any test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from linattn.spec import FAMILIES
+from linattn_backends.numpy import oracle
+from numpy.typing import NDArray
+
+from .data import Problem
+
+__all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of"]
+
+Array = NDArray[Any]
+
+REPLICAS = 3
+ROW = 12.0
+OVERALL = 4.0
+ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
+
+
+@dataclass
+class Quantity:
+    """One array of the truth.
+
+    Attributes:
+        value: What it must be.
+        noise: Per row (the last axis is kept, with size 1).
+        dtype: The dtype it must have; ``int32`` is compared exactly.
+    """
+
+    value: Array
+    noise: Array
+    dtype: str
+
+
+@dataclass
+class Truth:
+    """Outputs and gradients by name, with the gradients that were fed in."""
+
+    outputs: dict[str, Quantity]
+    gradients: dict[str, Quantity]
+    cotangents: dict[str, Array]
+
+
+def accumulation(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def distance(got: Array, want: Quantity, rows: Any = ...) -> float:
+    """The error as a fraction of its bound: above 1 is out of bounds. NaN is infinitely far."""
+    value, noise = want.value[rows], want.noise[rows]
+    if got.shape != value.shape:
+        return np.inf
+    if value.size == 0:
+        return 0.0
+    if want.dtype.startswith("int"):
+        return 0.0 if np.array_equal(got, value) else np.inf
+    error = np.abs(got - value)
+    if not np.isfinite(error).all():
+        return np.inf
+    noise = np.broadcast_to(noise, value.shape)
+    return max(_ratio(error, ROW * noise).max(), _ratio(_rms(error), OVERALL * _rms(noise)))
+
+
+def _ratio(error: Any, bound: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0, 0.0, error / bound)
+
+
+def _rms(x: Array, **axes: Any) -> Any:
+    return np.sqrt(np.mean(np.square(x), **axes))
+
+
+# -- truth -----------------------------------------------------------------------------------------------------------
+
+
+def truth_of(
+    problem: Problem, op: str, arrays: Mapping[str, Array], draw_cotangents: Callable[[dict[str, Quantity]], dict[str, Array]] | None
+) -> Truth:
+    """Run the oracle, all copies at once: a copy is another group of heads, and heads never meet.
+
+    Args:
+        problem: For symbols, dtypes and options.
+        op: Family.
+        arrays: The arrays as rounded to their dtypes, in float64.
+        draw_cotangents: From the outputs, the gradients to feed in, as rounded; None if no gradients are wanted.
+    """
+    copies = _copies(problem, arrays)
+    options = {**problem.options}
+    o, state = oracle.forward(op, structured(copies), options)
+    outputs = {"o": (o, 2)} | {name: (x, _head_axis_of_state(name)) for name, x in flat_state(state).items()}
+    low = next(iter(problem.dtypes.values()))
+    out_dtypes = {"o": low}
+    found = {
+        name: _quantity(x, axis, out_dtypes.get(name, "int32" if x.dtype.kind == "i" else accumulation(low)))
+        for name, (x, axis) in outputs.items()
+    }
+    if draw_cotangents is None:
+        return Truth(found, {}, {})
+    cotangents = draw_cotangents(found)
+    moved = {name: _perturbed(x, _amplitude(problem, low, low), outputs[name][1], name) for name, x in cotangents.items()}
+    d_state = structured({name: x for name, x in moved.items() if name != "o"}, "final_state").get("final_state")
+    pulled = oracle.vjp(op, structured(copies), options, moved.get("o"), complete(d_state, state))
+    flat = flat_gradients(pulled)
+    result = {
+        name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name]) for name in problem.floats if name in flat
+    }
+    _add_noise_of_sums(problem, low, arrays, result)
+    return Truth(found, result, cotangents)
+
+
+def complete(d_state: Any, state: Any) -> Any:
+    """A gradient for every array of the final state; the count of keys has none."""
+    if isinstance(state, tuple):
+        return type(state)(**d_state, length=None)
+    return d_state
+
+
+def structured(arrays: Mapping[str, Any], prefix: str = "initial_state") -> dict[str, Any]:
+    """``initial_state.kv`` and its siblings as one ``MixedState``, or, of a final state, as a dictionary."""
+    parts = {name.partition(".")[2]: x for name, x in arrays.items() if name.startswith(f"{prefix}.")}
+    rest = {name: x for name, x in arrays.items() if not name.startswith(f"{prefix}.")}
+    if not parts:
+        return rest
+    state_type = FAMILIES["mixed_attn"].state_type
+    return {**rest, prefix: parts if prefix != "initial_state" else state_type(**parts)}
+
+
+def flat_state(state: Any, prefix: str = "final_state") -> dict[str, Any]:
+    """Every array of a state by name."""
+    if state is None:
+        return {}
+    return {f"{prefix}.{name}": x for name, x in state._asdict().items()} if isinstance(state, tuple) else {prefix: state}
+
+
+def flat_gradients(pulled: Mapping[str, Any]) -> dict[str, Array]:
+    """Gradients by name; that of the count of keys is left out."""
+    flat = {name: x for name, x in pulled.items() if name != "initial_state"}
+    flat |= flat_state(pulled.get("initial_state"), "initial_state")
+    return {name: x for name, x in flat.items() if x is not None}
+
+
+def _head_axis(problem: Problem, name: str) -> int:
+    """Where the heads are in an array; -1 if it has none."""
+    return next((i for i, symbol in enumerate(problem.symbols[name]) if symbol in ("H", "HV")), -1)
+
+
+def _head_axis_of_state(name: str) -> int:
+    return {"k_quad": 2, "k_lin": 2, "v": 2, "length": -1}.get(name.partition(".")[2], 1)
+
+
+def _amplitude(problem: Problem, dtype: str, low: str) -> float:
+    """Of an array that the algorithm may round to ``dtype``."""
+    sizes = problem.sizes
+    return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + sizes["K"])
+
+
+def _copies(problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Each array with its perturbed copies, joined along the heads."""
+    low = next(iter(problem.dtypes.values()))
+    wide = accumulation(low)
+    copies = {}
+    for name, x in arrays.items():
+        axis = _head_axis(problem, name)
+        if axis < 0:
+            copies[name] = x
+        elif name in ("g", "gv"):
+            copies[name] = _perturbed_gate(x, ROUNDOFF[wide], axis, name)
+        else:
+            carried = name == "initial_state" or name.endswith(".kv")
+            copies[name] = _perturbed(x, _amplitude(problem, wide if carried else low, low), axis, name)
+    return copies
+
+
+def _signs(shape: tuple[int, ...], name: str) -> Array:
+    rng = np.random.default_rng(len(name) + sum(map(ord, name)))
+    return rng.integers(0, 2, (REPLICAS, *shape)) * 2.0 - 1.0
+
+
+def _perturbed(x: Array, amplitude: float, axis: int, name: str) -> Array:
+    """``x`` and ``REPLICAS`` copies of it, each element times ``1 ± amplitude``."""
+    return np.concatenate([x, *(x * (1.0 + amplitude * signs) for signs in _signs(x.shape, name))], axis)
+
+
+def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str) -> Array:
+    """``x`` and ``REPLICAS`` copies of it, each exponent moved by what a running sum in the accumulation dtype loses."""
+    with np.errstate(invalid="ignore"):
+        moved = [x + np.where(np.isfinite(x), signs, 0.0) * roundoff * np.minimum(64 * np.abs(x), 32) for signs in _signs(x.shape, name)]
+    return np.concatenate([x, *moved], axis)
+
+
+def _quantity(stacked: Array, axis: int, dtype: str) -> Quantity:
+    """The first copy, and the noise that the others show."""
+    if dtype == "int32" or axis < 0:
+        return Quantity(stacked, np.zeros(1), "int32")
+    value, *copies = np.split(stacked, 1 + REPLICAS, axis)
+    square = np.mean([np.square(copy - value) for copy in copies], axis=0) + np.square(ROUNDOFF[dtype] * value)
+    rows = square.mean(-1, keepdims=True) if square.size else square[..., :1]
+    overall = rows.mean() if rows.size else 0.0
+    return Quantity(value, np.sqrt(rows + overall / 16) + SMALLEST[dtype], dtype)
+
+
+def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], gradients: dict[str, Quantity]) -> None:
+    """The gradient of a gate is a sum over later tokens of products with either sign: count each of them."""
+    pairs = {"g": ("q", "k", "a", "b", "initial_state"), "gv": ("v", "initial_state")}
+    for gate, names in pairs.items():
+        if gate not in gradients:
+            continue
+        terms = [arrays[name] * gradients[name].value for name in names if name in gradients]
+        per_token = sum(np.square(term).sum() for term in terms) / max(terms[0][..., 0].size, 1)
+        tokens = problem.sizes["B"] if len(problem.symbols[gate]) == 1 else 1
+        reach = min(problem.sizes["T"], 64) if tokens == 1 else problem.sizes["T"] * tokens
+        width = problem.sizes["K" if gate == "g" else "V"] if problem.symbols[gate][-1] in ("K", "V") else 1
+        noise = _amplitude(problem, low, low) * np.sqrt(per_token * reach / width)
+        quantity = gradients[gate]
+        quantity.noise = np.sqrt(np.square(quantity.noise) + noise**2)

@@ -1,0 +1,253 @@
+"""One case against one backend: its arrays in the framework, its truth, and how to call the operator."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import linattn
+import numpy as np
+from linattn.errors import Unsupported
+from linattn.plugin import Backend
+from linattn.spec import FAMILIES
+from numpy.typing import NDArray
+
+from .adapters import Adapter
+from .adapters.base import Arrays
+from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of
+from .cases import Case, problem
+from .data import Problem, draw
+from .witness import Witness
+
+__all__ = ["Declared", "Failure", "Run", "call_arguments"]
+
+
+class Failure(Exception):
+    """The backend is wrong; the text says how."""
+
+
+class Declared(Exception):
+    """The backend declares that it cannot run the call; the text is its reason."""
+
+
+def call_arguments(op: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the public function from arrays by the spec's names."""
+    return structured(arrays)
+
+
+class Run:
+    """A case, ready to run.
+
+    Attributes:
+        case: The case.
+        adapter: The framework's adapter.
+        backend: The backend under test.
+        witness: Watches it.
+        tighten: Factor on every bound, at most 1.
+        worst: Largest error so far as a fraction of its bound.
+    """
+
+    def __init__(self, case: Case, adapter: Adapter, backend: Backend, witness: Witness, tighten: float = 1.0) -> None:
+        self.case, self.adapter, self.backend, self.witness, self.tighten = case, adapter, backend, witness, tighten
+        self.worst = 0.0
+        self._prepared: Any = None
+
+    # -- data --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _data(self) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
+        if self._prepared is None:
+            self._prepared = prepared(self.case, self.adapter)
+        return self._prepared
+
+    @property
+    def problem(self) -> Problem:
+        return self._data[0]
+
+    @property
+    def values(self) -> dict[str, NDArray[Any]]:
+        """The inputs as rounded to their dtypes."""
+        return self._data[1]
+
+    @property
+    def truth(self) -> Truth:
+        return self._data[2]
+
+    def arrays(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
+        """The inputs in the framework, some of them ``changed``."""
+        made = {
+            name: self.adapter.from_float64(x, self.problem.dtypes[name])
+            for name, x in {**self.values, **(changed or {})}.items()
+        }
+        return {name: self.adapter.strided(x) for name, x in made.items()} if "strided" in self.case.flags else made
+
+    def cotangents(self) -> Arrays:
+        """Gradients to feed in, in the framework."""
+        outputs = self.truth.outputs
+        return {name: self.adapter.from_float64(x, outputs[name].dtype) for name, x in self.truth.cotangents.items()}
+
+    # -- calling -----------------------------------------------------------------------------------------------------
+
+    def function(self, form: str | None = None, op: str | None = None) -> Any:
+        form, op = form or self.case.form, op or self.case.op
+        return getattr(linattn, op if form == "auto" else f"{form}_{op}")
+
+    def require(self, arrays: Arrays, form: str | None = None, **options: Any) -> None:
+        """Raise ``Declared`` if the backend declares the call unsupported, having seen it refuse."""
+        function, keywords = self.function(form), self._keywords(arrays, options)
+        plan = linattn.explain(function, **keywords)
+        if plan.backend is not None:
+            return
+        reason = "; ".join(passed.reason for passed in plan.passed)
+        before = self.snapshot(arrays)
+        try:
+            with self.witness.permit():
+                function(**keywords)
+        except Unsupported:
+            self.check_untouched(before, arrays)
+            raise Declared(reason) from None
+        raise Failure(f"declares the call unsupported ({reason}) and then runs it")
+
+    def call(self, arrays: Arrays, form: str | None = None, **options: Any) -> Arrays:
+        """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be."""
+        keywords = self._keywords(arrays, options)
+        with self.witness.permit():
+            o, state = self.function(form)(**keywords)
+        wanted = keywords["output_final_state"]
+        if not wanted and state is not None:
+            raise Failure("a final state is returned that was not asked for")
+        if wanted and state is None:
+            raise Failure("the final state is None, though it was asked for")
+        return {"o": o, **flat_state(state)}
+
+    def _keywords(self, arrays: Arrays, options: Mapping[str, Any]) -> dict[str, Any]:
+        static = {**self.problem.options, **options}
+        phi = {"feature_map": self.problem.feature_map} if self.problem.feature_map else {}
+        return {**call_arguments(self.case.op, arrays), **static, **phi, "backend": self.backend.name}
+
+    def gradients(self, arrays: Arrays, form: str | None = None) -> tuple[Arrays, Arrays]:
+        """Outputs, and gradients by name, of one call."""
+        return self.adapter.gradients(_Differentiable(self, form), arrays, self.cotangents())
+
+    # -- checking ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        return {name: self.adapter.to_float64(x) for name, x in arrays.items()}
+
+    def check_untouched(self, before: Mapping[str, NDArray[Any]], arrays: Arrays) -> None:
+        """Inputs are never written to."""
+        for name, x in arrays.items():
+            if not np.array_equal(before[name], self.adapter.to_float64(x), equal_nan=True):
+                raise Failure(f"{name} was written to")
+
+    def compare(self, got: Arrays, want: Mapping[str, Any], prefix: str = "") -> None:
+        """Shape, dtype, device and values of every array in ``want``."""
+        for name, quantity in want.items():
+            self.check_kind(prefix + name, got.get(name), quantity)
+            self.note(prefix + name, distance(self.adapter.to_float64(got[name]), quantity))
+
+    def check_kind(self, name: str, x: Any, want: Any) -> None:
+        """An array of the framework, with the shape, dtype and device expected."""
+        if not self.adapter.is_array(x):
+            raise Failure(f"{name} is {type(x).__name__}, expected an array of {self.adapter.name}")
+        if tuple(x.shape) != want.value.shape:
+            raise Failure(f"{name} has shape {list(x.shape)}, expected {list(want.value.shape)}")
+        if self.adapter.dtype(x) != want.dtype:
+            raise Failure(f"{name} has dtype {self.adapter.dtype(x)}, expected {want.dtype}")
+        if not self.adapter.is_same_device(x):
+            raise Failure(f"{name} is not on device {self.adapter.device}")
+
+    def near(self, name: str, got: NDArray[Any], rows: Any = ...) -> None:
+        """Values of an output, or of some rows of it, are within the bound of the truth."""
+        self.note(name, distance(got, self.truth.outputs[name], rows))
+
+    def note(self, name: str, ratio: float) -> None:
+        """Remember an error, as a fraction of its bound; above the bound is a failure."""
+        ratio = float(ratio) / self.tighten
+        self.worst = max(self.worst, ratio)
+        if not ratio <= 1.0:
+            raise Failure(f"{name} is off by {ratio:.3g} times its bound" if np.isfinite(ratio) else f"{name} is not finite, or has another shape")
+
+    def poison(self) -> None:
+        """Leave NaN where outputs are likely to be allocated."""
+        self.adapter.poison({name: max(quantity.value.size, 1) for name, quantity in self.truth.outputs.items()})
+
+
+class _Differentiable:
+    """A call as adapters see it: arrays to outputs; ``vjp`` for frameworks without gradients of their own."""
+
+    def __init__(self, run: Run, form: str | None) -> None:
+        self.run, self.form = run, form
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        return self.run.call(arrays, self.form)
+
+    def vjp(self, arrays: Arrays, cotangents: Arrays) -> Arrays:
+        run = self.run
+        if not hasattr(run.backend, "vjp"):
+            raise Failure("has no vjp method and does not say differentiable = False")
+        d_state = structured({name: x for name, x in cotangents.items() if name != "o"}, "final_state").get("final_state")
+        if isinstance(d_state, dict):
+            d_state = complete(d_state, FAMILIES[run.case.op].state_type(*[None] * 5))
+        pulled = run.backend.vjp(
+            run.case.op, call_arguments(run.case.op, arrays), run.problem.options, cotangents.get("o"), d_state
+        )
+        return flat_gradients(pulled)
+
+
+# -- truth, shared by the cases on the same data -----------------------------------------------------------------------
+
+
+def prepared(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
+    """The problem of a case, its rounded inputs and its truth."""
+    gradients = "phi" not in "".join(case.flags)
+    key = (adapter.name, adapter.device, problem(case), gradients)
+    if key not in _cache:
+        while len(_cache) >= MOST_PREPARED:
+            del _cache[next(iter(_cache))]
+        _cache[key] = _prepare(case, adapter, gradients)
+    return _cache[key]
+
+
+MOST_PREPARED = 128
+_cache: dict[Any, Any] = {}
+
+
+def _prepare(case: Case, adapter: Adapter, gradients: bool) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
+    drawn = draw(case)
+    values = {name: rounded(adapter, x, drawn.dtypes[name]) for name, x in drawn.arrays.items()}
+    mapped = {name: apply_map(drawn.feature_map, x) if name in case.spec.mapped else x for name, x in values.items()}
+    feed = partial(draw_cotangents, case, adapter) if gradients else None
+    return drawn, values, truth_of(drawn, case.op, mapped, feed)
+
+
+def rounded(adapter: Adapter, x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    return adapter.to_float64(adapter.from_float64(x, dtype))
+
+
+def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity]) -> dict[str, NDArray[Any]]:
+    """Gradients of every float output, rounded to its dtype."""
+    rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()) + 1)
+    small = 2.0**-10 if "carry" in case.flags else 1.0
+    return {
+        name: rounded(adapter, rng.standard_normal(x.value.shape) * (small if name == "o" else 1.0), x.dtype)
+        for name, x in outputs.items()
+        if x.dtype != "int32"
+    }
+
+
+def apply_map(name: str | None, x: NDArray[Any]) -> NDArray[Any]:
+    """The feature maps of the specification that have no parameters, in float64."""
+    match name:
+        case "elu1":
+            return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+        case "relu":
+            return np.maximum(x, 0)
+        case "relu2":
+            return np.maximum(x, 0) ** 2
+        case "exp":
+            return np.exp(x)
+        case _:
+            return x

@@ -1,0 +1,284 @@
+"""The cases: what is tried. Every case has a stable id, read left to right: operator, dtype, flags, sizes, check.
+
+``gla/chunk/fp32/gv-state-varlen/T65-K24-V40/gradient``
+
+The list is generated from the specs in :data:`linattn.spec.FAMILIES`, so that a new family, optional argument, shape or
+flag gets its cases by being declared. Flags mean:
+
+===================  ==================================================================================================
+``plain``            nothing but the required arrays; no final state is asked for
+``state``            an initial state is given and the final state asked for
+``final``            the final state alone is asked for
+``varlen``           packed sequences, zero-length ones among them
+``grouped``          two value heads for each query/key head
+``gv``, ``bias``     the optional array of that name is given
+``g.HV``             the array has the shape ``HV`` instead of the first one that the spec lists
+``normalize``        the option of that name is set; ``noncausal`` is ``causal=False``
+``scale``            every scale is given
+``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64
+``strided``          no array is contiguous; the gaps hold NaN
+``zero``             every gate is 0
+``reset``            some gates are -inf
+``huge``             some gates are -1e4
+``long``             gates add up to some -1e3 in a chunk, -1e2 a token among small ones
+``deep``             a state of 1e18 that a first gate of -60 takes away
+``strong``           beta between 1 and 2
+``carry``            a large float32 state to be carried past small writes
+``phi.NAME``         the feature map of that name
+===================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import linattn  # noqa: F401 - declares the families
+from linattn.plugin import FORMS
+from linattn.spec import FAMILIES, OpSpec
+
+from .bad_input import RULES
+
+__all__ = ["DTYPES", "Case", "content_hash", "every_case"]
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+HAVE_BFLOAT16 = ("torch", "jax", "mlx")
+GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": "delta_rule", "kda": "delta_rule"}
+"""Gated families, and what each is when its gates are zero."""
+FEATURE_MAPS = ("identity", "elu1", "relu", "relu2", "exp")
+TRANSFORMS = ("compile", "export", "fake", "func-grad", "vmap", "autocast")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to try.
+
+    Attributes:
+        id: Its name, stable for an API version.
+        op: Family.
+        form: ``recurrent``, ``chunk``, ``parallel``, or ``auto`` for the bare name.
+        dtype: Dtype of the operands.
+        flags: See the module.
+        sizes: ``(symbol, size)``; ``C`` only where a chunk size is given.
+        check: Name of the check that runs it.
+        core: Part of what a backend that has this operator cannot declare away.
+        frameworks: The frameworks that it is for; all if empty.
+        memory: GiB of device memory it needs; 0 for any device.
+    """
+
+    id: str
+    op: str
+    form: str
+    dtype: str
+    flags: tuple[str, ...]
+    sizes: tuple[tuple[str, int], ...]
+    check: str
+    core: bool = False
+    frameworks: tuple[str, ...] = ()
+    memory: int = 0
+
+    @property
+    def size(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def operator(self) -> str:
+        """The public function, e.g. ``chunk_gla``."""
+        return self.op if self.form == "auto" else f"{self.form}_{self.op}"
+
+    @property
+    def spec(self) -> OpSpec:
+        return FAMILIES[self.op]
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.check in ("gradient", "repeat-backward", "func-grad", "compile-gradient")
+
+    def applies(self, framework: str, device: str, memory: float = 0) -> bool:
+        """True if the case is one for this framework and device; ``memory`` is the device's, in GiB."""
+        return (not self.frameworks or framework in self.frameworks) and (
+            not self.memory or (device.partition(":")[0] != "cpu" and memory >= self.memory)
+        )
+
+
+@functools.cache
+def every_case() -> tuple[Case, ...]:
+    """Every case of this API version. Cases on the same data are neighbours, so that its truth is worked out once."""
+    cases = {case.id: case for case in generate()}
+    order = {problem: i for i, problem in enumerate(dict.fromkeys(problem(case) for case in cases.values()))}
+    return tuple(sorted(cases.values(), key=lambda case: order[problem(case)]))
+
+
+def problem(case: Case) -> tuple[object, ...]:
+    """What the data of a case depends on: neither form nor check."""
+    return case.op, case.dtype, case.flags, case.sizes
+
+
+def content_hash(cases: tuple[Case, ...]) -> str:
+    """Changes if any case changes in any field."""
+    text = json.dumps([asdict(case) for case in sorted(cases, key=lambda case: case.id)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- generation ------------------------------------------------------------------------------------------------------
+
+
+def generate() -> Iterator[Case]:
+    """All cases; an id that comes twice is the same case, first come first kept."""
+    for spec in FAMILIES.values():
+        yield from grid(spec)
+        yield from lengths(spec)
+        yield from widths(spec)
+        yield from data(spec)
+        yield from properties(spec)
+        yield from feature_maps(spec)
+        yield from transforms(spec)
+        yield from large(spec)
+    for rule in RULES:
+        yield Case(f"{rule.op}/chunk/fp32/bad-input/{rule.name}", rule.op, "chunk", "float32", (), (), "bad-input")
+
+
+def make(
+    spec: OpSpec, form: str, short: str, flags: str, check: str, sizes: dict[str, int] | None = None, core: bool = False, **more
+) -> Iterator[Case]:
+    """One case, unless the spec forbids the combination. ``flags`` are joined by ``-``."""
+    chosen = tuple(flag for flag in flags.split("-") if flag)
+    if forbidden(spec, form, chosen):
+        return
+    sizes = {"T": 65, "K": 24, "V": 40} | (sizes or {})
+    if spec.name == "mixed_attn":
+        sizes = {"L": 16, "C": 16} | sizes
+    named = tuple((symbol, sizes[symbol]) for symbol in ("T", "K", "L", "V", "C", "B", "H") if symbol in sizes)
+    written = "-".join(f"{symbol}{size}" for symbol, size in named)
+    name = f"{spec.name}/{form}/{short}/{flags}/{written}/{check}"
+    frameworks = more.pop("frameworks", HAVE_BFLOAT16 if short == "bf16" else ())
+    chosen = tuple(flag for flag in chosen if flag != "plain")
+    yield Case(name, spec.name, form, DTYPES[short], chosen, named, check, core, frameworks, **more)
+
+
+def forbidden(spec: OpSpec, form: str, flags: tuple[str, ...]) -> bool:
+    """True if the spec refuses the form and options that the flags stand for."""
+    options = {option.name: option.default for option in spec.options} | {"initial_state": None, "chunk_size": 16}
+    options |= {"causal": "noncausal" not in flags, "output_final_state": bool({"state", "final"}.intersection(flags))}
+    options["initial_state"] = True if "state" in flags else None
+    return spec.check(None if form == "auto" else form, options) is not None
+
+
+def atoms(spec: OpSpec) -> list[str]:
+    """Every single thing that can differ from a plain call, as flags."""
+    found = ["grouped"] if any("HV" in shape for arg in spec.args for shape in arg.shapes) else []
+    for arg in (*spec.args, *spec.keyword_args):
+        if arg.optional:
+            found.append(arg.name)
+        found += [f"{arg.name}.{''.join(shape)}" for shape in arg.shapes[1:]]
+    for option in spec.options:
+        if option.types == (bool,) and option.name != "output_final_state":
+            found.append(f"non{option.name}" if option.default else option.name)
+    return [*found, "scale"]
+
+
+def both(spec: OpSpec, form: str, short: str, flags: str, sizes: dict[str, int] | None = None, core: bool = False):
+    """Outputs, and gradients of every input."""
+    for check in ("forward", "gradient"):
+        yield from make(spec, form, short, flags, check, sizes, core)
+
+
+def grid(spec: OpSpec) -> Iterator[Case]:
+    """Family × form × dtype × flag."""
+    for short in DTYPES:
+        everywhere = ["plain", "state-varlen"]
+        everywhere += [_joined(atom, "state-varlen") for atom in atoms(spec)]
+        once = ["state", "final", "varlen", *atoms(spec)]
+        for flags in everywhere + (once if short == "fp32" else []):
+            for form in FORMS:
+                yield from both(spec, form, short, flags, core=short == "fp32" and flags in ("plain", "state"))
+
+
+def _joined(atom: str, flags: str) -> str:
+    if atom == "noncausal":
+        return f"{atom}-varlen"
+    return f"{atom}-{flags}" if atom in ("grouped", "normalize") else f"{atom}-grouped-{flags}"
+
+
+def lengths(spec: OpSpec) -> Iterator[Case]:
+    """Around nothing, one token, chunk boundaries, and primes."""
+    for form in (*FORMS, "auto"):
+        for T in (0, 1) if form == "auto" else (0, 1, 2, 63, 64, 97, 131, 257):
+            yield from both(spec, form, "fp32", "state", {"T": T}, core=T == 131)
+        for T in () if form in ("recurrent", "auto") else (15, 16, 17, 48):
+            yield from both(spec, form, "fp32", "state", {"T": T, "C": 16})
+        for T in () if form == "auto" else (0, 5, 150):
+            yield from both(spec, form, "fp32", "state-varlen", {"T": T})
+
+
+def widths(spec: OpSpec) -> Iterator[Case]:
+    """Widths that do and do not fit tiles, ``K ≠ V``."""
+    for form in FORMS:
+        for K, V in ((1, 1), (1, 24), (64, 64), (96, 128), (256, 24), (24, 256), (128, 128)):
+            sizes = {"T": 33, "K": K, "V": V} | ({"L": K} if spec.name == "mixed_attn" else {})
+            yield from both(spec, form, "fp32" if K in (1, 96, 256) else "bf16", "state", sizes)
+
+
+def data(spec: OpSpec) -> Iterator[Case]:
+    """Values, dtypes and layouts out of the ordinary."""
+    roles = {arg.name for arg in spec.args}
+    kinds = ["strided-state", "narrow-state", "wide-state"]
+    if "g" in roles:
+        kinds += ["zero-state", "reset-state", "reset-state-varlen", "huge-state", "long-state"]
+    if spec.name in GATED:
+        kinds.append("deep-state")
+    if "gv" in roles:
+        kinds += ["gv-zero-state", "gv-reset-state", "gv-huge-state"]
+    if "beta" in roles:
+        kinds += ["strong-state", "beta.BTHVV-strong-state"]
+    for flags in kinds:
+        for form in FORMS:
+            yield from both(spec, form, "fp32", flags, {"T": 97} if {"huge", "long"} & set(flags.split("-")) else None)
+    for form in FORMS if spec.name != "mixed_attn" else ():
+        for short in ("bf16", "fp16"):
+            yield from both(spec, form, short, "carry-state", {"T": 131})
+    for form in FORMS:
+        yield from both(spec, form, "bf16", "narrow-state")
+
+
+def properties(spec: OpSpec) -> Iterator[Case]:
+    """What must hold between calls."""
+    for form in FORMS:
+        core = {"split", "causal", "repeat"}
+        for check in ("split", "packed", "causal", "repeat", "repeat-backward"):
+            flags = "state-varlen" if check == "packed" else "state"
+            yield from make(spec, form, "fp32", flags, check, {"T": 97}, core=check in core)
+        yield from make(spec, form, "fp32", "state", "nan", {"T": 400 if form == "chunk" else 97})
+        yield from make(spec, form, "bf16", "state", "split", {"T": 97})
+        yield from make(spec, form, "bf16", "state", "causal", {"T": 97})
+        if "g" in {arg.name for arg in spec.args}:
+            yield from make(spec, form, "fp32", "state", "forgets", {"T": 97})
+    yield from make(spec, "chunk", "fp32", "state", "agree", {"T": 97})
+    yield from make(spec, "chunk", "fp64", "state", "agree", {"T": 97})
+    if spec.name in GATED:
+        yield from make(spec, "chunk", "fp32", "zero-state", "ungated", {"T": 97})
+
+
+def feature_maps(spec: OpSpec) -> Iterator[Case]:
+    """Each map by its name."""
+    names = FEATURE_MAPS if spec.name in ("linear_attn", "mixed_attn") else ("elu1",)
+    for name in names:
+        yield from make(spec, "chunk", "fp32", f"phi.{name}-state", "forward", {"T": 33})
+
+
+def transforms(spec: OpSpec) -> Iterator[Case]:
+    """The framework's own transforms."""
+    small = {"T": 33, "K": 16, "V": 8}
+    for check in TRANSFORMS:
+        yield from make(spec, "chunk", "fp32", "state", check, small, frameworks=("torch",))
+    yield from make(spec, "recurrent", "fp32", "state", "compile", {"T": 1, "K": 16, "V": 8}, frameworks=("torch",))
+
+
+def large(spec: OpSpec) -> Iterator[Case]:
+    """More than 2³¹ elements in one array, on devices that hold them."""
+    if spec.name in ("simple_gla", "gla", "gated_delta_rule"):
+        sizes = {"T": 2**18 + 37, "K": 64, "V": 128, "B": 1, "H": 65}
+        yield from make(spec, "chunk", "bf16", "reset", "large", sizes, memory=60)

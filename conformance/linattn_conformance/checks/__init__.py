@@ -1,0 +1,27 @@
+"""The checks by name: each takes a :class:`~linattn_conformance.calls.Run` and raises ``Failure`` or ``Declared``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..calls import Run
+from . import inputs, large, properties, transforms, values
+
+__all__ = ["CHECKS"]
+
+CHECKS: dict[str, Callable[[Run], None]] = {
+    "forward": values.forward,
+    "gradient": values.gradient,
+    "ungated": values.ungated,
+    "agree": properties.agree,
+    "split": properties.split,
+    "packed": properties.packed,
+    "causal": properties.causal,
+    "forgets": properties.forgets,
+    "nan": properties.nan,
+    "repeat": properties.repeat,
+    "repeat-backward": properties.repeat_backward,
+    "bad-input": inputs.bad_input,
+    "large": large.large,
+    **{name: transforms.transform for name in ("compile", "export", "fake", "func-grad", "vmap", "autocast")},
+}

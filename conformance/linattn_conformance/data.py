@@ -1,0 +1,208 @@
+"""The arrays of a case: drawn in float64 from a seed that its id determines, before any rounding.
+
+Values are chosen so that every fault shows: rows of comparable size, states that remember about ten tokens and so reach over
+chunk boundaries, keys of the delta families of length one so that no error is amplified.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from linattn.spec import Arg
+from numpy.typing import NDArray
+
+from .cases import Case, problem
+
+__all__ = ["Problem", "draw", "offsets"]
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Problem:
+    """What a case computes with, by the names of the spec; arrays in float64 (indices in int32).
+
+    Attributes:
+        arrays: ``name → values``.
+        dtypes: ``name → dtype`` that each array is rounded to.
+        symbols: ``name → symbolic shape`` as a tuple, e.g. ``("B", "T", "HV")``.
+        options: The static keywords.
+        feature_map: Name of a feature map, or None.
+        sizes: Sizes of the symbols.
+    """
+
+    arrays: dict[str, Array]
+    dtypes: dict[str, str]
+    symbols: dict[str, tuple[str, ...]]
+    options: dict[str, Any]
+    feature_map: str | None
+    sizes: dict[str, int]
+    floats: list[str] = field(init=False)
+    """Names of the float arrays: those with a gradient."""
+
+    def __post_init__(self) -> None:
+        self.floats = [name for name, dtype in self.dtypes.items() if dtype.startswith(("float", "bfloat"))]
+
+
+def draw(case: Case) -> Problem:
+    """The problem of a case: the same for every form and check."""
+    flags, spec = case.flags, case.spec
+    rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()))
+    options = static_options(case)
+    sizes = all_sizes(case)
+    arrays: dict[str, Array] = {}
+    dtypes: dict[str, str] = {}
+    symbols: dict[str, tuple[str, ...]] = {}
+    for arg in spec.arrays({**options, "initial_state": None}):
+        if not given(arg, flags):
+            continue
+        chosen = chosen_shape(arg, flags)
+        symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
+        if arg.name == "cu_seqlens":
+            arrays[arg.name] = offsets(case.size["T"])
+        else:
+            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, sizes) for symbol in chosen), arrays)
+    phi = next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
+    return Problem(arrays, dtypes, symbols, options, phi, sizes)
+
+
+def static_options(case: Case) -> dict[str, Any]:
+    """The options that the flags stand for; those absent keep their default."""
+    options: dict[str, Any] = {option.name: option.default for option in case.spec.options}
+    for name in options:
+        if name.endswith("scale") and "scale" in case.flags:
+            options[name] = 0.37 if name != "lin_scale" else -0.21
+        elif name in case.flags:
+            options[name] = True
+        elif f"non{name}" in case.flags:
+            options[name] = False
+    options["output_final_state"] = bool({"state", "final"} & set(case.flags))
+    options["chunk_size"] = case.size.get("C")
+    return options
+
+
+def all_sizes(case: Case) -> dict[str, int]:
+    """Every symbol; two rows of two heads unless the case says otherwise."""
+    flags, given_sizes = case.flags, case.size
+    packed = "varlen" in flags
+    sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
+    sizes["N"] = len(offsets(sizes["T"])) - 1 if packed else sizes["B"]
+    shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
+    sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
+    return sizes
+
+
+def offsets(T: int) -> Array:
+    """Zero-length sequences at both ends and inside, one of a single token, two longer ones."""
+    first = T // 4 + 1 if T >= 4 else 0
+    single = 1 if T >= 2 else 0
+    lengths = [0, first, 0, single, T - first - single, 0]
+    return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def given(arg: Arg, flags: tuple[str, ...]) -> bool:
+    """Whether an array is given: required, or its flag is there."""
+    if arg.name == "cu_seqlens":
+        return "varlen" in flags
+    if arg.name.partition(".")[0] == "initial_state":
+        return "state" in flags
+    return not arg.optional or arg.name in flags
+
+
+def chosen_shape(arg: Arg, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The shape that a flag such as ``g.HV`` names, else the first of the spec."""
+    return next((shape for shape in arg.shapes if f"{arg.name}.{''.join(shape)}" in flags), arg.shapes[0])
+
+
+def size_of(symbol: str, sizes: dict[str, int]) -> int:
+    base, _, extra = symbol.partition("+")
+    return sizes[base] + int(extra or 0)
+
+
+def dtype_of(arg: Arg, case: Case) -> str:
+    """Operands have the dtype of the case; gates, beta and states float32 (float64) unless ``narrow`` or ``wide``."""
+    if arg.role == "index":
+        return "int32"
+    if arg.role == "operand":
+        return case.dtype
+    if "narrow" in case.flags:
+        return "float16" if case.dtype == "float32" else case.dtype
+    return "float64" if "wide" in case.flags or case.dtype == "float64" else "float32"
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ...], before: dict[str, Array]) -> Array:
+    """Values of one array. ``before`` holds the arrays drawn so far."""
+    x = rng.standard_normal(shape)
+    flags = case.flags
+    delta = case.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
+    if name in ("q", "k"):
+        if "normalize" in flags:  # a denominator that stays away from zero
+            return np.abs(x) + 0.1
+        if name == "k" and delta:
+            x = unit(x)
+        if "carry" in flags:
+            x = x * 2.0**-10
+        return x * 0.5 if "phi.exp" in flags else x
+    if name in ("g", "gv"):
+        return gate(rng, x, case, name)
+    if name == "beta":
+        strength = 1 / (1 + np.exp(-2 * x))
+        return 1 + 0.95 * strength if "strong" in flags else strength
+    if name == "a":
+        return -unit(x)
+    if name == "b":
+        return -before["a"] / (1 + np.exp(-x[..., :1]))
+    if name == "initial_state" and "deep" in flags:
+        return x * 2.0**60
+    if name.startswith("initial_state."):
+        return held(x, name, case, before)
+    if name in ("u", "bias"):
+        return 0.5 * x
+    return x
+
+
+def unit(x: Array) -> Array:
+    return x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), 1e-6)
+
+
+def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
+    """Log decays: memories from two to a hundred tokens, or what a flag asks for."""
+    flags = case.flags
+    if "zero" in flags:
+        return np.zeros_like(x)
+    if x.ndim == 1:
+        return np.log1p(-(2.0 ** (-2.0 - np.arange(len(x)))))
+    g = -np.exp(1.2 * x - 2.5)
+    if "carry" in flags:
+        return 0.03 * g
+    if "deep" in flags:
+        g[:, 0] = -60.0
+        return g
+    draw = rng.random(x.shape)
+    if "long" in flags:
+        return np.where(draw < 0.1, -30.0 - 100.0 * rng.random(x.shape), g)
+    # a whole token, and single channels
+    token = rng.random(x.shape[:3] + (1,) * (x.ndim - 3)) < 0.1
+    if "reset" in flags or case.check == "large":
+        return np.where(token | (draw < 0.02), -np.inf, g)
+    if "huge" in flags:
+        return np.where(token | (draw < 0.02), -1e4, g)
+    return g
+
+
+def held(x: Array, name: str, case: Case, before: dict[str, Array]) -> Array:
+    """The state of ``mixed_attn``: rows of the current chunk from ``length`` on are zero."""
+    C = case.size["C"]
+    N = len(x)
+    lengths = np.array([(5 * n + 3) % C for n in range(N)], dtype=np.int32)
+    if name.endswith(".length"):
+        return lengths
+    if name.endswith(".kv"):
+        return x
+    return x * (np.arange(C) < lengths[:, None])[:, :, None, None]

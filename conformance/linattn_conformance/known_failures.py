@@ -1,0 +1,91 @@
+"""Known failures: what a vendor knows to be broken, said in a file, with a reason, a link and a day on which it must be gone.
+
+::
+
+    [[known-failure]]
+    pattern = "gla/chunk/bf16/*"
+    reason = "the value gate is read in the wrong layout"
+    link = "https://example.com/issues/17"
+    expires = 2026-12-31
+
+A known failure that passes, that matches no case, or whose day has come is an error: the list can only describe the present.
+A known failure still is a failure for the verdict of every profile; it keeps CI green, see :mod:`.verdict`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from .runner import Result
+
+__all__ = ["KnownFailure", "KnownFailuresError", "apply", "load"]
+
+
+class KnownFailuresError(ValueError):
+    """The file of known failures is wrong."""
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """One entry: ``pattern`` is matched against case ids as a shell does."""
+
+    pattern: str
+    reason: str
+    link: str
+    expires: datetime.date
+
+
+def load(path: Path) -> list[KnownFailure]:
+    """Read a TOML or JSON file."""
+    text = path.read_text(encoding="utf-8")
+    data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    return [_entry(path, i, entry) for i, entry in enumerate(data.get("known-failure", []))]
+
+
+def _entry(path: Path, index: int, entry: dict[str, Any]) -> KnownFailure:
+    where = f"{path.name}, known failure {index + 1}"
+    wanted = ("pattern", "reason", "link", "expires")
+    if set(entry) != set(wanted):
+        raise KnownFailuresError(f"{where}: must have exactly {', '.join(wanted)}, got {', '.join(sorted(entry)) or 'nothing'}")
+    expires = entry["expires"]
+    if isinstance(expires, str):
+        try:
+            expires = datetime.date.fromisoformat(expires)
+        except ValueError:
+            raise KnownFailuresError(f"{where}: expires must be a date such as 2026-12-31, got {expires!r}") from None
+    for name in ("pattern", "reason", "link"):
+        if not isinstance(entry[name], str) or not entry[name].strip():
+            raise KnownFailuresError(f"{where}: {name} must be a text that is not empty")
+    return KnownFailure(entry["pattern"], entry["reason"], entry["link"], expires)
+
+
+def apply(
+    results: Iterable[Result], known: Sequence[KnownFailure], today: datetime.date
+) -> tuple[list[Result], list[str]]:
+    """Turn failures that are known into known failures; say what is wrong with the list.
+
+    Returns:
+        The results, and complaints: one for each entry that has expired, matches no case that ran, or whose cases pass.
+    """
+    results, complaints = list(results), []
+    for entry in known:
+        matching = [i for i, result in enumerate(results) if fnmatchcase(result.id, entry.pattern)]
+        passing = [results[i].id for i in matching if results[i].status not in ("failed", "known-failure")]
+        if today >= entry.expires:
+            complaints.append(f"known failure {entry.pattern!r} expired on {entry.expires}: {entry.link}")
+        elif not matching:
+            complaints.append(f"known failure {entry.pattern!r} matches no case")
+        elif passing:
+            complaints.append(f"known failure {entry.pattern!r} does not fail: {passing[0]} ({len(passing)} in all)")
+        else:
+            for i in matching:
+                reason = f"{entry.reason} ({entry.link}, until {entry.expires}): {results[i].message}"
+                results[i] = replace(results[i], status="known-failure", message=reason)
+    return results, complaints

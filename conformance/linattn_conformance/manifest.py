@@ -1,0 +1,111 @@
+"""The manifest: which cases belong to an API version, checked in, so that nobody decides by generating them what is tried.
+
+``python -m linattn_conformance.manifest`` writes it again. A change of the list is a change of the suite, and shows in review.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linattn.plugin import API_VERSION
+
+from .cases import Case, content_hash, every_case
+
+__all__ = ["SUITE_VERSION", "Entry", "Manifest", "from_cases", "load", "manifest_path"]
+
+SUITE_VERSION = "1.0.0"
+"""Of checks, data and bounds: a change of any of them is a new version, though the ids may stay."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a verdict needs to know about a case."""
+
+    operator: str
+    gradient: bool
+    core: bool
+    frameworks: tuple[str, ...]
+    memory: int
+
+    def applies(self, framework: str, device: str, memory: float) -> bool:
+        """As ``Case.applies``."""
+        return (not self.frameworks or framework in self.frameworks) and (
+            not self.memory or (device.partition(":")[0] != "cpu" and memory >= self.memory)
+        )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The cases of an API version.
+
+    Attributes:
+        api: The API version.
+        suite: Version of the suite.
+        content: Hash over all cases, every field.
+        entries: ``id → Entry``.
+    """
+
+    api: str
+    suite: str
+    content: str
+    entries: dict[str, Entry]
+
+    @property
+    def hash(self) -> str:
+        """Hash over the manifest itself, as a report quotes it."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def text(self) -> str:
+        """As it is checked in: one line a case."""
+        lines = [f"  {json.dumps(name)}: {json.dumps(_packed(entry))}" for name, entry in sorted(self.entries.items())]
+        head = {"api": self.api, "suite": self.suite, "content": self.content}
+        start = json.dumps(head, indent=1)[:-2]
+        return start + ',\n "cases": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+    def applicable(self, framework: str, device: str, memory: float = 0.0) -> dict[str, Entry]:
+        """The cases for a framework and device."""
+        return {name: entry for name, entry in self.entries.items() if entry.applies(framework, device, memory)}
+
+
+def _packed(entry: Entry) -> dict[str, Any]:
+    """Only what differs from the usual."""
+    packed: dict[str, Any] = {"operator": entry.operator}
+    packed |= {name: True for name in ("gradient", "core") if getattr(entry, name)}
+    packed |= {"frameworks": list(entry.frameworks)} if entry.frameworks else {}
+    return packed | ({"memory": entry.memory} if entry.memory else {})
+
+
+def _unpacked(packed: dict[str, Any]) -> Entry:
+    return Entry(
+        packed["operator"],
+        packed.get("gradient", False),
+        packed.get("core", False),
+        tuple(packed.get("frameworks", ())),
+        packed.get("memory", 0),
+    )
+
+
+def from_cases(cases: tuple[Case, ...]) -> Manifest:
+    """The manifest that these cases make."""
+    entries = {case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory) for case in cases}
+    return Manifest(API_VERSION, SUITE_VERSION, content_hash(cases), entries)
+
+
+def manifest_path(api: str = API_VERSION) -> Path:
+    """Where the manifest of an API version lies; one for each major and minor version."""
+    return Path(__file__).parent / "manifests" / f"{'.'.join(api.split('.')[:2])}.json"
+
+
+def load(api: str = API_VERSION) -> Manifest:
+    """The manifest that is checked in."""
+    data = json.loads(manifest_path(api).read_text(encoding="utf-8"))
+    return Manifest(data["api"], data["suite"], data["content"], {name: _unpacked(x) for name, x in data["cases"].items()})
+
+
+if __name__ == "__main__":
+    manifest_path().write_text(from_cases(every_case()).text(), encoding="utf-8")
+    print(f"wrote {manifest_path()}: {len(every_case())} cases")

@@ -1,0 +1,86 @@
+"""The report: versioned JSON with everything that a verdict is derived from.
+
+``linattn_conformance.verdict.verdict(report, manifest)`` derives the verdict again from a report and the manifest alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from linattn.plugin import API_VERSION
+from linattn.registry import registry
+
+from .manifest import SUITE_VERSION, Manifest
+from .runner import Result, Runner
+from .verdict import Verdict
+
+__all__ = ["SCHEMA", "make", "results_hash", "write"]
+
+SCHEMA = 1
+"""Version of the layout: a reader refuses one that it does not know."""
+
+
+def make(
+    runner: Runner, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """The report of a run, without its verdict.
+
+    Keys: ``schema``, versions (``suite``, ``api``, ``backend``, ``versions``), where it ran (``framework``, ``device``,
+    ``memory``, ``platform``), what was asked (``profile``, ``tighten``, ``manifest``), and what came of it (``results``,
+    ``results_hash``, ``complaints``, ``seconds``).
+    """
+    listed = [asdict(result) for result in sorted(results, key=lambda result: result.id)]
+    return {
+        "schema": SCHEMA,
+        "suite": SUITE_VERSION,
+        "api": API_VERSION,
+        "backend": {"name": runner.backend.name, **_distribution(runner.backend.name), "class": _class(runner.backend)},
+        "framework": runner.framework,
+        "device": runner.device,
+        "memory": round(runner.adapter.memory(), 1),
+        "versions": runner.adapter.versions(),
+        "platform": {
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+        },
+        "profile": profile,
+        "tighten": runner.tighten,
+        "manifest": manifest.hash,
+        "results": listed,
+        "results_hash": results_hash(listed),
+        "complaints": list(complaints),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _distribution(name: str) -> dict[str, str]:
+    """The distribution that brought the backend, and its version; of an object that was registered, none."""
+    entry_points = registry.record(name).entry_points
+    dist = entry_points[0].dist if entry_points else None
+    return {"distribution": dist.name if dist else "", "version": dist.version if dist else ""}
+
+
+def _class(backend: Any) -> str:
+    return f"{type(backend).__module__}.{type(backend).__qualname__}"
+
+
+def results_hash(results: Sequence[dict[str, Any]]) -> str:
+    """Hash over what the results say, times left out."""
+    told = [[result["id"], result["status"], result["error"], result["message"]] for result in results]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
+    """Write a report with its verdict; numbers that are not finite are nowhere in it."""
+    whole = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
+    path.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+

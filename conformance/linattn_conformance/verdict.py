@@ -1,0 +1,135 @@
+"""What a report proves: manifest minus results, a pure function of the two.
+
+A profile is a set of cases and a rule about what may be declared unsupported. All are judged operator by operator
+(``chunk_gla`` is one operator), over the cases of the manifest that apply to the report's framework and device.
+
+=============  ============================================  ==============================================================
+profile        cases                                         may be declared unsupported
+=============  ============================================  ==============================================================
+``core``       the core cases without gradients              all core cases of an operator together: it is not claimed
+``inference``  every case without gradients                  the same; and single cases outside the core
+``training``   every case                                    the same; the core here includes its gradients
+``full``       every case                                    nothing
+=============  ============================================  ==============================================================
+
+* A case without a result counts as not run, and fails. So does an unknown status.
+* An operator is claimed if any of its core cases in the profile was not declared unsupported; then none of them may be.
+* At least one operator must be claimed: a backend that declares everything unsupported conforms to nothing.
+* An operator that is not claimed must declare all of its cases, not only the core (bad input aside, which the API answers).
+* ``known-failure`` is no pass: the verdict is then not ``conformant`` but ``conformant except known failures``.
+* Errors in the list of known failures fail the verdict, and so does a report made with another manifest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .manifest import Entry, Manifest
+
+__all__ = ["PROFILES", "Verdict", "cases_of", "verdict"]
+
+PROFILES = ("core", "inference", "training", "full")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement.
+
+    Attributes:
+        profile: The profile judged.
+        outcome: ``conformant``, ``conformant except known failures`` or ``not conformant``.
+        problems: Every reason against, as text; ``id: reason`` where a case is the reason.
+        claimed: The operators claimed.
+        counts: How many cases ended with each status.
+    """
+
+    profile: str
+    outcome: str
+    problems: tuple[str, ...] = ()
+    claimed: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def conformant(self) -> bool:
+        """True for ``conformant`` alone."""
+        return self.outcome == "conformant"
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.profile}"
+
+
+def cases_of(profile: str, applicable: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The cases that a profile needs, of those that apply."""
+    if profile not in PROFILES:
+        raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
+    if profile == "core":
+        return {name: entry for name, entry in applicable.items() if (entry.core and not entry.gradient) or _bad_input(name)}
+    if profile == "inference":
+        return {name: entry for name, entry in applicable.items() if not entry.gradient}
+    return dict(applicable)
+
+
+def _bad_input(name: str) -> bool:
+    return "/bad-input/" in name
+
+
+def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
+    """Judge a report, as ``report.py`` lays it out."""
+    profile = report["profile"]
+    applicable = manifest.applicable(report["framework"], report["device"], report["memory"])
+    wanted = cases_of(profile, applicable)
+    found = {result["id"]: result for result in report["results"]}
+    statuses = {name: found[name]["status"] if name in found else "not-run" for name in wanted}
+    problems = list(report["complaints"])
+    if report["manifest"] != manifest.hash:
+        problems.append("the report was made with another manifest")
+    if len(found) != len(report["results"]):
+        problems.append("the report has more than one result for a case")
+    if report["tighten"] > 1:
+        problems.append("bounds were widened")
+    for name, status in statuses.items():
+        if status not in ("passed", "declared-unsupported", "known-failure"):
+            problems.append(f"{name}: {status}{': ' if name in found else ''}{found.get(name, {}).get('message', '')}")
+    claimed, complaints = _claims(profile, wanted, statuses)
+    problems += complaints
+    known = "known-failure" in statuses.values()
+    outcome = "not conformant" if problems else "conformant except known failures" if known else "conformant"
+    counts: dict[str, int] = defaultdict(int)
+    for status in statuses.values():
+        counts[status] += 1
+    return Verdict(profile, outcome, tuple(problems), tuple(claimed), dict(counts))
+
+
+def _claims(profile: str, wanted: Mapping[str, Entry], statuses: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The operators claimed, and what was declared unsupported that may not be."""
+    operators: dict[str, list[str]] = defaultdict(list)
+    for name, entry in wanted.items():
+        if not _bad_input(name):
+            operators[entry.operator].append(name)
+    claimed, problems = [], []
+    for operator, names in sorted(operators.items()):
+        declared = [name for name in names if statuses[name] == "declared-unsupported"]
+        core = [name for name in names if wanted[name].core]
+        mine = any(statuses[name] != "declared-unsupported" for name in core or names)
+        if mine and core:
+            claimed.append(operator)
+        if profile == "full":
+            problems += [f"{name}: declared unsupported, and profile full leaves nothing out" for name in declared]
+        elif mine:
+            problems += [
+                f"{name}: declared unsupported, and it is core of {operator}, which the backend has"
+                for name in declared
+                if wanted[name].core
+            ]
+        else:
+            problems += [
+                f"{name}: {statuses[name]}, though all core cases of {operator} are declared unsupported"
+                for name in names
+                if statuses[name] != "declared-unsupported"
+            ]
+    if not claimed:
+        problems.append("no operator is claimed: every core case is declared unsupported or was not run")
+    return claimed, problems

@@ -1,0 +1,76 @@
+"""Runs the examples in README.md and docs/: python blocks, their ``>>>`` results, and console sessions."""
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from linattn.registry import registry
+from sybil import Example, Sybil
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+FLAGS = doctest.ELLIPSIS
+
+
+def run_session(example: Example) -> str | None:
+    """Run the ``$`` lines of a console block; each is followed by what it prints, ``...`` for anything.
+
+    Python blocks of the page that start with a comment such as ``# loop.py`` are there as files.
+    """
+    for name, text in re.findall(r"^```python\n(?=# (\w+\.py)\n)(.*?)^```", example.document.text, re.MULTILINE | re.DOTALL):
+        (Path(example.namespace["folder"]) / name).write_text(text, encoding="utf-8")
+    for command, expected in commands(example.parsed):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=example.namespace["folder"],
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        found = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+        if not doctest.OutputChecker().check_output(expected, found, FLAGS):
+            return f"$ {command}\nexpected:\n{expected}\nfound (exit code {done.returncode}):\n{found}"
+    return None
+
+
+def commands(session: str) -> list[tuple[str, str]]:
+    """``(command, what it prints)`` of each ``$`` line; a command goes on after a backslash."""
+    pairs: list[tuple[str, str]] = []
+    for line in session.splitlines():
+        if line.startswith("$ "):
+            pairs.append((line[2:], ""))
+        elif pairs and pairs[-1][0].endswith("\\") and not pairs[-1][1]:
+            pairs[-1] = (f"{pairs[-1][0]}\n{line}", "")
+        else:
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]}{line}\n")
+    return pairs
+
+
+def open_page(namespace: dict[str, object]) -> None:
+    """Commands of one page run in one empty folder; no page sees what another registered."""
+    registry.refresh()
+    namespace["folder"] = tempfile.mkdtemp(prefix="linattn-docs-")
+
+
+def close_page(namespace: dict[str, object]) -> None:
+    registry.refresh()
+    shutil.rmtree(str(namespace["folder"]))
+
+
+# The blocks of a page share their names: under pytest-xdist, run with --dist loadfile.
+pytest_collect_file = Sybil(
+    parsers=[
+        PythonCodeBlockParser(doctest_optionflags=FLAGS),
+        CodeBlockParser(language="console", evaluator=run_session),
+        SkipParser(),
+    ],
+    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+    setup=open_page,
+    teardown=close_page,
+).pytest()

@@ -1,0 +1,32 @@
+"""Sphinx settings. Everything is local: no font, script or inventory is fetched while building."""
+
+import linattn
+
+project = "linattn"
+author = "the linattn authors"
+copyright = "the linattn authors"
+release = version = linattn.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"linattn {release}"
+html_static_path = ["_static"]
+html_css_files = ["linattn.css"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Keyword arguments that every recurrence has", "params_style")]
+
+nitpicky = True
+# Types of other projects, whose inventories would have to be fetched, and type variables.
+nitpick_ignore_regex = [
+    ("py:.*", r"(linattn\.gates\.)?A|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.frameworks\.Framework"),
+]

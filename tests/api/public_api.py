@@ -1,0 +1,95 @@
+"""Writes the public API as text: every name with its signature, every family, every method of the plug-in contract.
+
+``python tests/api/public_api.py`` rewrites ``public_api.txt``. Its diff is judged against docs/stability.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import linattn
+from linattn import errors, feature_maps, gates, plugin
+from linattn.feature_maps import MAPS
+from linattn.spec import FAMILIES, OpSpec
+
+FILE = Path(__file__).with_name("public_api.txt")
+
+
+def render() -> str:
+    """The whole file."""
+    lines: list[str] = []
+    for module in (linattn, errors, feature_maps, gates, plugin):
+        lines += ["", f"# {module.__name__}", "", *names(module)]
+    lines += ["", "# feature maps by name", "", *MAPS]
+    for spec in FAMILIES.values():
+        lines += ["", f"# family {spec.name}", "", *family(spec)]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def names(module: ModuleType) -> Iterator[str]:
+    """Each public name; classes with their public members; the forms of a family in one line, since they share a signature."""
+    exported = getattr(module, "__all__", None) or [name for name in vars(module) if name != "annotations"]
+    lines: dict[str, list[str]] = {}
+    for name in sorted(exported):
+        value = getattr(module, name)
+        if inspect.ismodule(value) or name.startswith("__"):
+            continue
+        if inspect.isclass(value):
+            lines["\n".join(class_lines(name, value))] = []
+        elif inspect.isfunction(value):
+            family = value.spec.name if hasattr(value, "spec") else name
+            lines.setdefault(f"{family}{signature(value)}", []).append(name)
+        else:
+            lines[f"{name}: {type(value).__name__}"] = []
+    for line, named in lines.items():
+        yield line if len(named) < 2 else f"{', '.join(named)}:\n    {line}"
+
+
+def class_lines(name: str, cls: type) -> Iterator[str]:
+    """Bases, fields or constructor, and public members that linattn defines."""
+    bases = ", ".join(base.__name__ for base in cls.__bases__ if base is not object)
+    yield f"class {name}({bases})"
+    if issubclass(cls, Exception):
+        return
+    if dataclasses.is_dataclass(cls):
+        yield f"    {signature(cls)}"
+    elif hasattr(cls, "_fields"):
+        yield f"    fields: {', '.join(cls._fields)}"
+    for attribute, kind in inspect.get_annotations(cls).items():
+        if not dataclasses.is_dataclass(cls) and not hasattr(cls, "_fields"):
+            yield f"    {attribute}: {kind}"
+    for member, value in sorted(vars(cls).items()):
+        if isinstance(value, property):
+            yield f"    {member}: {value.fget.__annotations__.get('return')}"
+        elif inspect.isfunction(value) and (member == "__call__" or not member.startswith("_")):
+            yield f"    {member}{signature(value)}"
+
+
+def signature(function: Any) -> str:
+    """The signature with annotations as they are written."""
+    text = str(inspect.signature(function))
+    return re.sub(r"'([^']*)'(?=[,)=]| =|$)", r"\1", text)
+
+
+def family(spec: OpSpec) -> Iterator[str]:
+    """Recurrence, arrays, what maps apply to, lowering, and the parameters of a backend's method."""
+    yield spec.recurrence
+    options = {option.name: option.default for option in spec.options} | {"initial_state": None}
+    for arg in spec.arrays(options):
+        yield f"    {arg.name}: {arg.shape} ({arg.role}{', optional' if arg.optional else ''})"
+    for option in spec.options:
+        yield f"    {option.name}: {' | '.join(kind.__name__ for kind in option.types)} = {option.default!r}"
+    yield f"    feature map applies to {', '.join(spec.mapped)}"
+    yield f"    lowers to {spec.lowering.to if spec.lowering else 'nothing'}"
+    yield f"    method: {', '.join(spec.parameters)}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")
+    print(f"wrote {FILE}")

@@ -1,0 +1,28 @@
+"""The public API is what public_api.txt says, and public names say that they are linattn's."""
+
+from __future__ import annotations
+
+import inspect
+
+import linattn
+import public_api
+
+
+def test_the_api_is_as_written_down():
+    assert public_api.render() == public_api.FILE.read_text(encoding="utf-8"), (
+        "the public API changed: if that is meant (docs/stability.md), run python tests/api/public_api.py"
+    )
+
+
+def test_public_names_belong_to_the_package():
+    defined_elsewhere = {
+        name: value.__module__
+        for name, value in vars(linattn).items()
+        if name in linattn.__all__ and (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ != "linattn"
+    }
+    assert not defined_elsewhere
+
+
+def test_all_is_sorted_and_complete():
+    assert linattn.__all__ == sorted(linattn.__all__)
+    assert all(hasattr(linattn, name) for name in linattn.__all__)

@@ -1,0 +1,50 @@
+"""Small ceilings, no fresh processes unless asked for, and a registry that every test leaves as it was."""
+
+from __future__ import annotations
+
+import pytest
+from linattn.registry import registry
+from linattn_benchmarks import ceilings, operators
+from linattn_benchmarks.cases import Case, complete
+from linattn_benchmarks.subjects import subjects
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Threads that wait for each other on a busy machine take longer than these small shapes."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LINATTN_BACKEND", raising=False)
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(ceilings, "MATMUL_WIDTH", {"cpu": 64})
+    yield
+    registry.refresh()
+
+
+@pytest.fixture
+def case():
+    """``case("chunk_gla", "fwd", T=64)``."""
+
+    def make(operator: str, what: str = "fwd", gates: str = "model", **sizes: int) -> Case:
+        full = complete({"T": 70, "H": 2, "K": 8, "V": 6, "C": 16} | sizes)
+        return Case(operator, what, tuple(full.items()), gates=gates, seed=7)
+
+    return make
+
+
+@pytest.fixture
+def rows():
+    """``rows([case], ["numpy"])``: the rows of a run without fresh processes."""
+
+    def run(cases, backends=(), peers=False, framework=None):
+        chosen = subjects(list(backends), framework, peers)
+        return operators.run(cases, chosen, seconds=0.01, fresh_process=False)["rows"]
+
+    return run

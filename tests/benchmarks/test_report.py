@@ -1,0 +1,134 @@
+"""What a reader sees: the command's messages, the table, the page."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+
+import linattn
+import pytest
+import typer
+from linattn_benchmarks import cli, environment, table
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+
+SMALL = ("--shape", "T=16/32,H=2,K=8,V=8", "--no-fresh", "--seconds", "0.01")
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command()(cli.bench)
+    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def said(done) -> str:
+    """The message without its frame."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.output).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("chunk_glaa",), "did you mean 'chunk_gla'?"),
+        (("chunk_gla", "--dtype", "bf17"), "--dtype bf17: expected float16, bfloat16, float32, float64"),
+        (("chunk_gla", "--gate-dtype", "int8"), "--gate-dtype int8: expected"),
+        (("chunk_gla", "--gates", "zero"), "--gates zero: expected weak, model, strong"),
+        (("chunk_gla", "--what", "fwd,bwd"), "--what bwd: expected fwd, fwdbwd, decode"),
+        (("chunk_gla", "--shape", "T=-1"), "T must be a positive whole number"),
+        (("chunk_gla", "--backend", "nobody"), "nobody"),
+        (("chunk_gla", "--framework", "tinygrad"), "--framework tinygrad: expected numpy, torch, jax, mlx"),
+        (("overhead", "chunk_gla"), "overhead takes no operators, got chunk_gla"),
+        (("report",), "report: name at least one results file"),
+        (("report", "nowhere.json"), "nowhere.json: No such file or directory"),
+    ],
+)
+def test_wrong_arguments(run, words, message):
+    done = run(*words)
+    assert done.exit_code == 2
+    assert message in said(done)
+
+
+def test_other_files_are_refused(run, tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"schema": 0}))
+    assert f"expected a results file of schema {environment.SCHEMA}, got 0" in said(run("report", str(path)))
+    path.write_text("{")
+    assert "is not JSON" in said(run("report", str(path)))
+
+
+def test_a_wrong_backend_fails_the_command(run):
+    from test_operators import Off
+
+    linattn.register_backend(Off)
+    done = run("chunk_gla", "--backend", "off", "--what", "fwd", "--no-peers", *SMALL)
+    assert done.exit_code == 1
+    assert "WRONG" in done.output
+
+
+class Collector(html.parser.HTMLParser):
+    """Every tag, and every address that a browser would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.addresses = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href", "data") and not value.startswith("#"):
+                self.addresses.append(value)
+
+
+def test_table_json_page_and_plots(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    files = {name: tmp_path / name for name in ("x.json", "x.html", "plots")}
+    done = run(
+        *("chunk_gla", "chunk_delta_rule", "--backend", "torch", "--what", "fwd,decode", *SMALL),
+        *("--out", str(files["x.json"]), "--html", str(files["x.html"]), "--png", str(files["plots"])),
+    )
+    assert done.exit_code == 0, done.output
+    assert re.search(r"chunk_gla +B1 T32 H2 K8 V8 +fwd +linattn:torch", done.stdout)
+    assert re.search(r"recurrent_delta_rule +B1 T1 H2 K8 V8 +decode +linattn:torch", done.stdout)
+    assert "fla skipped: flash-linear-attention is not installed" in done.stdout
+    rows = environment.read(files["x.json"])["results"]["rows"]
+    assert len(rows) == (2 * 2 + 2) * 6
+    assert sorted(path.name for path in files["plots"].iterdir()) == [
+        "ratio-to-floor.png",
+        "time-chunk-delta-rule-fwd-b1-h2-k8-v8.png",
+        "time-chunk-gla-fwd-b1-h2-k8-v8.png",
+    ]
+    check_page(files["x.html"].read_text())
+    again = run("report", str(files["x.json"]))
+    assert again.stdout.splitlines()[1] == next(line for line in done.stdout.splitlines() if line.startswith("operator"))
+
+
+def check_page(text: str):
+    """Self-contained: no script, nothing fetched; the plots are in it."""
+    page = Collector()
+    page.feed(text)
+    assert page.tags.count("svg") == 3
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert page.addresses == []
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert "recurrent_delta_rule" in text
+
+
+def test_page_escapes_what_others_wrote():
+    from linattn_benchmarks import page
+
+    row = {"operator": "chunk_gla", "what": "fwd", "label": "", "library": "x", "backend": None, "ran": None}
+    row |= {"status": "failed", "reason": "<script>alert(1)</script>", "note": None, "ms": None}
+    measured = {"name": "a", "device": "cpu", "threads": 1, "load": 0.5, "copy_bytes_per_s": 1e9}
+    measured |= {"matmul_flops_per_s": 1e12, "matmul_dtype": "float32"}
+    text = page.html(environment.document("operators", {"ceilings": measured, "rows": [row]}))
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(("ms", "text"), [(0.01234, "0.0123"), (1.5, "1.5"), (123.4, "123"), (4567.8, "4568")])
+def test_milliseconds(ms, text):
+    assert table.milliseconds(ms) == text

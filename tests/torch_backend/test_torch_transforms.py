@@ -1,0 +1,240 @@
+"""Compile, export, func, vmap, FakeTensor, autocast, opcheck: one custom op each, with the rules that tracers need."""
+
+import linattn
+import pytest
+import torch
+import torch._dynamo.testing
+from linattn_backends.torch import TorchBackend
+from linattn_backends.torch.library import matrix_state, matrix_state_backward
+from linattn_backends.torch.mixed import mixed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch_cases import VARIANTS, draw, error, forms, gradients, leaves, outputs, run
+
+SOME = ["simple_gla", "gla_value_gate", "rwkv6", "kda", "kda_vector_beta", "dplr", "normalized", "mixed_bias"]
+
+
+def loss_of(form, family, arrays, options):
+    """A function of the float leaves, and the leaves."""
+    wrt = leaves(arrays)
+
+    def loss(*values):
+        rebuilt = rebuild(arrays, dict(zip(wrt, values, strict=True)))
+        return sum(y.square().sum() for y in outputs(run(form, family, rebuilt, options)).values())
+
+    return loss, list(wrt.values())
+
+
+def rebuild(arrays, values):
+    rebuilt = {}
+    for name, x in arrays.items():
+        if isinstance(x, tuple):
+            rebuilt[name] = type(x)(*(values.get(f"{name}.{f}", y) for f, y in zip(x._fields, x, strict=True)))
+        else:
+            rebuilt[name] = values.get(name, x)
+    return rebuilt
+
+
+def close(found, expected):
+    for y, x in zip(found, expected, strict=True):
+        assert error(y, x.double()) < 1e-9
+
+
+@pytest.mark.parametrize("T", [1, 20])
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("variant", SOME)
+def test_compile(variant, form, T):
+    loss, wrt = loss_of(form, *draw(variant, T))
+    for x in wrt:
+        x.requires_grad_()
+    expected = torch.autograd.grad(loss(*wrt), wrt)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    close(torch.autograd.grad(compiled(*wrt), wrt), expected)
+
+
+def test_compile_packed():
+    loss, wrt = loss_of("chunk", *draw("kda", 0, lengths=[5, 0, 40, 3]))
+    for x in wrt:
+        x.requires_grad_()
+    expected = torch.autograd.grad(loss(*wrt), wrt)
+    torch._dynamo.reset()
+    close(torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*wrt), wrt), expected)
+
+
+@pytest.mark.parametrize("variant", ["gla", "kda", "mixed_attn"])
+def test_dynamic_length_compiles_once(variant):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    family, arrays, options = draw(variant, 30, state=False)
+
+    def call(*values):
+        return run("chunk", family, dict(zip(arrays, values, strict=True)), options)[0]
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
+    counts = []
+    for T in (30, 70, 600, 1100):
+        _, more, _ = draw(variant, T, state=False)
+        values = [x.requires_grad_() for x in more.values()]
+        found, expected = compiled(*values), call(*values)
+        close([found], [expected.detach()])
+        close(torch.autograd.grad(found.sum(), values[:3]), torch.autograd.grad(call(*values).sum(), values[:3]))
+        counts.append(counter.frame_count)
+    assert counts == counts[:1] * 4
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_export(variant):
+    family, arrays, options = draw(variant, 40)
+    wrt = leaves(arrays)
+
+    class Model(torch.nn.Module):
+        def forward(self, *values):
+            return run("chunk", family, rebuild(arrays, dict(zip(wrt, values, strict=True))), options)
+
+    exported = torch.export.export(Model(), tuple(wrt.values()))
+    found = outputs(exported.module()(*wrt.values()))
+    close(found.values(), outputs(run("chunk", family, arrays, options)).values())
+
+
+def test_export_dynamic_length():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v, g):
+            return TorchBackend().chunk_gla(q, k, v, g)[0]
+
+    def inputs(T):
+        return tuple(draw("gla", T, state=False)[1].values())
+
+    T = torch.export.Dim("T", min=2, max=4096)
+    exported = torch.export.export(Model(), inputs(40), dynamic_shapes=[{1: T}] * 4)
+    for length in (7, 700):
+        values = inputs(length)
+        close([exported.module()(*values)], [Model()(*values)])
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("variant", SOME)
+def test_func_grad_and_vmap(variant, form):
+    if variant == "mixed_bias" and form == "recurrent":
+        pytest.skip("the same op as the chunk form")
+    loss, wrt = loss_of(form, *draw(variant, 20))
+    stacked = [torch.stack([x.detach(), 0.5 * x.detach()], -1) for x in wrt]
+    every = tuple(range(len(wrt)))
+    for x in wrt:
+        x.requires_grad_()
+    expected = torch.autograd.grad(loss(*wrt), wrt)
+    gradient = torch.func.grad(loss, argnums=every)
+    close(gradient(*(x.detach() for x in wrt)), expected)
+    halved = gradient(*(0.5 * x.detach() for x in wrt))
+    mapped = torch.func.vmap(gradient, in_dims=-1)(*stacked)
+    close([d[0] for d in mapped], expected)
+    close([d[1] for d in mapped], halved)
+    summed = torch.func.grad(lambda *x: torch.func.vmap(loss, in_dims=-1)(*x).sum(), argnums=every)(*stacked)
+    close([d[..., 1] for d in summed], halved)
+
+
+def test_vmap_over_one_argument_and_packed():
+    family, arrays, options = draw("simple_gla", 0, lengths=[3, 9])
+    scales = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+    def scaled(c):
+        return run("chunk", family, {**arrays, "v": arrays["v"] * c}, options)[0]
+
+    mapped = torch.func.vmap(scaled)(scales)
+    close(mapped, [scaled(c) for c in scales])
+
+
+def test_second_derivative_is_refused():
+    loss, wrt = loss_of("chunk", *draw("gla", 10))
+    x = [y.requires_grad_() for y in wrt]
+    (first,) = torch.autograd.grad(loss(*x), x[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="not itself differentiable"):
+        torch.autograd.grad(first.sum(), x[1])
+    once = torch.func.grad(loss)
+    twice = torch.func.grad(lambda *y: once(*y).sum())
+    with pytest.raises(RuntimeError, match="not itself differentiable"):
+        twice(*(y.detach() for y in wrt))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fake_tensor(variant):
+    torch.manual_seed(0)
+    family, arrays, options = draw(variant, 70, dtype=torch.bfloat16)
+    for form in forms(variant):
+        expected = outputs(run(form, family, arrays, options))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = {
+                name: type(x)(*map(mode.from_tensor, x)) if isinstance(x, tuple) else mode.from_tensor(x)
+                for name, x in arrays.items()
+            }
+            found = outputs(run(form, family, fake, options))
+        for name, y in expected.items():
+            assert found[name].shape == y.shape, name
+            assert found[name].dtype == y.dtype, name
+
+
+def operands(variant, T=20, **how):
+    _, arrays, _ = draw(variant, T, **how)
+    order = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u", "initial_state", "cu_seqlens")
+    return [arrays.get(name) for name in order]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("variant", ["linear_attn", "gla_value_gate", "rwkv6", "kda", "dplr"])
+def test_opcheck(variant, packed):
+    args = operands(variant, lengths=[4, 0, 9] if packed else None, dtype=torch.float32)
+    args = [x.requires_grad_() if x is not None and x.is_floating_point() else x for x in args]
+    options = ("chunk", 0.5, 64)
+    torch.library.opcheck(matrix_state, (*args, *options))
+    plain = [None if x is None else x.detach() for x in args]
+    o, final, checkpoints = matrix_state(*plain, *options)
+    torch.library.opcheck(matrix_state_backward, (o, final, checkpoints, *plain, *options))
+
+
+def test_opcheck_mixed():
+    _, arrays, options = draw("mixed_bias", 40)
+    state = arrays.pop("initial_state")
+    args = [arrays[name].requires_grad_() for name in ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")]
+    torch.library.opcheck(mixed, (*args, *state, None, options["chunk_size"], 0.3, 0.2, True))
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize("T", [1, 30])
+def test_autocast_changes_nothing(variant, T):
+    family, arrays, options = draw(variant, T, dtype=torch.float32)
+    for form in ("chunk", "recurrent"):
+        weights = {
+            name: torch.ones(y.shape, dtype=torch.float64) for name, y in outputs(run(form, family, arrays, options)).items()
+        }
+        expected, dexpected = gradients(form, family, arrays, options, weights)
+        found, dfound = gradients(form, family, arrays, options, weights, autocast=True)
+        for name, y in {**expected, **dexpected}.items():
+            z = {**found, **dfound}[name]
+            assert torch.equal(z, y), name
+            assert z.dtype == y.dtype, name
+
+
+def test_compile_under_autocast():
+    family, arrays, options = draw("kda", 1, dtype=torch.float32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(arrays):
+        with torch.autocast("cpu", torch.bfloat16):
+            return run("recurrent", family, arrays, options)
+
+    torch._dynamo.reset()
+    found, expected = call(arrays), run("recurrent", family, arrays, options)
+    assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_public_call_reaches_this_backend_compiled(variant):
+    family, arrays, options = draw(variant, 12)
+    torch._dynamo.reset()
+    name = f"{forms(variant)[-1]}_{family}"
+
+    def call(arrays):
+        return getattr(linattn, name)(**arrays, **options, backend="torch")
+
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(arrays)
+    for y, x in zip(outputs(found).values(), outputs(call(arrays)).values(), strict=True):
+        assert torch.equal(y, x)
