@@ -103,10 +103,15 @@ def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapp
 def _check_devices(op: str, facts: Mapping[str, Facts]) -> None:
     (first, reference), *others = facts.items()
     for name, fact in others:
-        if fact.device != reference.device:
+        if not _same_device(fact.device, reference.device):
             raise DeviceError(
                 f"{op}: {name} is on {fact.device} but {first} is on {reference.device}: move it, nothing is copied for you"
             )
+
+
+def _same_device(a: str, b: str) -> bool:
+    """A device without a number is any of its kind: the array is being traced, or spread over several."""
+    return a == b or (a.partition(":")[0] == b.partition(":")[0] and (":" not in a or ":" not in b))
 
 
 def _bind(
