@@ -1,7 +1,8 @@
 """``chunk_gla`` of the JAX backend on the CPU, beside the PyTorch backend: ``python -m linattn_benchmarks.jax_cpu``.
 
-B1 H4 K = V = 128 float32, gates ``logsigmoid(x) / 16`` (weak) and ``logsigmoid(x)``. The two backends take turns, and the best of
-several rounds counts, so that other work on the machine troubles both alike. ``cpu`` is processor seconds, all threads together.
+B1 H4 K = V = 128 float32, gates ``logsigmoid(x) / 16`` (weak) and ``logsigmoid(x)``. The two backends take turns, and the best
+of several rounds counts, so that other work on the machine troubles both alike. ``cpu`` is processor seconds, all threads
+together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     results = []
     for gate in GATES:
         for T in options.lengths if gate == "weak" else options.lengths[:1]:
-            results += measure(T, gate, options.rounds if T == options.lengths[0] else 2, beside_torch=T == options.lengths[0])
+            results += measure(T, gate, options.rounds if options.lengths[0] == T else 2, beside_torch=options.lengths[0] == T)
             for row in results[-2:]:
                 print(row, flush=True)
     write(RESULTS / "jax_cpu.json", "jax_cpu", results)
@@ -48,7 +49,15 @@ def measure(T: int, gate: str, rounds: int, beside_torch: bool) -> list[dict[str
         for name, run in runs.items():
             best[name] = tuple(map(min, best[name], timed(run)))
     return [
-        {"op": "chunk_gla", "gate": gate, "T": T, "mode": mode, "backend": backend, "seconds": round(wall, 4), "cpu": round(cpu, 4)}
+        {
+            "op": "chunk_gla",
+            "gate": gate,
+            "T": T,
+            "mode": mode,
+            "backend": backend,
+            "seconds": round(wall, 4),
+            "cpu": round(cpu, 4),
+        }
         for (backend, mode), (wall, cpu) in best.items()
     ]
 

@@ -11,7 +11,9 @@ x = jnp.ones((1, 4, 2, 3))
 
 
 def test_traced_scale():
-    with pytest.raises(OptionError, match=r"chunk_gla: scale must be float or int or None, a static Python value, got .*Tracer"):
+    with pytest.raises(
+        OptionError, match=r"chunk_gla: scale must be float or int or None, a static Python value, got .*Tracer"
+    ):
         jax.jit(lambda scale: linattn.chunk_gla(x, x, x, x, scale=scale))(0.5)
 
 

@@ -31,7 +31,9 @@ def test_parallel(variant):
 PACKS = [(0, 3, 30, 0, 1, 33, 3, 0), (70, 0, 0, 0, 0, 0, 0, 0), (9, 9, 9, 9, 9, 9, 8, 8)]  # one compilation for all
 
 
-@pytest.mark.parametrize("variant", ["gla_value_gate", "kda", "dplr", "normalized", "bidirectional", "mixed_bias", "mixed_bidirectional"])
+@pytest.mark.parametrize(
+    "variant", ["gla_value_gate", "kda", "dplr", "normalized", "bidirectional", "mixed_bias", "mixed_bidirectional"]
+)
 def test_packed(variant):
     for lengths in PACKS:
         compare("chunk", variant, 1e-10, lengths=lengths, kind="harsh")

@@ -58,7 +58,9 @@ def test_traced_offsets_compile_once():
         start = 0
         for n, length in enumerate(lengths):
             one = {name: x[:, start : start + length] for name, x in arrays.items() if name in ("q", "k", "v", "g")}
-            alone, last = linattn.recurrent_simple_gla(**one, initial_state=arrays["initial_state"][n : n + 1], output_final_state=True)
+            alone, last = linattn.recurrent_simple_gla(
+                **one, initial_state=arrays["initial_state"][n : n + 1], output_final_state=True
+            )
             np.testing.assert_allclose(o[:, start : start + length], alone, atol=1e-5)
             np.testing.assert_allclose(state[n : n + 1], last, atol=1e-5)
             start += length
@@ -72,6 +74,10 @@ def test_gradient_with_concrete_offsets():
     assert jnp.isfinite(jax.grad(lambda arrays: loss({**arrays, "cu_seqlens": offsets}, options))(arrays)["g"]).all()
 
 
+def row(tree, i):
+    return jax.tree.map(lambda x: x[i], tree)
+
+
 @pytest.mark.parametrize("variant", ["simple_gla", "gla", "delta_rule"])
 def test_vmap(variant):
     arrays, options = small(variant, kind="harsh")
@@ -81,8 +87,8 @@ def test_vmap(variant):
     found = jax.jit(jax.vmap(gradient))(stacked)
     single = jax.jit(gradient)
     for i in range(2):
-        expected = jax.tree.map(lambda x: np.asarray(x, np.float64), single(jax.tree.map(lambda x: x[i], stacked)))
-        assert error(jax.tree.map(lambda x: x[i], found), expected) < 1e-5
+        expected = jax.tree.map(lambda x: np.asarray(x, np.float64), single(row(stacked, i)))
+        assert error(row(found, i), expected) < 1e-5
 
 
 def test_gradient_of_vmap_has_no_nan():
@@ -90,7 +96,9 @@ def test_gradient_of_vmap_has_no_nan():
     arrays, options = small("gla", kind="harsh", state=False)
 
     def loss(arrays):
-        return jnp.square(jax.vmap(lambda a: linattn.chunk_gla(**a, **options)[0])(jax.tree.map(lambda x: x[None], arrays))).sum()
+        return jnp.square(
+            jax.vmap(lambda a: linattn.chunk_gla(**a, **options)[0])(jax.tree.map(lambda x: x[None], arrays))
+        ).sum()
 
     plain = jax.grad(lambda arrays: jnp.square(linattn.chunk_gla(**arrays, **options)[0]).sum())(arrays)
     assert error(jax.grad(loss)(arrays), jax.tree.map(lambda x: np.asarray(x, np.float64), plain)) < 1e-5
@@ -128,7 +136,9 @@ def test_export():
 def test_bitwise_repeatable():
     arrays, options = small("gla", lengths=(3, 0, 17), kind="harsh")
     offsets = arrays.pop("cu_seqlens")
-    f = jax.jit(jax.value_and_grad(lambda arrays: jnp.square(linattn.chunk_gla(**arrays, cu_seqlens=offsets, **options)[0]).sum()))
+    f = jax.jit(
+        jax.value_and_grad(lambda arrays: jnp.square(linattn.chunk_gla(**arrays, cu_seqlens=offsets, **options)[0]).sum())
+    )
     first = f(arrays)
     for _ in range(2):
         jax.tree.map(np.testing.assert_array_equal, f(arrays), first)

@@ -1,8 +1,8 @@
 """The backend: every family and form, lowered to one of three cores by the arrays it was given.
 
-``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and ``kda`` the
-delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`. A family is one function here, with the spec's
-parameters after the form.
+``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and ``kda``
+the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`. A family is one function here, with the
+spec's parameters after the form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The few places where JAX versions differ, or may. Everything else in this package is documented API of JAX 0.10.2 and later."""
+"""The few places where JAX versions differ, or may.
+
+Everything else in this package is documented API of JAX 0.10.2 and later.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def varying(x: Array, *like: Array) -> Array:
 
 
 def checkpoint_in_scan(function: Any) -> Any:
-    """``function``, computed again in the backward pass from its arguments; for bodies of ``scan`` and branches of ``switch``."""
+    """``function``, computed again in the backward pass; for bodies of ``scan`` and branches of ``cond``."""
     return jax.checkpoint(function, prevent_cse=False)
 
 

@@ -39,7 +39,8 @@ def times(x: Array, factor: Array | None) -> Array:
 
 
 def walk(step: Step, S: Array, xs: Any, bounds: Bounds | None) -> tuple[Array, tuple[Array, Array, Any]]:
-    """Carry the state over ``m`` chunks. Returns the last state; the states before and after each, and what ``step`` returned."""
+    """Carry the state over ``m`` chunks. Returns the last state; the states before and after each, and what ``step``
+    returned."""
 
     def visit(S: Array, given: Any) -> tuple[Array, Any]:
         x, bound = given

@@ -125,7 +125,7 @@ class Packed:
         return Bounds(self.begins.reshape(self.segments, self.m), start)
 
     def final(self, after: Array, initial_state: Array | None) -> Array:
-        """States ``[N, HV, K, V]`` from those after each chunk, ``[segments, m, HV, K, V]``; an empty sequence keeps its own."""
+        """States ``[N, HV, K, V]`` from those after each chunk, ``[segments, m, …]``; an empty sequence keeps its own."""
         found = take(after.reshape(-1, *after.shape[2:]), self.end_of)
         if initial_state is None:
             return found

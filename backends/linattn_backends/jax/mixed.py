@@ -20,9 +20,9 @@ from linattn.plugin import MixedState
 
 from .compat import Array, arrays_of, checkpoint_in_scan, varying
 from .cores import walk
-from .tree import matmul
 from .layout import Bounds
 from .segments import accumulation, from_heads, to_heads
+from .tree import matmul
 from .virtual import Equal, Virtual
 
 TOKENS_A_SEGMENT = 512
@@ -134,9 +134,7 @@ def decode(
     row = jnp.arange(C, dtype=jnp.int32)
     here, seen = row == at[:, None], row <= at[:, None]  # [N, C]
     spread = (..., None, None)
-    held = [
-        jnp.where(here[spread], x, jnp.where(seen[spread], y, 0)) for x, y in zip((k_quad, k_lin, v), held, strict=True)
-    ]
+    held = [jnp.where(here[spread], x, jnp.where(seen[spread], y, 0)) for x, y in zip((k_quad, k_lin, v), held, strict=True)]
     product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
     scores = quad_scale * product("nhk,nchk->nhc", q_quad[:, 0], held[0])
     if bias is not None:

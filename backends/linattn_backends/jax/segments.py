@@ -1,7 +1,8 @@
 """One call of a matrix-state family: a scan over segments, each computed again in the backward pass.
 
 What the backward pass keeps is the inputs and the state before each segment, ``[segments, B, HV, K, V]``; nothing is kept for
-a token. The body of the scan is differentiated by JAX under ``jax.checkpoint``, so that ``jvp`` and second derivatives work too.
+a token. The body of the scan is differentiated by JAX under ``jax.checkpoint``, so that ``jvp`` and second derivatives work
+too.
 """
 
 from __future__ import annotations

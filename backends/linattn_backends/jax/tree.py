@@ -1,13 +1,13 @@
 """Pairs of tokens under any gate: a tree of blocks, from single tokens to the chunk.
 
-For a block of ``b`` tokens let ``P[t]`` be the sum of gates from its start through ``t`` and ``Q[s]`` the sum after ``s`` to its
-end. Of ``r`` neighbouring blocks, one level up, token ``t`` of block ``i`` reads token ``s`` of block ``j < i`` under
+For a block of ``b`` tokens let ``P[t]`` be the sum of gates from its start through ``t`` and ``Q[s]`` the sum after ``s`` to
+its end. Of ``r`` neighbouring blocks, one level up, token ``t`` of block ``i`` reads token ``s`` of block ``j < i`` under
 
     ``Γ[t, s] = e^{P[t]} · e^{Q[s] + Σ_{j<l<i} total_l}``
 
 the right factor one array for each ``i``: every block reads all before it by one matmul, ``r`` of them a level. Both exponents
-are ``≤ 0`` and sums of just the gates between; none is a difference of sums, forward or backward, so any gate down to ``-inf`` is
-exact and so is its gradient. A product with a token on the other side of the diagonal is dropped, not multiplied by zero.
+are ``≤ 0`` and sums of just the gates between; none is a difference of sums, forward or backward, so any gate down to ``-inf``
+is exact and so is its gradient. A product with a token on the other side of the diagonal is dropped, not multiplied by zero.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def sums_of_tokens(g: Array) -> Sums:
 
 
 class Level(NamedTuple):
-    """``r`` blocks of ``b`` tokens become one: factors of readers ``[..., n, r, b, W]``, of writers ``[..., n, r(i), r(j), b, W]``."""
+    """``r`` blocks of ``b`` tokens become one.
+
+    Factors of readers are ``[..., n, r, b, W]``; of writers, for the readers of each block ``i``, ``[..., n, r(i), r(j), b,
+    W]``.
+    """
 
     read: Array
     read_exclusive: Array
@@ -133,7 +137,7 @@ def values_of_levels(found: list[Level], A: Array, v: Array) -> Array:
     o = jnp.zeros_like(v)
     a = A[..., None, :, :]
     for level in reversed(found):
-        r, b, V = level.read.shape[-3:]
+        r, b = level.read.shape[-3:-1]
         a = a.reshape(*a.shape[:-2], r, b, r * b)  # [..., n, r(i), b, r(j)·b]
         o = o + (matmul(a, written(v, level)) * level.read).reshape(v.shape)
         own = np.eye(r, dtype=bool)[:, None, :, None]

@@ -1,8 +1,8 @@
 """Where the tokens of ``mixed_attn`` lie: chunks of ``C`` tokens counted from the start of each sequence, held tokens included.
 
-:class:`Equal` is rows of equal length without a state: plain reshaping. :class:`Virtual` is everything else: the rows of a batch
-or the sequences of a pack, laid one after the other, each with the ``p`` tokens that its state holds in front. ``p`` and the
-bounds of a pack may be traced, so all sizes come from shapes, and all places are gathers that name no token twice.
+:class:`Equal` is rows of equal length without a state: plain reshaping. :class:`Virtual` is everything else: the rows of a
+batch or the sequences of a pack, laid one after the other, each with the ``p`` tokens that its state holds in front. ``p`` and
+the bounds of a pack may be traced, so all sizes come from shapes, and all places are gathers that name no token twice.
 """
 
 from __future__ import annotations
