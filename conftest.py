@@ -33,7 +33,7 @@ def run_session(example: Example) -> str | None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        found = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+        found = "".join(f"{line.rstrip()}\n" for line in done.stdout.strip("\n").splitlines())
         if not doctest.OutputChecker().check_output(expected, found, FLAGS):
             return f"$ {command}\nexpected:\n{expected}\nfound (exit code {done.returncode}):\n{found}"
     return None

@@ -1,4 +1,4 @@
-"""Trains the byte-level GLA language model that ``linattn demo`` runs, on one CPU core in about half an hour.
+"""Trains the byte-level GLA language model that ``linattn demo`` runs, in some ten minutes of one CPU core.
 
     python examples/train_byte_lm.py                      # trains, then writes the weights and the record into the package
     python examples/train_byte_lm.py --resume             # goes on from the last checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -102,8 +103,8 @@ class Case:
     def label(self) -> str:
         """The sizes that this family has, e.g. ``"B1 T1024 H4 K64 V64"``."""
         used = {symbol.partition("+")[0] for arg in (*self.arrays, *self.state) for symbol in arg.shapes[0]} - {"N"}
-        if self.size["HV"] == self.size["H"]:
-            used -= {"HV"}
+        used |= {"C"} if "chunk_size" in self.options else set()
+        used -= {"HV"} if self.size["HV"] == self.size["H"] else set()
         return " ".join(f"{symbol}{size}" for symbol, size in self.size.items() if symbol in used)
 
     def as_json(self) -> dict[str, Any]:
@@ -178,6 +179,7 @@ class Inputs:
     d_o: np.ndarray
 
 
+@functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
 def draw(case: Case) -> Inputs:
     """Fresh random arrays from the case's seed; gates are never zero, keys of the delta families have unit length."""
     rng = np.random.default_rng(case.seed)

@@ -9,12 +9,17 @@ import platform
 from typing import Any
 
 import numpy as np
+from linattn.errors import OptionError
 
 from .environment import installed, load, processor
 from .runners import RUNNERS, Runner
 
-COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
-MATMUL_WIDTH = {"cpu": 2048, "cuda": 8192}
+COPY_BYTES = {"cpu": 256 << 20}
+MATMUL_WIDTH = {"cpu": 2048}
+ACCELERATOR_BYTES, ACCELERATOR_WIDTH = 2 << 30, 8192
+
+FRAMEWORKS = {"cpu": ("torch", "numpy"), "cuda": ("torch", "jax"), "tpu": ("jax",), "metal": ("mlx",)}
+"""What to measure each kind of device with: the first that is installed and sees one."""
 
 
 def measure(device: str, dtype: str) -> dict[str, Any]:
@@ -22,13 +27,14 @@ def measure(device: str, dtype: str) -> dict[str, Any]:
 
     Narrow dtypes may run in float32 where that is faster, as on most CPUs.
     """
-    runner = RUNNERS["torch" if installed("torch") else "numpy"](device)
+    runner = runner_of(device)
     candidates = [dtype] if dtype == "float64" else [dtype, "float32"]
     rates = {name: matmul_rate(runner, name) for name in dict.fromkeys(candidates)}
     best = max(rates, key=lambda name: rates[name])
     return {
         "device": device,
-        "name": device_name(device),
+        "name": device_name(runner),
+        "cuda": cuda_version() if device == "cuda" and runner.name == "torch" else None,
         "threads": threads(),
         "load": load(),
         "copy_bytes_per_s": copy_rate(runner),
@@ -38,33 +44,72 @@ def measure(device: str, dtype: str) -> dict[str, Any]:
     }
 
 
+def runner_of(device: str) -> Runner:
+    """A framework that can run on this kind of device here.
+
+    Raises:
+        OptionError: None can; each says why.
+    """
+    reasons = []
+    for name in FRAMEWORKS.get(device, ()):
+        runner = RUNNERS[name](device)
+        reason = runner.refusal()
+        if reason is None:
+            return runner
+        reasons.append(reason)
+    raise OptionError(f"--device {device}: {'; '.join(reasons) or 'expected ' + ', '.join(FRAMEWORKS)}")
+
+
 def copy_rate(runner: Runner) -> float:
     """Bytes per second, read and written both counted."""
-    count = COPY_BYTES[runner.device] // 4
-    x, y = (runner.array(np.ones(count, np.float32), "float32") for _ in range(2))
-    call = (lambda: y.copy_(x)) if runner.name == "torch" else (lambda: np.copyto(y, x))
+    count = COPY_BYTES.get(runner.device, ACCELERATOR_BYTES) // 4
+    call = copy_of(runner, runner.array(np.ones(count, np.float32), "float32"))
     return 2 * 4 * count / (min(runner.times(call, 0.5)) / 1e3)
+
+
+def copy_of(runner: Runner, x: Any) -> Any:
+    """A call that reads ``x`` once and writes as much; where arrays cannot be written to, it adds one."""
+    if runner.name == "numpy":
+        y = np.zeros_like(x)
+        return lambda: np.copyto(y, x)
+    if runner.name == "torch":
+        y = x.clone()
+        return lambda: y.copy_(x)
+    return runner.forward(lambda arrays: (arrays["x"] + 1, None), {"x": x})
 
 
 def matmul_rate(runner: Runner, dtype: str) -> float:
     """Operations per second."""
-    width = MATMUL_WIDTH[runner.device]
+    width = MATMUL_WIDTH.get(runner.device, ACCELERATOR_WIDTH)
     source = np.random.default_rng().standard_normal((width, width), np.float32)
     try:
-        x = runner.array(source, dtype)
-        times = runner.times(lambda: x @ x, 0.5)
+        call = runner.forward(lambda arrays: (arrays["x"] @ arrays["x"], None), {"x": runner.array(source, dtype)})
+        times = runner.times(call, 0.5)
     except (RuntimeError, TypeError, ImportError):  # no such product on this device
         return 0.0
     return 2 * width**3 / (min(times) / 1e3)
 
 
-def device_name(device: str) -> str:
+def device_name(runner: Runner) -> str:
     """The device's own name."""
-    if device == "cuda":
+    if runner.device == "cpu":
+        return processor() or platform.machine()
+    if runner.name == "torch":
         import torch
 
         return torch.cuda.get_device_name()
-    return processor() or platform.machine()
+    if runner.name == "jax":
+        import jax
+
+        return jax.devices(runner.device)[0].device_kind
+    return platform.machine()
+
+
+def cuda_version() -> str | None:
+    """Of the toolkit that torch was built with."""
+    import torch
+
+    return torch.version.cuda
 
 
 def threads() -> int | None:

@@ -16,7 +16,8 @@ from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
 from rich.console import Console
 
-from .environment import RESULTS, read, write
+from .cases import DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
+from .environment import RESULTS, document, read, write, write_document
 
 NAMED = ("overhead", "torch-cpu", "report")
 
@@ -61,20 +62,17 @@ def bench(
             "device": device,
             "dtype": dtype_named("--dtype", dtype),
             "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
-            "gates": one_of("--gates", gates, GATES),
+            "gates": one_of("--gates", gates, list(GATES)),
             "seed": secrets.randbits(32) if seed is None else seed,
         }
-        chosen = wanted_cases(operators, what, shape or default_shapes(device), settings)
+        chosen = wanted_cases(operators, what, shape or DEFAULT_SHAPES.get(device, DEFAULT_SHAPES["cpu"]), settings)
         timed = wanted_subjects(backend or ["auto"], framework, peers)
-        document = measure(chosen, timed, seconds, fresh, out)
+        found = measure(chosen, timed, seconds, fresh, out)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
-    show(document, html, png)
-    if not all_well(document):
+    show(found, html, png)
+    if not all_well(found):
         raise typer.Exit(1)
-
-
-GATES = ("weak", "model", "strong")
 
 
 def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Path | None) -> None:
@@ -124,17 +122,8 @@ def dtype_named(flag: str, name: str) -> str:
     return one_of(flag, SHORT_DTYPES.get(name, name), FLOAT_DTYPES)
 
 
-def default_shapes(device: str) -> Sequence[str]:
-    """Shapes that say something about a device."""
-    from .cases import DEFAULT_SHAPES
-
-    return DEFAULT_SHAPES.get(device, DEFAULT_SHAPES["cpu"])
-
-
 def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], settings: dict[str, Any]) -> Any:
     """Every combination of operators, shapes and what to do."""
-    from .cases import WHAT, cases, parse_shape
-
     for name in operators:
         operator_named(name)
     whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
@@ -159,9 +148,8 @@ def limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def measure(cases: Any, subjects: Any, seconds: float, fresh: bool, out: Path | None) -> dict[str, Any]:
+def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path | None) -> dict[str, Any]:
     """Run everything, say how far it is, and keep the figures."""
-    from .environment import document, write_document
     from .operators import run
     from .table import cells
 
@@ -170,53 +158,53 @@ def measure(cases: Any, subjects: Any, seconds: float, fresh: bool, out: Path | 
     def report(row: dict[str, Any]) -> None:
         errors.print("  ".join(filter(None, cells(row))), style="dim", highlight=False, markup=False, soft_wrap=True)
 
-    found = document("operators", run(cases, subjects, seconds, fresh, report))
+    found = document("operators", run(chosen, subjects, seconds, fresh, report))
     if out:
         write_document(out, found)
     return found
 
 
-def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rows of several runs under the environment of the first; they must come from one device."""
-    first = documents[0]
-    if any(document["benchmark"] != "operators" for document in documents):
+    first = files[0]
+    if any(file["benchmark"] != "operators" for file in files):
         raise OptionError("report shows results files of operators only")
-    devices = {document["results"]["ceilings"]["name"] for document in documents}
+    devices = {file["results"]["ceilings"]["name"] for file in files}
     if len(devices) > 1:
         raise OptionError(f"report: these files come from different devices: {', '.join(sorted(devices))}")
-    rows = [row for document in documents for row in document["results"]["rows"]]
+    rows = [row for file in files for row in file["results"]["rows"]]
     return first | {"results": first["results"] | {"rows": rows}}
 
 
-def show(document: dict[str, Any], html: Path | None, png: Path | None) -> None:
+def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
     """The table, and the plots where they were asked for."""
     from . import table
 
-    rows = document["results"]["rows"]
+    rows = found["results"]["rows"]
     console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False)
-    console.print(table.ceilings(document["results"]["ceilings"]), soft_wrap=True)
+    console.print(table.ceilings(found["results"]["ceilings"]), soft_wrap=True)
     console.print(table.console(rows))
     for remark in table.remarks(rows):
         console.print(remark, soft_wrap=True)
     if html or png:
-        draw(document, html, png)
+        draw(found, html, png)
 
 
-def draw(document: dict[str, Any], html: Path | None, png: Path | None) -> None:
+def draw(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
     """The page and the plots."""
     try:
         from . import page, plots
     except ImportError as error:
         raise typer.BadParameter(f"plots need {error.name}: pip install 'linattn[bench]'") from error
     if html:
-        page.write(document, html)
+        page.write(found, html)
         typer.echo(f"wrote {html}")
-    for path in plots.write_png(document["results"]["rows"], png) if png else ():
+    for path in plots.write_png(found["results"]["rows"], png) if png else ():
         typer.echo(f"wrote {path}")
 
 
-def all_well(document: dict[str, Any]) -> bool:
+def all_well(found: dict[str, Any]) -> bool:
     """No row of linattn's is wrong or failed."""
     from .operators import succeeded
 
-    return succeeded(document["results"]["rows"])
+    return succeeded(found["results"]["rows"])

@@ -51,10 +51,43 @@ def overhead(results: dict[str, Any]) -> str:
 
 
 def operators(results: dict[str, Any]) -> str:
-    """Rows of the general benchmark."""
-    notes = {row["note"]: table.library(row) for row in results["rows"] if row["note"] and row["ms"]}
-    text = [f"{table.ceilings(results['ceilings'])}.", table.markdown(results["rows"])]
-    return "\n\n".join(text + [f"{library}: {note}." for note, library in notes.items()])
+    """Rows of the general benchmark that were checked; what serves for scale is in the plot. What all share is said once."""
+    rows = [row for row in results["rows"] if row["error"]]
+    columns = {"shape": [plain(row) for row in rows], "backend": [row["backend"] or row["library"] for row in rows]}
+    shared = [values[0] for values in columns.values() if len(set(values)) == 1]
+    varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
+    head = ("operator", "what", *varied, "T", *FIGURES)
+    lines = [
+        (f"`{row['operator']}`", row["what"], *values, row["case"]["sizes"]["T"], *figures(row))
+        for row, *values in zip(rows, *varied.values(), strict=True)
+    ]
+    common = ", ".join([*shared, *dtypes(rows)])
+    return f"{table.ceilings(results['ceilings'])}. {common}.\n\n{grid(head, lines)}"
+
+
+def figures(row: dict[str, Any]) -> list[str]:
+    """The figures of a row."""
+    return [unbroken(cell) for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES]
+
+
+def unbroken(cell: str) -> str:
+    """A figure that stays on one line."""
+    return cell.replace(" ", "\u00a0").replace("-", "\u2011")
+
+
+FIGURES = ("ms", "× floor", "first call", "peak", "error")
+
+
+def plain(row: dict[str, Any]) -> str:
+    """The sizes that every family has, without T."""
+    sizes = row["case"]["sizes"]
+    return " ".join(f"{symbol}{sizes[symbol]}" for symbol in ("B", "H", "K", "V"))
+
+
+def dtypes(rows: list[dict[str, Any]]) -> list[str]:
+    """Dtypes and gates of the rows."""
+    cases = {(row["case"]["dtype"], row["case"]["gate_dtype"], row["case"]["gates"]) for row in rows}
+    return [f"operands {dtype}, gates {gate_dtype} ({gates})" for dtype, gate_dtype, gates in sorted(cases)]
 
 
 def torch_cpu(results: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
         parts = [runner.array(x, case.dtype_of(arg)) for arg, x in zip(case.state, inputs.state, strict=True)]
         arrays["initial_state"] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
     d_o = runner.array(inputs.d_o, case.dtype) if case.what == "fwdbwd" else None
-    runner.sync()
+    runner.wait(arrays)
     return runner, arrays, d_o
 
 
@@ -80,11 +80,10 @@ def main() -> None:
     runner, arrays, d_o = prepared(case, subject)
     start = time.perf_counter()
     call = call_of(case, subject, runner, arrays, d_o)
-    call()
-    runner.sync()
+    runner.wait(call())
     seconds = time.perf_counter() - start
     on_device = runner.peak(call)
-    peak = resident_peak(call) if on_device is None and case.device == "cpu" else on_device
+    peak = resident_peak(lambda: runner.wait(call())) if on_device is None and case.device == "cpu" else on_device
     kind = None if peak is None else "resident memory" if on_device is None else "device allocator"
     print(MARK + json.dumps({"first_call_s": seconds, "peak_bytes": peak, "peak_of": kind}))
 

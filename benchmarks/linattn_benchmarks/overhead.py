@@ -1,8 +1,8 @@
 """What linattn itself costs: importing it, and dispatching one eager call.
 
 Importing is timed in fresh interpreters, ``import numpy, linattn`` against ``import numpy``, in turn. Dispatch is timed with
-a backend that returns at once, called through the API and directly. The smallest of many repeats of each is taken, because
-whatever else the machine does only ever adds time.
+a backend that returns at once, called through the API and directly. Both are processor time, which a busy machine hardly
+lengthens; the smallest of many repeats of each is taken, because whatever else the machine does only ever adds to it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def import_time(repeats: int) -> dict[str, Any]:
 
 
 def interpreter(code: str) -> float:
-    """Milliseconds that a fresh interpreter spends on ``code`` alone."""
-    timed = f"import time; start = time.perf_counter(); {code}; print((time.perf_counter() - start) * 1e3)"
+    """Milliseconds of processor time that a fresh interpreter spends on ``code`` alone."""
+    timed = f"import time; start = time.process_time(); {code}; print((time.process_time() - start) * 1e3)"
     return float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
 
 
@@ -97,11 +97,11 @@ def added(x: Any, batches: int, calls: int) -> float:
 
 
 def fastest(function: Callable[[], Any], batches: int, calls: int) -> float:
-    """Microseconds of one call, in the fastest batch."""
+    """Microseconds of processor time of one call, in the fastest batch."""
     best = float("inf")
     for _ in range(batches):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(calls):
             function()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best / calls * 1e6

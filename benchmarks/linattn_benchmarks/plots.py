@@ -93,32 +93,30 @@ def length(row: Row) -> int:
 
 
 def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
-    """One bar for each row."""
-    groups = list(dict.fromkeys((row["operator"], row["label"], row["what"]) for row in rows))
-    lines: list[tuple[str, Row | None]] = []
-    for group in groups:
-        lines.append((" · ".join(group), None))
-        lines += [(library(row), row) for row in rows if (row["operator"], row["label"], row["what"]) == group]
-    figure, axes = plt.subplots(figsize=(7.6, 0.7 + 0.21 * len(lines)), layout="constrained")
-    for y, (name, row) in enumerate(lines):
-        if row is None:
-            continue
-        axes.barh(y, row["ratio"] - 1, left=1, height=0.75, color=COLOURS[colours[name] % len(COLOURS)])
-        axes.annotate(
-            f"{row['ratio']:.3g}", (max(row["ratio"], 1), y), (3, 0), textcoords="offset points", va="center", fontsize=8
+    """One line for each operator, shape and what is done; on it a point for each library."""
+    lines = list(dict.fromkeys((row["operator"], row["label"], row["what"]) for row in rows))
+    figure, axes = plt.subplots(figsize=(8.2, 1.0 + 0.21 * len(lines)), layout="constrained")
+    for name, i in colours.items():
+        mine = [row for row in rows if library(row) == name]
+        axes.plot(
+            [row["ratio"] for row in mine],
+            [lines.index((row["operator"], row["label"], row["what"])) for row in mine],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=6,
+            linestyle="none",
+            label=name,
         )
-    axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize=8)
-    for text, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
-        text.set_fontweight("bold" if row is None else "normal")
-    axes.set(xscale="log", xlabel="median time ÷ floor (1 is the best possible; logarithmic)", ylim=(len(lines) - 0.4, -0.8))
     ratios = [row["ratio"] for row in rows]
-    axes.set_xlim(min([0.8, *(ratio / 1.2 for ratio in ratios)]), max([2, *ratios]) * 1.6)
+    axes.set(xscale="log", xlabel="median time ÷ floor (logarithmic)", ylim=(len(lines) - 0.5, -0.5))
+    axes.set_xlim(min([0.8, *(ratio / 1.2 for ratio in ratios)]), max([2, *ratios]) * 1.2)
+    axes.set_yticks(range(len(lines)), [" · ".join(line) for line in lines], fontsize=8)
     axes.xaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.axvline(1, color="#868e96", linestyle="--", linewidth=1)
-    axes.grid(visible=False, axis="y")
+    axes.axvline(1, color="#868e96", linestyle="--", linewidth=1.2)
     axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=4)
     return figure
 
 

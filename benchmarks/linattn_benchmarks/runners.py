@@ -26,6 +26,10 @@ def outputs_of(result: tuple[Any, Any]) -> Outputs:
     return {"o": o} | ({} if state is None else {"final_state": state})
 
 
+JAX_BATCH = 20
+"""Calls that are queued before waiting, where they run beside the host."""
+
+
 class Runner:
     """What the benchmark needs of a framework.
 
@@ -57,7 +61,7 @@ class Runner:
         return np.asarray(x).astype(np.float64)
 
     def forward(self, function: Function, arrays: Arrays) -> Call:
-        """A call that runs ``function`` and waits for it; on a device whose clock is not ours it need not wait."""
+        """A call that runs ``function``; it may return before the device is done."""
         return lambda: outputs_of(function(arrays))
 
     def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
@@ -72,8 +76,8 @@ class Runner:
         """Milliseconds without the host's share, where the device can replay a recorded call; else None."""
         return None
 
-    def sync(self) -> None:
-        """Wait for the device."""
+    def wait(self, result: Any) -> None:
+        """Wait until the device has computed ``result``."""
 
     def peak(self, call: Call) -> int | None:
         """Bytes that the device's allocator held beyond the inputs at most; None where nobody counts them."""
@@ -106,7 +110,7 @@ class Torch(Runner):
     def array(self, x: np.ndarray, dtype: str) -> Any:
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, getattr(torch, dtype))
+        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, getattr(torch, dtype), copy=True)
 
     def numpy(self, x: Any) -> np.ndarray:
         return x.detach().double().cpu().numpy()
@@ -151,7 +155,7 @@ class Torch(Runner):
         except RuntimeError:  # a call that waits for the device cannot be recorded
             return None
 
-    def sync(self) -> None:
+    def wait(self, result: Any) -> None:
         if self.device == "cuda":
             import torch
 
@@ -203,7 +207,7 @@ class Jax(Runner):
         import jax
 
         compiled = jax.jit(lambda x: outputs_of(function(x)))
-        return lambda: jax.block_until_ready(compiled(arrays))
+        return lambda: compiled(arrays)
 
     def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
         import jax
@@ -213,7 +217,21 @@ class Jax(Runner):
             o, pull = jax.vjp(lambda leaves: function(leaves)[0], x)
             return {"o": o} | {f"d{name}": gradient for name, gradient in pull(d)[0].items()}
 
-        return lambda: jax.block_until_ready(both(arrays, d_o))
+        return lambda: both(arrays, d_o)
+
+    def times(self, call: Call, seconds: float) -> list[float]:
+        """On an accelerator: batches of calls in a row, so that the host's share overlaps with the device's."""
+        size = 1 if self.device == "cpu" else JAX_BATCH
+
+        def batch() -> None:
+            self.wait([call() for _ in range(size)][-1])
+
+        return [ms / size for ms in wall_times(batch, seconds)]
+
+    def wait(self, result: Any) -> None:
+        import jax
+
+        jax.block_until_ready(result)
 
 
 class Mlx(Runner):

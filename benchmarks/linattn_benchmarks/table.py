@@ -84,17 +84,11 @@ def remarks(rows: Iterable[Row]) -> list[str]:
     return [f"{who}{status}: {text} ({', '.join(about)})" for (who, status, text), about in said.items()]
 
 
-def markdown(rows: Iterable[Row]) -> str:
-    """The rows that have figures, as a Markdown table."""
-    body = [cells(row) for row in rows if row["ms"] is not None]
-    rule = ["---:" if name in RIGHT else "---" for name in COLUMNS]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (COLUMNS, rule, *body))
-
-
 def ceilings(measured: dict[str, Any]) -> str:
     """What the floors were computed with."""
     copy, rate = measured["copy_bytes_per_s"] / 1e9, measured["matmul_flops_per_s"] / 1e12
-    threads = f", {measured['threads']} threads" if measured["threads"] and measured["device"] == "cpu" else ""
+    plural = "" if measured["threads"] == 1 else "s"
+    threads = f", {measured['threads']} thread{plural}" if measured["threads"] and measured["device"] == "cpu" else ""
     load = f", load {measured['load']:.1f}" if measured["load"] is not None and measured["device"] == "cpu" else ""
     return (
         f"{measured['name']} ({measured['device']}{threads}{load}): copy {copy:.4g} GB/s, "

@@ -68,7 +68,10 @@ RULES = (
     Rule("k-length", "gla", shape("k", 2, 4, 2, 3), S, "chunk_gla: k must be [B, T, H, K] = [2, 5, 2, 3], got [2, 4, 2, 3]"),
     Rule("k-heads", "gla", shape("k", 2, 5, 4, 3), S, "chunk_gla: k must be [B, T, H, K] = [2, 5, 2, 3], got [2, 5, 4, 3]"),
     Rule("k-width", "gla", shape("k", 2, 5, 2, 4), S, "chunk_gla: k must be [B, T, H, K] = [2, 5, 2, 3], got [2, 5, 2, 4]"),
-    Rule("v-length", "gla", shape("v", 2, 6, 4, 6), S, "chunk_gla: v must be [B, T, HV, V] = [2, 5, HV, V], got [2, 6, 4, 6]"),
+    Rule(
+        "v-length", "gla", shape("v", 2, 6, 4, 6), S,
+        "chunk_gla: v must be [B, T, HV, V] = [2, 5, HV, V], got [2, 6, 4, 6]",
+    ),
     Rule(
         "value-heads", "linear_attn", shape("v", 2, 5, 3, 6), S,
         "chunk_linear_attn: the value heads HV must be a multiple of the query/key heads H = 2, got HV = 3",
@@ -91,13 +94,19 @@ RULES = (
         "g-vector", "gated_delta_rule", shape("g", 2, 5, 4, 3), S,
         "chunk_gated_delta_rule: g must be [B, T, HV] = [2, 5, 4], got [2, 5, 4, 3]",
     ),
-    Rule("gv-width", "gla", shape("gv", 2, 5, 4, 3), S, "chunk_gla: gv must be [B, T, HV, V] = [2, 5, 4, 6], got [2, 5, 4, 3]"),
+    Rule(
+        "gv-width", "gla", shape("gv", 2, 5, 4, 3), S,
+        "chunk_gla: gv must be [B, T, HV, V] = [2, 5, 4, 6], got [2, 5, 4, 3]",
+    ),
     Rule("u-heads", "rwkv6", shape("u", 2, 3), S, "chunk_rwkv6: u must be [HV, K] = [4, 3], got [2, 3]"),
     Rule(
         "beta-heads", "delta_rule", shape("beta", 2, 5, 2), S,
         "chunk_delta_rule: beta must be [B, T, HV] = [2, 5, 4] or [B, T, HV, V] = [2, 5, 4, 6], got [2, 5, 2]",
     ),
-    Rule("a-width", "dplr", shape("a", 2, 5, 4, 6), S, "chunk_dplr: a must be [B, T, HV, K] = [2, 5, 4, 3], got [2, 5, 4, 6]"),
+    Rule(
+        "a-width", "dplr", shape("a", 2, 5, 4, 6), S,
+        "chunk_dplr: a must be [B, T, HV, K] = [2, 5, 4, 3], got [2, 5, 4, 6]",
+    ),
     Rule(
         "state-transposed", "gla", shape("initial_state", 2, 4, 6, 3), S,
         "chunk_gla: initial_state must be [N, HV, K, V] = [2, 4, 3, 6], got [2, 4, 6, 3]",
@@ -107,14 +116,26 @@ RULES = (
         lambda make, given: {"initial_state": make((2, 4, 3, 6), "float32"), "normalize": True}, S,
         "chunk_linear_attn: initial_state must be [N, HV, K, V+1] = [2, 4, 3, 7], got [2, 4, 3, 6]",
     ),
-    Rule("bias-size", "mixed_attn", shape("bias", 2, 5, 5), S, "chunk_mixed_attn: bias must be [H, C, C] = [2, 4, 4], got [2, 5, 5]"),
-    Rule("packed-batch", "gla", packed([0, 5], B=2), S, "chunk_gla: cu_seqlens packs sequences along T and needs B = 1, got B = 2"),
+    Rule(
+        "bias-size", "mixed_attn", shape("bias", 2, 5, 5), S,
+        "chunk_mixed_attn: bias must be [H, C, C] = [2, 4, 4], got [2, 5, 5]",
+    ),
+    Rule(
+        "packed-batch", "gla", packed([0, 5], B=2), S,
+        "chunk_gla: cu_seqlens packs sequences along T and needs B = 1, got B = 2",
+    ),
     Rule("packed-start", "gla", packed([1, 5]), S, "chunk_gla: cu_seqlens must start at 0, got 1"),
     Rule("packed-order", "gla", packed([0, 4, 2, 5]), S, "chunk_gla: cu_seqlens must not decrease, got 4 then 2 at index 2"),
     Rule("packed-end", "gla", packed([0, 3]), S, "chunk_gla: cu_seqlens must end at T = 5, got 3"),
     Rule("packed-dtype", "gla", packed([0, 5], "float32"), D, "chunk_gla: cu_seqlens must be int32 or int64, got float32"),
-    Rule("k-dtype", "gla", shape("k", 2, 5, 2, 3, dtype="float16"), D, "chunk_gla: k must have the dtype of q, float32, got float16"),
-    Rule("v-dtype", "gla", shape("v", 2, 5, 4, 6, dtype="float64"), D, "chunk_gla: v must have the dtype of q, float32, got float64"),
+    Rule(
+        "k-dtype", "gla", shape("k", 2, 5, 2, 3, dtype="float16"), D,
+        "chunk_gla: k must have the dtype of q, float32, got float16",
+    ),
+    Rule(
+        "v-dtype", "gla", shape("v", 2, 5, 4, 6, dtype="float64"), D,
+        "chunk_gla: v must have the dtype of q, float32, got float64",
+    ),
     Rule("q-integer", "gla", shape("q", 2, 5, 2, 3, dtype="int32"), D, f"chunk_gla: q must be {ANY}, got int32"),
     Rule("g-integer", "gla", shape("g", 2, 5, 4, 3, dtype="int64"), D, f"chunk_gla: g must be {ANY}, got int64"),
     Rule(
@@ -143,5 +164,8 @@ RULES = (
         "feature-map-name", "gla", option(feature_map="elu11"), O,
         f"unknown feature map 'elu11': did you mean 'elu1'? known are {', '.join(MAPS)}",
     ),
-    Rule("unknown-argument", "gla", option(causal=False), TypeError, "chunk_gla() got an unexpected keyword argument 'causal'"),
+    Rule(
+        "unknown-argument", "gla", option(causal=False), TypeError,
+        "chunk_gla() got an unexpected keyword argument 'causal'",
+    ),
 )  # fmt: skip

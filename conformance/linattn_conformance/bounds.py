@@ -3,26 +3,27 @@
 **Truth** is the oracle in float64, on the inputs as rounded to their dtypes.
 
 **Noise** is what rounding does to a correct chunk algorithm. It is measured, not guessed: the oracle runs again on
-``REPLICAS`` perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis of the
-array, is the noise of one row (one token's output, one state row). With ``u(d)`` the unit roundoff of a dtype, ``d`` the dtype of
-the operands, ``a`` the accumulation dtype, every element is multiplied by ``1 ± amplitude``, signs at random:
+``REPLICAS`` perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis
+of the array, is the noise of one row (one token's output, one row of a state). With ``u(d)`` the unit roundoff of a dtype,
+``d`` the dtype of the operands and ``a`` that of accumulation, every element is multiplied by ``1 ± amplitude``, signs at
+random:
 
-* operands, ``a`` and ``b`` of ``dplr``, and incoming gradients: ``u(d) + u(a)·√(T+K)``. The chunk algorithm rounds ``q e^G``, ``k e^{-G}``, the
-  weights, the solved system and the state to ``d`` before a matrix product; each of these is as large an effect as rounding the
-  operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
+* operands, ``a`` and ``b`` of ``dplr``, ``beta``, ``u``, ``bias`` and incoming gradients: ``u(d) + u(a)·√(T+K)``. The chunk
+  algorithm rounds ``q e^G``, ``k e^{-G}``, the weights, the solved system and the state to ``d`` before a matrix product;
+  each of these is as large an effect as rounding the operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
 * states: ``u(a)·√(T+K)`` only. They are carried in ``a``; a backend that carries them in ``d`` is out of bounds.
-* ``beta``, ``u``, ``bias``: as operands.
-* gates: the exponent is moved by ``u(a)·min(64·|g|, 32)``: a running sum over a chunk of 64, rounded in ``a``. The cap says that
-  a sum beyond -32 must not cost accuracy to what comes after it: after such a decay nothing older is left to be inaccurate about.
+* gates: the exponent is moved by ``u(a)·min(64·|g|, 32)``: a running sum over a chunk of 64, rounded in ``a``. The cap says
+  that a sum beyond -32 must not cost accuracy to what comes after it: after such a decay nothing older is left to be
+  inaccurate about.
 
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
-reaches small ones through shared sums); and, for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it
-is the small difference of.
+reaches small ones through shared sums); and, for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
+the small difference of.
 
-**Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square over
-all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad rows cannot hide
-in a good average; each gradient is held to its own noise, so a small one cannot hide behind a large one. Faults much smaller
-than the rounding noise of their own array stay invisible, in any test.
+**Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
+over all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad
+rows cannot hide in a good average; each array is held to its own noise, so a small gradient cannot hide behind a large one.
+A fault much smaller than the rounding noise of its own array stays invisible, in this and any other test.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ def _rms(x: Array, **axes: Any) -> Any:
 
 
 def truth_of(
-    problem: Problem, op: str, arrays: Mapping[str, Array], draw_cotangents: Callable[[dict[str, Quantity]], dict[str, Array]] | None
+    problem: Problem,
+    op: str,
+    arrays: Mapping[str, Array],
+    draw_cotangents: Callable[[dict[str, Quantity]], dict[str, Array]] | None,
 ) -> Truth:
     """Run the oracle, all copies at once: a copy is another group of heads, and heads never meet.
 
@@ -219,7 +223,10 @@ def _perturbed(x: Array, amplitude: float, axis: int, name: str) -> Array:
 def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str) -> Array:
     """``x`` and ``REPLICAS`` copies of it, each exponent moved by what a running sum in the accumulation dtype loses."""
     with np.errstate(invalid="ignore"):
-        moved = [x + np.where(np.isfinite(x), signs, 0.0) * roundoff * np.minimum(64 * np.abs(x), 32) for signs in _signs(x.shape, name)]
+        moved = [
+            x + np.where(np.isfinite(x), signs, 0.0) * roundoff * np.minimum(64 * np.abs(x), 32)
+            for signs in _signs(x.shape, name)
+        ]
     return np.concatenate([x, *moved], axis)
 
 

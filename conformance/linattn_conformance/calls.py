@@ -168,7 +168,11 @@ class Run:
         ratio = float(ratio) / self.tighten
         self.worst = max(self.worst, ratio)
         if not ratio <= 1.0:
-            raise Failure(f"{name} is off by {ratio:.3g} times its bound" if np.isfinite(ratio) else f"{name} is not finite, or has another shape")
+            raise Failure(
+                f"{name} is off by {ratio:.3g} times its bound"
+                if np.isfinite(ratio)
+                else f"{name} is not finite, or has another shape"
+            )
 
     def poison(self) -> None:
         """Leave NaN where outputs are likely to be allocated."""

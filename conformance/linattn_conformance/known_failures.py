@@ -66,9 +66,7 @@ def _entry(path: Path, index: int, entry: dict[str, Any]) -> KnownFailure:
     return KnownFailure(entry["pattern"], entry["reason"], entry["link"], expires)
 
 
-def apply(
-    results: Iterable[Result], known: Sequence[KnownFailure], today: datetime.date
-) -> tuple[list[Result], list[str]]:
+def apply(results: Iterable[Result], known: Sequence[KnownFailure], today: datetime.date) -> tuple[list[Result], list[str]]:
     """Turn failures that are known into known failures; say what is wrong with the list.
 
     Returns:

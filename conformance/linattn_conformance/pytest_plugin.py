@@ -36,8 +36,14 @@ class State:
         from .runner import Result, Runner
 
         option = config.getoption
-        self.profile, self.patterns, self.path = option("--linattn-profile"), option("--linattn-case"), option("--linattn-report")
-        self.runner = Runner(cli.resolve(option("--linattn-backend")), option("--linattn-framework"), option("--linattn-device"))
+        self.profile, self.patterns, self.path = (
+            option("--linattn-profile"),
+            option("--linattn-case"),
+            option("--linattn-report"),
+        )
+        self.runner = Runner(
+            cli.resolve(option("--linattn-backend")), option("--linattn-framework"), option("--linattn-device")
+        )
         known = option("--linattn-known-failures")
         self.known = known_failures.load(Path(known)) if known else []
         self.manifest = manifest.load()
@@ -71,8 +77,26 @@ def state_of(config: pytest.Config) -> Any:
     if not config.getoption("--linattn-backend"):
         return None
     if not hasattr(config, STATE):
-        setattr(config, STATE, State(config))
+        setattr(config, STATE, _new_state(config))
     return getattr(config, STATE)
+
+
+def _new_state(config: pytest.Config) -> State:
+    """Wrong options are a usage error, not a traceback."""
+    import pytest
+    from linattn.errors import LinattnError
+
+    if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+        raise pytest.UsageError("a verdict needs all results in one process: leave out -n, or use linattn conformance -n")
+    try:
+        return State(config)
+    except (LinattnError, ValueError, ImportError, AttributeError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find out now whether the options are wrong."""
+    state_of(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -82,5 +82,3 @@ def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
     """Write a report with its verdict; numbers that are not finite are nowhere in it."""
     whole = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
     path.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-

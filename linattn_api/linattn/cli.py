@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 from typing import Annotated, Any
 
@@ -19,9 +20,9 @@ from .errors import BackendError, LinattnError, OptionError
 from .frameworks import FLOAT_DTYPES, KNOWN, Facts
 from .ops._family import operator_named
 from .plugin import API_VERSION, FORMS
-from .preference import Preference
+from .preference import ENVIRONMENT_VARIABLE, preference_of
 from .registry import registry
-from .spec import FAMILIES, Arg, OpSpec
+from .spec import FAMILIES, SYMBOLS, Arg, OpSpec
 
 __all__ = ["app", "main"]
 
@@ -87,14 +88,15 @@ def explain(
     try:
         function = operator_named(operator)
         spec: OpSpec = function.spec
+        if framework not in KNOWN:
+            raise OptionError(f"unknown framework {framework!r}: known are {', '.join(KNOWN)}")
         sizes = {"B": 1, "T": 1024, "H": 4, "K": 128, "V": 128} | _sizes(size or [])
         sizes.setdefault("HV", sizes["H"])
         sizes.setdefault("L", sizes["K"])
         options = _options(spec, option or [])
-        sizes["C"] = options["chunk_size"] or 0
-        wanted = tuple(backend) if backend else ("auto",)
+        sizes["C"] = options["chunk_size"] if isinstance(options["chunk_size"], int) else 0  # refused below if it is none
         facts = _facts(spec, options, sizes, given or [], shape or [], device, _dtype(dtype), _dtype(gate_dtype or dtype))
-        preference = Preference(wanted, "argument" if backend else "default")
+        preference = preference_of(backend or None, None, os.environ.get(ENVIRONMENT_VARIABLE))
         plan: Plan = plan_of(spec, function.form, framework, facts, options, preference, grad or None)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
@@ -106,6 +108,9 @@ def explain(
 def _sizes(pairs: list[str]) -> dict[str, int]:
     sizes = dict(_pair(text, "--size", "SYMBOL=SIZE") for text in pairs)
     for symbol, value in sizes.items():
+        if symbol not in SYMBOLS or symbol == "C":
+            known = ", ".join(name for name in SYMBOLS if name != "C")
+            raise OptionError(f"--size {symbol}={value}: the symbols are {known}; C is --option chunk_size")
         if not value.isdecimal():
             raise OptionError(f"--size {symbol}={value}: the size must be a whole number")
     return {symbol: int(value) for symbol, value in sizes.items()}
@@ -192,12 +197,21 @@ def doctor() -> None:
     table.add_row("linattn", API_VERSION, "", "")
     table.add_row("numpy", importlib.metadata.version("numpy"), "NumPy arrays, the oracle", "")
     for package, extra, purpose in OPTIONAL:
-        installed = importlib.util.find_spec(package) is not None
-        version = importlib.metadata.version(package) if installed else "missing"
-        table.add_row(package, version, purpose, "" if installed else f"pip install 'linattn[{extra}]'")
+        version = _version(package)
+        table.add_row(package, version or "missing", purpose, "" if version else f"pip install 'linattn[{extra}]'")
     _print(table)
     print()
     backends()
+
+
+def _version(package: str) -> str | None:
+    """The version installed, or ``None``: a folder of that name on the path can be imported, and is no package."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _print(table: Table) -> None:
@@ -211,12 +225,12 @@ def _add_commands() -> None:
     for ep in importlib.metadata.entry_points(group="linattn.commands"):
         try:
             command = ep.load()
-        except ImportError as error:
+        except Exception as error:
             command = _unavailable(ep.name, error)
         app.command(name=ep.name)(command)
 
 
-def _unavailable(name: str, error: ImportError) -> Any:
+def _unavailable(name: str, error: Exception) -> Any:
     def command() -> None:
         typer.echo(f"linattn {name} is not available: {error}", err=True)
         raise typer.Exit(2)

@@ -251,8 +251,6 @@ def _inspect(
     first = spec.args[0].name
     for arg, leaf in zip(spec.arrays(keywords), leaves, strict=True):
         if leaf is None:
-            if not arg.optional:
-                raise FrameworkError(f"{_name(spec, form)}: {arg.name} is required, got None")
             continue
         other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
         if other is not framework:
@@ -290,7 +288,7 @@ def _look_up(
 ) -> _Decided:
     """The memoised decision for an eager call."""
     context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    wanted = tuple(backend) if type(backend) is list else backend  # hashable
+    wanted = tuple(backend) if isinstance(backend, list) else backend  # hashable
     key = decided = None
     try:
         options = [keywords[name] for name in spec.option_names]
@@ -436,7 +434,7 @@ def _decide_while_tracing(
         form,
         framework.name,
         tuple([None if leaf is None else framework.constant_facts(leaf) for leaf in leaves]),
-        tuple([keywords[name] for name in spec.option_names]),
+        tuple([framework.constant_option(keywords[name]) for name in spec.option_names]),
         keywords["initial_state"] is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
         preference.thread.backends,
@@ -485,4 +483,7 @@ def explain_call(
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
-    return _look_up(spec, form, framework, leaves, keywords, backend).plan
+    plan = _look_up(spec, form, framework, leaves, keywords, backend).plan
+    if keywords["cu_seqlens"] is not None:
+        _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+    return plan

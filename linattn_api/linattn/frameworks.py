@@ -21,11 +21,15 @@ FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Facts(NamedTuple):
-    """Static facts of one array. A batch or a length that is symbolic under tracing is ``None``."""
+    """Static facts of one array. A batch or a length that is symbolic under tracing is ``None``.
+
+    An array that is not ``placed`` has no device of its own: it runs where its call does.
+    """
 
     shape: tuple[int | None, ...]
     dtype: str
     device: str
+    placed: bool = True
 
 
 def _size(axis: int, size: Any, known: bool) -> int | None:
@@ -160,6 +164,11 @@ class Torch(Framework):
         shape = tuple([_size(axis, n, static(n)) for axis, n in enumerate(x.shape)])
         return shape, self.dtype(x), self.device(x)
 
+    def constant_option(self, value: Any) -> Any:
+        """An option in code that is being compiled: the trace is made for this value of a symbolic number."""
+        number = isinstance(value, (int, float))
+        return self.module.fx.experimental.symbolic_shapes.guard_scalar(value) if number else value
+
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
         return self.module.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
 
@@ -193,14 +202,21 @@ class Jax(Framework):
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
 
+    def facts(self, x: Any) -> Facts:
+        return super().facts(x)._replace(placed=self._placed(x))
+
+    def _placed(self, x: Any) -> bool:
+        """False for a tracer, which runs where jit puts it, and for a ``ShapeDtypeStruct``."""
+        return hasattr(x, "devices") and not isinstance(x, self.jax.core.Tracer)
+
     def device(self, x: Any) -> str:
-        if isinstance(x, self.jax.core.Tracer):
-            return self.jax.default_backend()  # a tracer has no device yet: it runs where jit puts it
+        if not self._placed(x):
+            return self.jax.default_backend()
         devices = sorted(x.devices(), key=lambda device: device.id)
         return devices[0].platform if len(devices) > 1 else f"{devices[0].platform}:{devices[0].id}"
 
     def offsets(self, x: Any) -> Sequence[int] | None:
-        on_host = not isinstance(x, self.jax.core.Tracer) and self.device(x).startswith("cpu")
+        on_host = self._placed(x) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
 
     def mirror(self, backends: tuple[str, ...] | None) -> None:
@@ -212,6 +228,9 @@ class Mlx(Framework):
     """MLX arrays."""
 
     name, roots, import_name = "mlx", ("mlx",), "mlx.core"
+
+    def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        return self.device(None), *super().key(arrays)  # its arrays live nowhere: the default device runs the call
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype).removeprefix("mlx.core.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from .errors import (
     BackendVersionError,
     UnknownBackend,
 )
+from .frameworks import KNOWN
 from .plugin import API_VERSION, FORMS, Backend
 from .spec import FAMILIES, OpSpec
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only
 __all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
 
 GROUP = "linattn.backends"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_NAME = re.compile(r"(?!auto$)[a-z0-9][a-z0-9_-]*")
 
 
 @dataclass
@@ -68,12 +70,15 @@ class Registry:
         self.loaded: dict[str, Backend] = {}
         """Backends by name, once loaded or registered."""
         self._records: dict[str, Record] | None = None
+        self._discovering = threading.Lock()
 
     @property
     def records(self) -> dict[str, Record]:
         """Every known backend by name; discovered on first use."""
         if self._records is None:
-            self._records = _discover()
+            with self._discovering:
+                if self._records is None:  # another thread may have been here, and registered a backend since
+                    self._records = _discover()
         return self._records
 
     def refresh(self) -> None:
@@ -119,7 +124,7 @@ class Registry:
         record = self.record(name)
         if name not in self.loaded and record.error is None:
             try:
-                self.loaded[name] = _load(record)
+                self.loaded.setdefault(name, _load(record))  # two threads that load at once end with one object
             except BackendError as error:
                 record.error = error
                 if isinstance(error, BackendLoadError) and not record.built_in:
@@ -165,6 +170,7 @@ def _load(record: Record) -> Backend:
 def _refuse_other_versions(ep: EntryPoint) -> None:
     """A distribution's requirement on linattn is its API specifier, and can be read before anything is imported."""
     from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
 
     for text in (ep.dist.requires if ep.dist is not None else None) or ():
         try:
@@ -172,7 +178,11 @@ def _refuse_other_versions(ep: EntryPoint) -> None:
         except InvalidRequirement:  # another tool's spelling; the class's own specifier is checked after the import
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name == "linattn" and applies and not requirement.specifier.contains(API_VERSION, prereleases=True):
+        if (
+            canonicalize_name(requirement.name) == "linattn"
+            and applies
+            and not requirement.specifier.contains(API_VERSION, prereleases=True)
+        ):
             raise BackendVersionError(
                 f"backend {ep.name!r} of {_distribution(ep)} requires linattn {requirement.specifier}, and this is API "
                 f"{API_VERSION}: it was not imported; install a version of it built for this API"
@@ -196,7 +206,9 @@ def _import(ep: EntryPoint) -> Backend:
     manager: Any = None
     try:
         manager = OneEntryPoint(GROUP, invoke_on_load=True, on_load_failure_callback=note)
-    except (AssertionError, SystemExit) as failure:  # stevedore lets these through
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # stevedore lets these through: SystemExit, AssertionError, a panic in Rust
         failures.append(failure)
     if failures:
         (failure,) = failures
@@ -222,9 +234,14 @@ def check_contract(backend: Backend) -> None:
         if not hasattr(backend, attribute):
             raise BackendContractError(f"{kind} must define {attribute}")
     if not isinstance(backend.name, str) or not _NAME.fullmatch(backend.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.name must be lower case letters, digits, '_' and '-', got {backend.name!r}")
-    if not isinstance(backend.frameworks, tuple) or not backend.frameworks:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BackendContractError(f"{kind}.frameworks must be a tuple of names such as ('torch',), got {backend.frameworks!r}")
+        raise BackendContractError(
+            f"{kind}.name must be lower case letters, digits, '_' and '-', and not 'auto', got {backend.name!r}"
+        )
+    known = isinstance(backend.frameworks, tuple) and all(name in KNOWN for name in backend.frameworks)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not known or not backend.frameworks:
+        raise BackendContractError(
+            f"{kind}.frameworks must be a tuple of names among {', '.join(KNOWN)}, got {backend.frameworks!r}"
+        )
     try:
         specifier = SpecifierSet(backend.api)
     except (InvalidSpecifier, TypeError, AttributeError):
@@ -249,7 +266,10 @@ def _check_methods(backend: Backend) -> None:
 
 
 def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
-    found = inspect.signature(method)
+    try:
+        found = inspect.signature(method)
+    except (TypeError, ValueError) as error:
+        raise BackendContractError(f"{where} must be a method with a signature: {error}") from None
     positional = [arg.name for arg in spec.args]
     given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}

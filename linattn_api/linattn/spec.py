@@ -159,11 +159,12 @@ def redescribe(
     arrays = {
         name: (shape, wide or dtype) for name, shape, dtype in call.arrays if name not in drop and name not in STATE_ARRAYS
     }
-    rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS}
+    given = give or {}
+    rest = {name: (shape, dtype) for name, shape, dtype in call.arrays if name in STATE_ARRAYS and name not in given}
     return replace(
         call,
         op=op,
-        arrays=tuple((name, *fact) for name, fact in {**arrays, **(give or {}), **rest}.items()),
+        arrays=tuple((name, *fact) for name, fact in {**arrays, **given, **rest}.items()),
         dims=tuple({**dict(call.dims), **(dims or {})}.items()),
         options=tuple((name, value) for name, value in call.options if name not in drop),
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from .errors import DeviceError, DtypeError, OptionError, ShapeError
+import numpy as np
+
+from .errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
 from .frameworks import FLOAT_DTYPES, Facts
 from .plugin import Call
 from .spec import CU_SEQLENS, Arg, OpSpec
@@ -43,9 +45,12 @@ def describe(
     """
     op = spec.name if form is None else f"{form}_{spec.name}"
     _check_options(op, spec, form, options)
+    if options["chunk_size"] is not None:  # a NumPy integer is one here, and not in a framework's kernel
+        options = {**options, "chunk_size": int(options["chunk_size"])}
     facts = dict(given)
+    _check_required(op, spec, options, facts)
     _check_dtypes(op, spec, options, facts)
-    _check_devices(op, facts)
+    device = _check_devices(op, facts)
     shapes, sizes = _bind(op, spec, options, facts)
     resolved = spec.resolve(options, sizes)
     static = tuple((name, resolved[name]) for name in spec.option_names if not name.endswith("scale"))
@@ -53,7 +58,7 @@ def describe(
         op=spec.name,
         form=form or pick_form(options, sizes),  # type: ignore[arg-type]
         framework=framework,
-        device=next(iter(facts.values())).device.partition(":")[0],
+        device=device.partition(":")[0],
         arrays=tuple((name, shapes[name], facts[name].dtype) for name in facts),
         dims=tuple(sizes.items()),
         options=static,
@@ -83,6 +88,14 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
         raise OptionError(f"{op}: {complaint}")
 
 
+def _check_required(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> None:
+    """Arrays that may not be ``None``, and every array of a state that is given."""
+    state = spec.state(options) if options["initial_state"] is not None else ()
+    for arg in spec.arrays(options):
+        if arg.name not in facts and (arg in state or not arg.optional):
+            raise FrameworkError(f"{op}: {arg.name} is required, got None")
+
+
 def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> None:
     first, shared = None, ""
     for arg in spec.arrays(options):
@@ -100,18 +113,14 @@ def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapp
             raise DtypeError(f"{op}: {arg.name} must have the dtype of {first}, {shared}, got {dtype}")
 
 
-def _check_devices(op: str, facts: Mapping[str, Facts]) -> None:
-    (first, reference), *others = facts.items()
-    for name, fact in others:
-        if not _same_device(fact.device, reference.device):
-            raise DeviceError(
-                f"{op}: {name} is on {fact.device} but {first} is on {reference.device}: move it, nothing is copied for you"
-            )
-
-
-def _same_device(a: str, b: str) -> bool:
-    """A device without a number is any of its kind: the array is being traced, or spread over several."""
-    return a == b or (a.partition(":")[0] == b.partition(":")[0] and (":" not in a or ":" not in b))
+def _check_devices(op: str, facts: Mapping[str, Facts]) -> str:
+    """The one device of all arrays that are placed; where none is, the framework's default."""
+    placed = {name: fact.device for name, fact in facts.items() if fact.placed}
+    (first, device), *others = placed.items() or [(name, fact.device) for name, fact in facts.items()]
+    for name, other in others:
+        if other != device:
+            raise DeviceError(f"{op}: {name} is on {other} but {first} is on {device}: move it, nothing is copied for you")
+    return device
 
 
 def _bind(
@@ -205,4 +214,4 @@ def _either(names: Sequence[str]) -> str:
 
 
 def _show(value: Any) -> str:
-    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    return f"{value!r}" if isinstance(value, (bool, int, float, str, np.generic)) else type(value).__name__

@@ -1,4 +1,4 @@
-"""Writes the public API as text: every name with its signature, every family, every method of the plug-in contract.
+"""Writes the public API as text: names with signatures, families, the methods of the plug-in contract, commands.
 
 ``python tests/api/public_api.py`` rewrites ``public_api.txt``. Its diff is judged against docs/stability.md.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import linattn
-from linattn import errors, feature_maps, gates, plugin
+import typer
+from linattn import cli, errors, feature_maps, gates, plugin
 from linattn.feature_maps import MAPS
 from linattn.spec import FAMILIES, OpSpec
 
@@ -29,6 +31,7 @@ def render() -> str:
     lines += ["", "# feature maps by name", "", *MAPS]
     for spec in FAMILIES.values():
         lines += ["", f"# family {spec.name}", "", *family(spec)]
+    lines += ["", "# command line", "", *commands()]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -88,6 +91,17 @@ def family(spec: OpSpec) -> Iterator[str]:
     yield f"    feature map applies to {', '.join(spec.mapped)}"
     yield f"    lowers to {spec.lowering.to if spec.lowering else 'nothing'}"
     yield f"    method: {', '.join(spec.parameters)}"
+
+
+def commands() -> Iterator[str]:
+    """Each command of ``linattn``, those of entry points included, with its arguments and options."""
+    app = typer.Typer()
+    app.registered_commands = list(cli.app.registered_commands)
+    for ep in importlib.metadata.entry_points(group="linattn.commands"):
+        app.command(name=ep.name)(ep.load())
+    for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
+        parameters = (parameter.opts for parameter in command.params)
+        yield f"{name} {' '.join('/'.join(opts) for opts in parameters)}".rstrip()
 
 
 if __name__ == "__main__":

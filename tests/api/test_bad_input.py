@@ -170,6 +170,7 @@ OPTIONS = [
     ("chunk_size", 0, "chunk_size must be at least 1, got 0"),
     ("chunk_size", 64.0, "chunk_size must be int or None, a static Python value, got 64.0"),
     ("chunk_size", True, "chunk_size must be int or None, a static Python value, got True"),
+    ("output_final_state", np.bool_(True), "output_final_state must be bool, a static Python value, got np.True_"),
 ]
 
 
@@ -191,6 +192,25 @@ def test_a_wrong_option_is_not_mistaken_for_an_equal_right_one(good):
 def test_numbers_of_numpy_are_numbers(good):
     assert linattn.explain("chunk_gla", **good, scale=1 / np.sqrt(np.float32(4)), chunk_size=np.int64(16)).backend
     assert dict(linattn.explain("chunk_gla", **good, scale=np.float32(0.5)).options)["scale"] == 0.5
+
+
+def test_numbers_of_numpy_reach_a_kernel_as_python_s_own(good):
+    options = dict(linattn.explain("chunk_gla", **good, scale=np.float32(0.5), chunk_size=np.int64(16)).options)
+    assert [type(options[name]) for name in ("scale", "chunk_size")] == [float, int]
+    linattn.chunk_gla(**good, chunk_size=np.int64(16))
+
+
+def test_flag_that_is_an_array(make):
+    x = make(1, 4, 2, 8)
+    with pytest.raises(errors.OptionError, match=r"^linear_attn: normalize must be bool, a static Python value, got \w+$"):
+        linattn.linear_attn(x, x, x, normalize=x[0, 0])
+
+
+def test_explain_refuses_offsets_as_the_call_does(good, make):
+    single = {name: x[:1] for name, x in good.items()}
+    offsets = make(2, dtype="int64") * 0 + 1
+    with pytest.raises(errors.ShapeError, match=r"^chunk_gla: cu_seqlens must start at 0, got 1$"):
+        linattn.explain("chunk_gla", **single, cu_seqlens=offsets)
 
 
 def test_option_that_is_an_array(good, make):
@@ -248,6 +268,16 @@ def test_mixed_state_of_the_wrong_kind(make):
     with pytest.raises(errors.OptionError) as caught:
         linattn.mixed_attn(x, x, x, x, x, chunk_size=None)
     assert str(caught.value) == "mixed_attn: chunk_size is part of the meaning of mixed_attn and must be an int, got None"
+
+
+def test_mixed_state_with_a_hole(make):
+    x = make(1, 4, 2, 8)
+    state = linattn.mixed_attn(x, x, x, x, x, chunk_size=4, output_final_state=True)[1]
+    with pytest.raises(errors.FrameworkError) as caught:
+        linattn.mixed_attn(x, x, x, x, x, chunk_size=4, initial_state=state._replace(k_lin=None))
+    assert str(caught.value) == "mixed_attn: initial_state.k_lin is required, got None"
+    with pytest.raises(errors.FrameworkError, match=r"initial_state\.kv is required, got None"):
+        linattn.mixed_attn(x, x, x, x, x, chunk_size=4, initial_state=linattn.MixedState(*[None] * 5))
 
 
 def test_nothing_is_changed(good):

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 
 @pytest.fixture
-def run():
+def run(monkeypatch):
+    monkeypatch.setattr(cli.app, "registered_commands", list(cli.app.registered_commands))  # what a test adds goes again
     runner = CliRunner()
     return lambda *words: runner.invoke(cli.app, list(words))
 
@@ -54,6 +55,14 @@ def test_explain_agrees_with_the_call(run):
     assert run(*words).stdout == f"{plan}\n"
 
 
+def test_explain_heeds_the_environment(run, monkeypatch):
+    monkeypatch.setenv("LINATTN_BACKEND", "numpy, auto")
+    lines = run("explain", "gla", "--framework", "numpy").stdout.splitlines()
+    assert lines[1] == "  asked for    numpy, auto (LINATTN_BACKEND)"
+    lines = run("explain", "gla", "--framework", "numpy", "--backend", "numpy").stdout.splitlines()
+    assert lines[1] == "  asked for    numpy (argument)"
+
+
 def test_explain_says_when_nothing_runs(run):
     done = run("explain", "chunk_gla", "--framework", "jax", "--backend", "numpy")
     assert done.exit_code == 1
@@ -69,6 +78,10 @@ def test_explain_says_when_nothing_runs(run):
         (["chunk_glu"], "unknown operator 'chunk_glu': did you mean 'chunk_gla'?"),
         (["gla", "--dtype", "fp8"], "unknown dtype 'fp8': known are fp16, bf16, fp32, fp64, float16"),
         (["gla", "-s", "T"], "--size T: expected SYMBOL=SIZE"),
+        (["gla", "-s", "X=3"], "--size X=3: the symbols are B, T, N, H, HV, K, V, L; C is --option chunk_size"),
+        (["mixed_attn", "-s", "C=16"], "--size C=16: the symbols are B, T, N, H, HV, K, V, L; C is --option chunk_size"),
+        (["mixed_attn", "--with", "bias", "--option", "chunk_size=x"], "chunk_size must be int or None, a static Python value"),
+        (["gla", "--framework", "pytorch"], "unknown framework 'pytorch': known are numpy, torch, jax, mlx"),
         (["gla", "-s", "T=many"], "--size T=many: the size must be a whole number"),
         (["gla", "--with", "beta"], "gla has no array 'beta': it has q, k, v, g, gv, initial_state, cu_seqlens"),
         (["gla", "--shape", "g=HV"], "--shape g='HV': expected one of B T HV K | B T H K"),
@@ -92,6 +105,26 @@ def test_doctor(run, monkeypatch):
     assert triton.split() == ["triton", "missing", "NVIDIA", "kernels", "pip", "install", "'linattn[triton]'"]
     assert any(line.split()[:2] == ["linattn", linattn.API_VERSION] for line in lines)
     assert any(line.startswith("numpy    ") and line.rstrip().endswith("ready") for line in lines)
+
+
+def test_doctor_is_not_taken_in_by_a_folder(run, monkeypatch):
+    monkeypatch.setattr(cli, "OPTIONAL", (("tests", "triton", "NVIDIA kernels"),))
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object())
+    (row,) = [line for line in run("doctor").stdout.splitlines() if line.startswith("tests ")]
+    assert row.split()[1] == "missing"
+
+
+def test_a_command_that_breaks_on_import_breaks_no_other(run, monkeypatch):
+    class Broken:
+        name = "broken-on-import"
+
+        def load(self):
+            raise AttributeError("no such function")
+
+    monkeypatch.setattr(cli.importlib.metadata, "entry_points", lambda group: [Broken()])
+    cli._add_commands()
+    done = run("broken-on-import")
+    assert (done.exit_code, done.stderr) == (2, "linattn broken-on-import is not available: no such function\n")
 
 
 def test_a_command_that_cannot_be_imported_says_so(run):

@@ -109,6 +109,14 @@ def test_lowering_walks_to_the_more_general_family(call):
     assert (lowered.op, lowered.V, lowered.shapes["g"], lowered.dtypes["g"]) == ("gla", 17, "B T HV K", "float32")
 
 
+def test_a_normalised_state_is_described_as_it_is_handed_over(call, make):
+    q, k, v, _ = call
+    linattn.register_backend(Recorder)
+    linattn.chunk_linear_attn(q, k, v, normalize=True, initial_state=make(1, 2, 16, 17), backend="recorder")
+    lowered = linattn.registry.registry.loaded["recorder"].calls[-1]
+    assert (lowered.V, lowered.shapes["initial_state"]) == (17, "N HV K V")
+
+
 def test_what_a_lowered_call_hands_over(call):
     q, k, v, _ = call
     linattn.register_backend(Recorder)

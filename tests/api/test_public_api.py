@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 
 import linattn
 import public_api
@@ -26,3 +27,9 @@ def test_public_names_belong_to_the_package():
 def test_all_is_sorted_and_complete():
     assert linattn.__all__ == sorted(linattn.__all__)
     assert all(hasattr(linattn, name) for name in linattn.__all__)
+
+
+def test_annotations_can_be_evaluated():
+    for name in linattn.ops.__all__:
+        hints = typing.get_type_hints(getattr(linattn, name))
+        assert hints["output_final_state"] is bool

@@ -91,6 +91,12 @@ def test_a_plug_in_that_exits_on_import_breaks_nothing(install, call):
         assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
 
 
+def test_a_plug_in_that_panics_on_import_breaks_nothing(install, call):
+    install("acme", source="raise type('PanicException', (BaseException,), {{}})('in Rust')")
+    with pytest.warns(RuntimeWarning, match="PanicException: in Rust"):
+        assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
+
+
 def test_a_plug_in_that_asserts_on_import_is_its_own_problem(install, call):
     install("acme", source="assert False, 'no licence'")
     with pytest.warns(RuntimeWarning, match="AssertionError: no licence"):
@@ -120,6 +126,12 @@ def test_another_api_major_is_refused_before_its_import(install, call):
         f"backend 'acme' of acme 1.2 requires linattn <3,>=2, and this is API {API_VERSION}: it was not imported; "
         "install a version of it built for this API"
     )
+
+
+def test_a_requirement_is_found_however_it_is_spelled(install, call):
+    install("acme", source="raise AssertionError('imported')", requires="LinAttn>=2,<3")
+    with pytest.raises(errors.BackendVersionError, match="it was not imported"):
+        linattn.chunk_gla(*call, backend="acme")
 
 
 def test_a_requirement_that_admits_this_api_or_does_not_apply(install, call):
@@ -160,8 +172,15 @@ CONTRACT = [
     (type("A", (Backend,), {}), "A must define name"),
     (type("A", (Backend,), {"name": "a"}), "A must define api"),
     (type("A", (Backend,), {"name": "a", "api": ">=1"}), "A must define frameworks"),
-    (named("Upper"), "Upper.name must be lower case letters, digits, '_' and '-', got 'Upper'"),
-    (named("a", frameworks="torch"), "A.frameworks must be a tuple of names such as ('torch',), got 'torch'"),
+    (named("Upper"), "Upper.name must be lower case letters, digits, '_' and '-', and not 'auto', got 'Upper'"),
+    (named("auto"), "Auto.name must be lower case letters, digits, '_' and '-', and not 'auto', got 'auto'"),
+    (named("a", frameworks="torch"), "A.frameworks must be a tuple of names among numpy, torch, jax, mlx, got 'torch'"),
+    (named("a", frameworks=()), "A.frameworks must be a tuple of names among numpy, torch, jax, mlx, got ()"),
+    (
+        named("a", frameworks=("pytorch",)),
+        "A.frameworks must be a tuple of names among numpy, torch, jax, mlx, got ('pytorch',)",
+    ),
+    (named("a", chunk_kda=3), "A.chunk_kda must be a method with a signature: 3 is not a callable object"),
     (named("a", api="1.x"), "A.api must be a version specifier such as '>=1,<2', got '1.x'"),
     (named("a", api=1), "A.api must be a version specifier such as '>=1,<2', got 1"),
     (named("a", chunk_gal=lambda self: None), "A.chunk_gal is no operator of API 1.0.0, did you mean chunk_gla?"),
@@ -206,3 +225,27 @@ def test_unregistering():
     assert str(caught.value) == (
         f"backend 'numpy' is provided by linattn {API_VERSION}, not by register_backend: uninstall it instead"
     )
+
+
+def test_threads_that_discover_at_once_lose_no_registration(monkeypatch):
+    import threading
+    import time
+
+    from linattn import registry as module
+
+    discover = module._discover
+
+    def slowly():
+        found = discover()
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(module, "_discover", slowly)
+    registry.refresh()
+    threads = [threading.Thread(target=linattn.register_backend, args=(named(f"acme{i}"),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert {f"acme{i}" for i in range(4)} <= set(registry.records)

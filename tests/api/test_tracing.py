@@ -257,3 +257,61 @@ def test_numpy_bfloat16():
     x = np.ones((1, 8, 2, 16), ml_dtypes.bfloat16)
     assert linattn.explain("chunk_gla", x, x, x, x).call.dtype == "bfloat16"
     assert linattn.chunk_gla(x, x, x, -x)[0].dtype == ml_dtypes.bfloat16
+
+
+def test_jax_tracers_beside_arrays(two_backends):
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((1, 8, 2, 16))
+
+    def f(q):
+        return linattn.chunk_gla(q, x, x, -x, backend="one")[0].sum()
+
+    assert jax.jit(f)(x) == f(x)
+    assert jax.grad(f)(x).shape == x.shape
+    assert jax.vmap(f)(x[None]).shape == (1,)
+
+
+def test_jax_shapes_without_arrays_can_be_explained(two_backends):
+    jax = pytest.importorskip("jax")
+    x = jax.ShapeDtypeStruct((1, 8, 2, 16), "float32")
+    assert linattn.explain("chunk_gla", x, x, x, x, backend="one").backend == "one"
+
+
+def test_mlx_plans_notice_another_default_device(monkeypatch):
+    mx = pytest.importorskip("mlx.core")
+    x = mx.ones((1, 8, 2, 16))
+    device = linattn.explain("chunk_gla", x, x, x, x).call.device
+    monkeypatch.setattr(linattn.frameworks.Mlx, "device", lambda self, x: "elsewhere")
+    assert linattn.explain("chunk_gla", x, x, x, x).call.device == "elsewhere" != device
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_compile_with_options_computed_from_sizes(torch, counter, two_backends, dynamic):
+    def f(x):
+        size = min(64, x.shape[1])
+        return linattn.chunk_gla(x, x, x, x, scale=x.shape[-1] ** -0.5, chunk_size=size, backend="one")[0]
+
+    compiled = torch.compile(f, fullgraph=True, backend=counter, dynamic=dynamic)
+    for T in (8, 12):
+        assert compiled(torch.randn(1, T, 2, 16)).shape == (1, T, 2, 16)
+
+
+def test_compile_with_options_that_change(torch, counter):
+    def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+        return v * 0 + scale * chunk_size, None
+
+    linattn.register_backend(named("product", chunk_gla=chunk_gla, frameworks=("torch",)))
+
+    def f(x, scale, chunk_size):
+        return linattn.chunk_gla(x, x, x, x, scale=scale, chunk_size=chunk_size, backend="product")[0]
+
+    compiled = torch.compile(f, fullgraph=True, backend=counter)
+    x = torch.randn(1, 8, 2, 16)
+    for scale, chunk_size in ((0.5, 16), (0.25, 32), (1.5, 64)):
+        assert compiled(x, scale, chunk_size).unique().item() == scale * chunk_size
+
+
+def test_compile_misses_an_array(torch, counter, two_backends):
+    f = torch.compile(lambda x: linattn.chunk_gla(x, x, x, None, backend="one")[0], fullgraph=True, backend=counter)
+    with pytest.raises(Exception, match="chunk_gla: g is required, got None"):
+        f(torch.randn(1, 8, 2, 16))

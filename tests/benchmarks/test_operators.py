@@ -8,7 +8,7 @@ import linattn
 import pytest
 from linattn.plugin import Backend, Unsupported
 from linattn.spec import FAMILIES
-from linattn_benchmarks import checks, environment, fresh, operators
+from linattn_benchmarks import ceilings, checks, environment, fresh
 from linattn_benchmarks.operators import STATUS, succeeded
 from linattn_benchmarks.subjects import Linattn
 
@@ -123,9 +123,12 @@ def test_every_row_has_every_field_and_is_json(case, rows, tmp_path):
     }
 
 
-def test_ceilings_are_positive(case):
-    subject = Linattn("numpy")
-    measured = operators.run([case("chunk_gla", T=2)], [subject], 0.01, False)["ceilings"]
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "mlx"])
+def test_ceilings_by_any_framework(monkeypatch, framework):
+    pytest.importorskip(framework)
+    monkeypatch.setattr(ceilings, "FRAMEWORKS", {"cpu": (framework,)})
+    measured = ceilings.measure("cpu", "float32")
+    assert measured["measured_with"] == framework
     assert measured["copy_bytes_per_s"] > 0
     assert measured["matmul_flops_per_s"] > 0
 

@@ -40,12 +40,16 @@ def said(done) -> str:
         (("chunk_gla", "--shape", "T=-1"), "T must be a positive whole number"),
         (("chunk_gla", "--backend", "nobody"), "nobody"),
         (("chunk_gla", "--framework", "tinygrad"), "--framework tinygrad: expected numpy, torch, jax, mlx"),
+        (("chunk_gla", "--device", "gpu"), "--device gpu: expected cpu, cuda, tpu, metal"),
+        (("chunk_gla", "--device", "metal"), "--device metal: the default device of mlx is cpu here"),
         (("overhead", "chunk_gla"), "overhead takes no operators, got chunk_gla"),
         (("report",), "report: name at least one results file"),
         (("report", "nowhere.json"), "nowhere.json: No such file or directory"),
     ],
 )
 def test_wrong_arguments(run, words, message):
+    if "metal" in words:
+        pytest.importorskip("mlx.core")
     done = run(*words)
     assert done.exit_code == 2
     assert message in said(done)

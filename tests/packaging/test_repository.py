@@ -87,3 +87,13 @@ def test_links_between_pages_lead_somewhere():
             if not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+def test_entry_points_lead_somewhere():
+    tomllib = pytest.importorskip("tomllib")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    values = [value for group in groups.values() for value in group.values()]
+    roots = {path.name: path for path in ROOT.glob("*/linattn*")}
+    for module in (value.partition(":")[0].split(".") for value in values):
+        folder = roots[module[0]].joinpath(*module[1:])
+        assert folder.with_suffix(".py").is_file() or (folder / "__init__.py").is_file(), module

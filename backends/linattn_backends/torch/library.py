@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import recurrent
+from . import nonfinite, recurrent
 from .cores import Scan, core_of
 from .layout import Block, Layout, Segment, checkpoint_count
 from .transforms import register
@@ -81,7 +81,25 @@ def matrix_state(
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, final states and the states at segment starts."""
-    arrays = _wide(dict(zip(OPERANDS, (q, k, v, g, gv, beta, a, b, u), strict=True)))
+    named = dict(zip(OPERANDS, (q, k, v, g, gv, beta, a, b, u), strict=True))
+    o, final, checkpoints = _forward(named, initial_state, cu_seqlens, form, scale, chunk)
+    found = nonfinite.written({name: x for name, x in named.items() if name not in ("q", "u")}) if form != "recurrent" else {}
+    if found:
+        clean, _, _ = _forward(nonfinite.zeroed(named, found), initial_state, cu_seqlens, form, scale, chunk)
+        o = torch.where(nonfinite.since(found, v.shape[2], cu_seqlens), o, clean)
+    return o, final, checkpoints
+
+
+def _forward(
+    named: dict[str, Tensor | None],
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    form: str,
+    scale: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the op returns, on operands that are finite, and on others as matrix products have it."""
+    arrays, q, v = _wide(named), named["q"], named["v"]
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
     state_shape, checkpoint_shape = _sizes(form, q, v, cu_seqlens, chunk)

@@ -18,6 +18,7 @@ import torch
 from linattn.plugin import MixedState
 from torch import Tensor
 
+from . import nonfinite
 from .layout import ROWS_A_BLOCK
 from .library import accumulation, plain
 from .transforms import register
@@ -188,6 +189,30 @@ def mixed(
     """``o`` and the five arrays of the final state."""
     new = (q_quad, k_quad, q_lin, k_lin, v)
     old = None if kv is None else (held_k_quad, held_k_lin, held_v)
+    rest = (old, bias, kv, length, cu_seqlens, C, quad_scale, lin_scale, causal)
+    o, *state = _forward(new, *rest)
+    named = dict(zip(("q_quad", "k_quad", "q_lin", "k_lin", "v"), new, strict=True))
+    found = nonfinite.written({name: named[name] for name in ("k_quad", "k_lin", "v")}) if causal else {}
+    if found:
+        clean, *_ = _forward(tuple(nonfinite.zeroed(named, found).values()), *rest)
+        o = torch.where(nonfinite.since(found, v.shape[2], cu_seqlens), o, clean)
+    return o, *state
+
+
+def _forward(
+    new: tuple[Tensor, ...],
+    old: tuple[Tensor, ...] | None,
+    bias: Tensor | None,
+    kv: Tensor | None,
+    length: Tensor | None,
+    cu_seqlens: Tensor | None,
+    C: int,
+    quad_scale: float,
+    lin_scale: float,
+    causal: bool,
+) -> tuple[Tensor, ...]:
+    """What the op returns, on operands that are finite, and on others as matrix products have it."""
+    v = new[4]
     op = Operands(new, old, bias, C, quad_scale, lin_scale, causal)
     o, *final, final_length = _outputs(*new, cu_seqlens, C)
     final[0].zero_()

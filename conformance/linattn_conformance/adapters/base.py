@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Adapter", "Arrays"]

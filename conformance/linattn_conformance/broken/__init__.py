@@ -1,7 +1,7 @@
-"""Backends that are wrong on purpose, one realistic fault each. The suite must reject every one; its own tests hold that it does.
+"""Backends that are wrong on purpose, one realistic fault each. The suite's own tests hold that it rejects every one.
 
-Each is the oracle, or the PyTorch backend, with one small change. ``FAULTS`` lists the NumPy ones; those on PyTorch are in
-:mod:`.on_torch`, which imports it.
+Each is the oracle, or the PyTorch backend, with one small change. ``FAULTS`` lists those on NumPy arrays;
+those on PyTorch tensors are in ``on_torch``, which needs PyTorch.
 """
 
 from .on_numpy import FAULTS, Honest

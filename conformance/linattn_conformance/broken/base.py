@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-from linattn.plugin import FORMS, Backend
-from linattn.spec import FAMILIES
+from linattn.plugin import Backend
 from linattn_backends.numpy import oracle
 from linattn_backends.numpy.backend import OPTIONS, NumpyBackend, cast, cast_like, is_float64
 
@@ -89,7 +89,7 @@ def by_chunks(op: str, arrays: Arrays, options: Arrays, handed_on: Any, length: 
     options = {**options, "output_final_state": True}
     if "cu_seqlens" in arrays:
         bounds = arrays["cu_seqlens"].tolist()
-        spans = list(zip(bounds, bounds[1:], strict=False))
+        spans = list(pairwise(bounds))
     else:
         spans = [(0, arrays["v"].shape[1])]
     outputs, states = [], []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import linattn
 import numpy as np
 from linattn.plugin import Call, Unsupported
-from linattn_backends.numpy import NumpyBackend, oracle
+from linattn_backends.numpy import NumpyBackend
 
 from .base import CHUNK, Simple, by_chunks
 
@@ -278,7 +278,9 @@ class RunningSumLoses(Simple):
         for start in range(0, g.shape[1], 64):
             total = np.cumsum(g[:, start : start + 64], 1, dtype=np.float32)
             with np.errstate(invalid="ignore"):
-                g[:, start + 1 : start + 64] = np.where(np.isfinite(total[:, 1:]), total[:, 1:] - total[:, :-1], g[:, start + 1 : start + 64])
+                g[:, start + 1 : start + 64] = np.where(
+                    np.isfinite(total[:, 1:]), total[:, 1:] - total[:, :-1], g[:, start + 1 : start + 64]
+                )
         return super().forward(op, {**arrays, "g": g}, options)
 
 
@@ -441,6 +443,8 @@ class NaNGoesBack(Simple):
 
 
 FAULTS = tuple(
-    kind for kind in list(globals().values()) if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, Honest)
+    kind
+    for kind in list(globals().values())
+    if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, Honest)
 )
 """Every fault on NumPy arrays."""

@@ -23,5 +23,5 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "repeat-backward": properties.repeat_backward,
     "bad-input": inputs.bad_input,
     "large": large.large,
-    **{name: transforms.transform for name in ("compile", "export", "fake", "func-grad", "vmap", "autocast")},
+    **dict.fromkeys(("compile", "export", "fake", "func-grad", "vmap", "autocast"), transforms.transform),
 }

@@ -36,4 +36,6 @@ def large(run: Run) -> None:
     for block in (0, times // 2, times - 1):
         got = run.adapter.to_float64(o[:, block * BLOCK : (block + 1) * BLOCK])
         run.note(f"o in block {block}", distance(got, Quantity(want.value, want.noise, want.dtype)))
-    run.note("o in the last tokens", distance(run.adapter.to_float64(o[:, times * BLOCK :]), want, (slice(None), slice(0, rest))))
+    run.note(
+        "o in the last tokens", distance(run.adapter.to_float64(o[:, times * BLOCK :]), want, (slice(None), slice(0, rest)))
+    )

@@ -97,7 +97,10 @@ def causal(run: Run) -> None:
         changed = {name: swapped(x, run.problem.symbols[name], t) for name, x in run.values.items()}
         other = run.adapter.to_float64(run.call(run.arrays(changed))["o"])
         before = (slice(None), slice(0, t))
-        run.note(f"o before token {t}, which was changed,", distance(other[before], Quantity(first[before], want.noise[before], want.dtype)))
+        run.note(
+            f"o before token {t}, which was changed,",
+            distance(other[before], Quantity(first[before], want.noise[before], want.dtype)),
+        )
         if np.array_equal(other[:, t], first[:, t]):
             raise Failure(f"o at token {t} does not depend on that token")
 

@@ -127,6 +127,8 @@ def _report(results: list[Result | NotRun]) -> None:
     if table.row_count:
         width = None if Console().is_terminal else 10_000
         Console(highlight=False, markup=False, width=width).print(table)
+    if table.row_count and any(isinstance(result, NotRun) for result in results):
+        typer.echo()
     for result in results:
         if isinstance(result, NotRun):
             typer.echo(f"{result.backend} {'failed' if result.failed else 'did not run'}: {result.reason}")

@@ -97,7 +97,9 @@ def _bound_to(target: Any, name: str, spec: OpSpec, form: Form | None, declared:
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
     )
-    namespace: dict[str, Any] = {"target": target, "spec": spec, "form": form}
+    # the names in the annotations, for typing.get_type_hints; not __name__, since Dynamo would look for target in that module
+    named = {key: value for key, value in declared.__globals__.items() if not key.startswith("__")}
+    namespace: dict[str, Any] = {**named, "target": target, "spec": spec, "form": form}
     exec(compile(source, f"<linattn {name}>", "exec"), namespace)
     function = namespace[name]
     function.__defaults__, function.__kwdefaults__ = declared.__defaults__, declared.__kwdefaults__

@@ -80,7 +80,7 @@ SPEC = OpSpec(
     recurrence="S = S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V")),
     options=(*COMMON_OPTIONS, Option("normalize", (bool,), False), Option("causal", (bool,), True)),
-    state=lambda options: NORMALIZED_STATE if options["normalize"] else MATRIX_STATE,
+    state=lambda options: NORMALIZED_STATE if options["normalize"] is True else MATRIX_STATE,
     check=check,
     lowering=Lowering("simple_gla", to_simple_gla, as_simple_gla, blocked),
 )

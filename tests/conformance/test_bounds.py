@@ -1,0 +1,148 @@
+"""Bounds let a correct low-precision chunk algorithm pass, and are tight enough that a coarser one does not."""
+
+from typing import ClassVar
+
+import linattn
+import numpy as np
+import pytest
+from linattn_conformance.bounds import Quantity, distance
+from linattn_conformance.broken.base import Simple
+from linattn_conformance.cases import every_case
+from linattn_conformance.runner import Runner
+
+
+class Rounded(Simple):
+    """The chunk algorithm with operands of every matrix product rounded to a dtype, and sums in float32: tensor cores."""
+
+    name = "rounded"
+    families: ClassVar[tuple[str, ...]] = ("simple_gla", "delta_rule")
+    coarse = 1
+
+    def run(self, form, op, given):
+        self.dtype = given["v"].dtype
+        return super().run(form, op, given)
+
+    def low(self, x):
+        """Rounded to the dtype of the operands; a coarse backend drops three more bits."""
+        y = x.astype(self.dtype)
+        return (
+            y.astype(np.float32) if self.coarse == 1 else (y * self.dtype.type(9) - y * self.dtype.type(8)).astype(np.float32)
+        )
+
+    def matmul(self, x, y):
+        return self.low(x) @ self.low(y)
+
+    def forward(self, op, arrays, options):
+        x = {name: np.asarray(value, np.float32) for name, value in arrays.items() if name != "cu_seqlens"}
+        B, T, HV, V = x["v"].shape
+        K, group = x["k"].shape[-1], HV // x["k"].shape[2]
+        heads = {name: np.repeat(x[name], group, 2) for name in ("q", "k")} | {"v": x["v"]}
+        q, k, v = (heads[name].transpose(0, 2, 1, 3) for name in ("q", "k", "v"))
+        g = np.broadcast_to(x["g"], (B, T, HV)).transpose(0, 2, 1) if "g" in x else np.zeros((B, HV, T), np.float32)
+        beta = x["beta"].transpose(0, 2, 1) if "beta" in x else None
+        bounds = arrays["cu_seqlens"].tolist() if "cu_seqlens" in arrays else [0, T]
+        N = len(bounds) - 1
+        state = x.get("initial_state", np.zeros((N if "cu_seqlens" in arrays else B, HV, K, V), np.float32)).copy()
+        o = np.zeros_like(v)
+        for n in range(N):
+            own = slice(n, n + 1) if "cu_seqlens" in arrays else slice(None)
+            for at in range(bounds[n], bounds[n + 1], 64):
+                part = slice(at, min(at + 64, bounds[n + 1]))
+                o[:, :, part], state[own] = self.chunk(
+                    *(y[:, :, part] for y in (q, k, v, g)), None if beta is None else beta[:, :, part], state[own]
+                )
+        return options["scale"] * o.transpose(0, 2, 1, 3), state
+
+    def chunk(self, q, k, v, g, beta, S):
+        G = np.cumsum(g, -1, dtype=np.float32)
+        decay = np.tril(np.exp(np.minimum(G[..., :, None] - G[..., None, :], 0)))
+        if beta is not None:
+            L = np.tril(self.matmul(beta[..., None] * k, k.swapaxes(-1, -2)), -1)
+            inverse = np.linalg.inv(np.eye(L.shape[-1], dtype=np.float32) + L)
+            U, W = self.matmul(inverse, beta[..., None] * v), self.matmul(inverse, beta[..., None] * k)
+            v = U - self.matmul(W, S)
+        weights = self.matmul(q, k.swapaxes(-1, -2)) * decay
+        o = self.matmul(q * np.exp(G)[..., None], S) + self.matmul(weights, v)
+        kept = k * np.exp(G[..., -1:] - G)[..., None]
+        return o, np.exp(G[..., -1])[..., None, None] * S + self.matmul(kept.swapaxes(-1, -2), v)
+
+
+class Coarse(Rounded):
+    name = "coarse"
+    coarse = 8
+
+
+def forward_cases(runner, *dtypes):
+    unusual = {"reset", "huge", "long", "deep", "beta.BTHVV"}  # this little algorithm takes plain running sums
+    return [
+        case
+        for case in every_case()
+        if runner.applies(case)
+        and case.op in Rounded.families
+        and (case.form, case.check) == ("chunk", "forward")
+        and case.id.split("/")[2] in dtypes
+        and not unusual.intersection(case.flags)
+    ]
+
+
+@pytest.fixture
+def run():
+    registered = []
+
+    def run(kind, *dtypes):
+        linattn.register_backend(kind())
+        registered.append(kind.name)
+        runner = Runner(kind.name)
+        return list(runner.run(forward_cases(runner, *dtypes)))
+
+    yield run
+    for name in registered:
+        linattn.unregister_backend(name)
+
+
+def test_tensor_core_rounding_is_within_bounds(run):
+    results = run(Rounded, "fp16", "fp32")
+    assert len(results) > 40
+    assert [(result.id, result.message) for result in results if result.status != "passed"] == []
+    assert 0.1 < max(result.error or 0.0 for result in results) < 0.8
+
+
+def test_three_bits_less_are_not(run):
+    results = run(Coarse, "fp16")
+    assert any(result.status == "failed" for result in results)
+
+
+VALUE = np.linspace(1, 2, 80).reshape(20, 4)
+WANT = Quantity(VALUE, np.full((20, 1), 1e-3), "float32")
+
+
+def test_distance_is_relative_to_the_bound():
+    assert distance(VALUE, WANT) == 0
+    assert distance(VALUE + 2e-3, WANT) == pytest.approx(0.5)  # as a whole: 4 times the noise
+    one = VALUE.copy()
+    one[7, 2] += 6e-3
+    assert distance(one, WANT) == pytest.approx(0.5)  # a row: 12 times the noise
+
+
+def test_one_bad_row_does_not_hide():
+    bad = VALUE.copy()
+    bad[7] += 13e-3
+    assert distance(bad, WANT) > 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_out_of_bounds(value):
+    bad = VALUE.copy()
+    bad[0, 0] = value
+    assert distance(bad, WANT) == np.inf
+
+
+def test_another_shape_is_out_of_bounds():
+    assert distance(VALUE.T, WANT) == np.inf
+
+
+def test_without_noise_only_the_exact_value_will_do():
+    exact = Quantity(VALUE, np.zeros((20, 1)), "float32")
+    assert distance(VALUE, exact) == 0
+    assert distance(VALUE + 1e-300, exact) == 0  # lost in the value
+    assert distance(VALUE + 1e-15, exact) == np.inf

@@ -1,0 +1,109 @@
+"""The command and the pytest plug-in, as a vendor's CI runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HONEST = "linattn_conformance.broken.on_numpy:Honest"
+WRONG = "linattn_conformance.broken.on_numpy:WrongScale"
+PATTERN = "gla/chunk/fp32/state/T15-*"
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def conformance(*arguments):
+    return run("-m", "linattn_conformance", *arguments)
+
+
+def test_a_selection_that_passes():
+    done = conformance("--backend", HONEST, "--case", PATTERN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 cases" in done.stdout
+    assert "a selection gives no verdict" in done.stdout
+
+
+def test_a_selection_that_fails_says_how_to_run_it_again(tmp_path):
+    done = conformance("--backend", WRONG, "--case", PATTERN, "--report", str(tmp_path / "report.json"))
+    assert done.returncode == 1
+    name = "gla/chunk/fp32/state/T15-K24-V40-C16/forward"
+    assert f"linattn conformance --backend {WRONG} --device cpu --case '{name}'" in done.stdout
+    assert {result["status"] for result in json.loads((tmp_path / "report.json").read_text())["results"]} == {"failed"}
+
+
+def test_listing_runs_nothing():
+    done = conformance("--backend", HONEST, "--profile", "core", "--list")
+    assert done.returncode == 0
+    assert "gla/chunk/fp32/plain/T65-K24-V40/forward" in done.stdout.splitlines()
+    assert not any(line.endswith("/gradient") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--backend", "nunpy"], "did you mean 'numpy'?"),
+        (["--backend", "numpy", "--profile", "most"], "unknown profile 'most'"),
+        (["--backend", "numpy", "--tighten", "2"], "never widened"),
+        (["--backend", "numpy", "--framework", "torch"], "takes numpy arrays, not torch"),
+        (["--backend", "numpy", "--case", "nothing"], "matches nothing"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_wrong_usage(arguments, complaint):
+    done = conformance(*arguments)
+    assert done.returncode == 2
+    assert complaint in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_the_command_needs_no_pytest():
+    code = "import sys; sys.modules['pytest'] = None; import linattn_conformance.cli, linattn_conformance.checks"
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def plugin(*arguments):
+    registered = run(
+        "-c", "import importlib.metadata as m; print(bool([*m.entry_points(group='pytest11', name='linattn_conformance')]))"
+    )
+    load = [] if "True" in registered.stdout else ["-p", "linattn_conformance.pytest_plugin"]
+    return run("-m", "pytest", *load, "--noconftest", "-p", "no:cacheprovider", "--pyargs", "linattn_conformance", *arguments)
+
+
+def test_pytest_has_one_item_a_case():
+    done = plugin("--linattn-backend", HONEST, "--linattn-case", PATTERN, "-vv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_case[gla/chunk/fp32/state/T15-K24-V40-C16/gradient] PASSED" in done.stdout
+
+
+def test_pytest_fails_with_the_case():
+    done = plugin("--linattn-backend", WRONG, "--linattn-case", PATTERN)
+    assert done.returncode == 1
+    assert "2 failed" in done.stdout
+
+
+def test_pytest_exits_with_the_verdict_whatever_it_ran(tmp_path):
+    """Deselected cases are not run, so they count as failed."""
+    path = tmp_path / "report.json"
+    done = plugin(
+        "--linattn-backend",
+        HONEST,
+        "--linattn-profile",
+        "core",
+        "-k",
+        "T65 and chunk and gla and plain",
+        "--linattn-report",
+        str(path),
+    )
+    assert "failed" not in done.stdout.partition("linattn verdict")[0]
+    assert done.returncode == 1
+    assert "linattn verdict: not conformant: core" in done.stdout
+    assert json.loads(path.read_text())["verdict"]["outcome"] == "not conformant"
+
+
+def test_pytest_says_what_is_wrong_with_the_options():
+    done = plugin("--linattn-backend", "nunpy")
+    assert done.returncode == 4
+    assert "did you mean 'numpy'?" in done.stderr
