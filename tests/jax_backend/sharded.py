@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import linattn
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax_cases import convert, draw
 from linattn.registry import registry
@@ -49,9 +49,11 @@ _, arrays, options = draw("mixed_attn", 20, B=4, state=False)
 arrays = convert(arrays, jnp.float32)
 plain = linattn.chunk_mixed_attn(**arrays, chunk_size=16)[0]
 spread = jax.device_put(arrays, NamedSharding(mesh, TOKENS))
+left_to_jit = jax.make_mesh((4, 2), ("rows", "heads"), axis_types=(AxisType.Auto,) * 2)
 shared = jax.shard_map(
     lambda a: linattn.chunk_mixed_attn(**a, chunk_size=16)[0], mesh=mesh, in_specs=(TOKENS,), out_specs=TOKENS
 )
 np.testing.assert_allclose(jax.jit(shared)(spread), plain, rtol=2e-4, atol=2e-4)
+spread = jax.device_put(arrays, NamedSharding(left_to_jit, TOKENS))
 np.testing.assert_allclose(linattn.chunk_mixed_attn(**spread, chunk_size=16)[0], plain, rtol=2e-4, atol=2e-4)
 print("equal")

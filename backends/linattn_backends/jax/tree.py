@@ -21,7 +21,7 @@ from jax import lax
 
 from .compat import Array
 
-RADIX = 8
+RADIX = 4
 
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
