@@ -1,0 +1,5 @@
+"""The plain JAX backend."""
+
+from .backend import JaxBackend
+
+__all__ = ["JaxBackend"]

@@ -1,0 +1,69 @@
+"""JAX arrays on any device. Gradients come from ``jax.vjp`` of the eager call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .base import Adapter, Arrays
+
+__all__ = ["JaxAdapter"]
+
+
+class JaxAdapter(Adapter):
+    """Values travel through float64, which holds those of every narrower dtype exactly; so 64-bit types are switched on.
+
+    Arrays of JAX have no strides and are never written to, and freed memory is out of reach: there is nothing to poison.
+    """
+
+    name = "jax"
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        jax.config.update("jax_enable_x64", True)
+        kind, _, number = device.partition(":")
+        self.place = jax.devices(kind)[int(number or 0)]
+
+    def from_float64(self, x: Any, dtype: str) -> Any:
+        with np.errstate(over="ignore"):
+            return jax.device_put(np.array(x).astype(jnp.dtype(dtype)), self.place)
+
+    def to_float64(self, x: Any) -> Any:
+        x = np.array(x)
+        return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, jax.Array)
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype)
+
+    def is_same_device(self, x: Any) -> bool:
+        return x.devices() == {self.place}
+
+    def gradients(self, call: Any, arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+        floats = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        others = {name: x for name, x in arrays.items() if name not in floats}
+
+        def wanted(floats: Arrays) -> tuple[Arrays, Arrays]:
+            outputs = call({name: floats.get(name, others.get(name)) for name in arrays})
+            return {name: outputs[name] for name in cotangents if self.is_array(outputs.get(name))}, outputs
+
+        used, pull, outputs = jax.vjp(wanted, floats, has_aux=True)
+        if not used:
+            return outputs, {}
+        (found,) = pull({name: cotangents[name] for name in used})
+        return outputs, found
+
+    def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
+        return jnp.concatenate([*[x] * times, jax.lax.slice_in_dim(x, 0, rest, axis=axis)], axis)
+
+    def memory(self) -> float:
+        return (self.place.memory_stats() or {}).get("bytes_limit", 0) / 2**30 if self.place.platform != "cpu" else 0.0
+
+    def versions(self) -> dict[str, str]:
+        found = {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
+        return found if self.place.platform == "cpu" else {**found, "device": self.place.device_kind}

@@ -1,0 +1,24 @@
+import os
+
+# Compiling is most of what these tests take; they are set before JAX starts, and change no result that is tested.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import linattn
+import pytest
+from linattn.registry import registry
+from linattn_backends.jax import JaxBackend
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registered():
+    """The backend by name, where linattn is on the path but not installed."""
+    if "jax" not in registry.records:
+        linattn.register_backend(JaxBackend)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
