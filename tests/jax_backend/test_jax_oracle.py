@@ -60,6 +60,20 @@ def test_float16():
     assert error((o, state), forward(family, rounded, options)) < 2e-3
 
 
+def test_gradient_of_chunks_of_every_size():
+    """32 and 128 end in a level of two blocks; XLA 0.10.2 once crashed on the CPU in a masked sum over two of them."""
+    x = jax.random.normal(jax.random.key(0), (1, 65, 2, 24), jnp.float32)
+    for chunk_size in (32, 128):
+
+        def loss(k, chunk_size=chunk_size):
+            return backend.chunk_gla(x, k, x, -jnp.abs(x) * 9, chunk_size=chunk_size)[0].sum()
+
+        def slowly(k):
+            return backend.recurrent_gla(x, k, x, -jnp.abs(x) * 9)[0].sum()
+
+        assert error(jax.grad(loss)(x), np.asarray(jax.grad(slowly)(x), np.float64)) < 1e-5
+
+
 def forward_error(form, variant, **how):
     family, arrays, options = draw(variant, **how)
     expected = float_outputs(forward(family, arrays, options))

@@ -50,16 +50,21 @@ def sums_of_tokens(g: Array) -> Sums:
 
 
 class Level(NamedTuple):
-    """``r`` blocks of ``b`` tokens become one.
+    """``r`` blocks of ``b`` tokens become one. The first of them reads none of the others, and the last is read by none.
 
-    Factors of readers are ``[..., n, r, b, W]``; of writers, for the readers of each block ``i``, ``[..., n, r(i), r(j), b,
-    W]``.
+    With ``i = 1 … r−1`` over readers and ``j = 0 … r−2`` over writers, factors of readers are ``[..., n, i, b, W]``, and those
+    of writers ``[..., n, i, j, b, W]``.
     """
 
     read: Array
     read_exclusive: Array
     write: Array
-    before: Array  # [r(i), r(j), 1, 1] bool: j < i
+    before: np.ndarray  # [i, j, 1, 1] bool: j comes before i
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """``r`` and ``b``."""
+        return self.read.shape[-3] + 1, self.read.shape[-2]
 
 
 def radices(C: int) -> list[int]:
@@ -85,36 +90,39 @@ def levels(g: Array) -> tuple[list[Level], Sums]:
     for r in radices(C):
         through, before, after = (grouped(x, r, b) for x in sums[:3])
         totals = sums.total.reshape(*lead, -1, r, W)
-        i, j, k = np.ogrid[:r, :r, :r]
-        between = ((j < k) & (k < i)).reshape(r * r, r).astype(g.dtype)
-        gap = matmul(between, totals).reshape(*totals.shape[:-2], r, r, 1, W)
-        earlier = (np.arange(r)[:, None] > np.arange(r))[..., None, None]
-        write = jnp.exp(gap + after[..., None, :, :, :])
-        found.append(Level(jnp.exp(through), jnp.exp(before), write, earlier))
-        ahead = matmul(np.tri(r, k=-1, dtype=g.dtype), totals)[..., None, :]
-        behind = matmul(np.tri(r, k=-1, dtype=g.dtype).T, totals)[..., None, :]
+        i, j, l = np.ogrid[:r, :r, :r]
+        gap = selected(((j < l) & (l < i))[1:, :-1], totals)[..., None, :]  # [..., n, i, j, 1, W]
+        write = jnp.exp(gap + after[..., None, :-1, :, :])
+        earlier = (j < i)[1:, :-1, :, None]
+        found.append(Level(jnp.exp(through[..., 1:, :, :]), jnp.exp(before[..., 1:, :, :]), write, earlier))
+        ahead, behind = (selected(which, totals)[..., None, :] for which in (j[0] > l[0], j[0] < l[0]))
         whole = (x.reshape(*lead, C, W) for x in (through + ahead, before + ahead, after + behind))
         sums = Sums(*whole, totals.sum(-2))
         b *= r
     return found, sums._replace(total=sums.total.reshape(*lead, W))
 
 
+def selected(which: np.ndarray, totals: Array) -> Array:
+    """Sums of ``totals [..., r, W]`` over the blocks that ``which [..., r]`` names; a tiny product that needs no matmul."""
+    spread = totals.reshape(*totals.shape[:-2], *(1,) * (which.ndim - 1), *totals.shape[-2:])
+    return jnp.where(which[..., None], spread, 0).sum(-2)
+
+
 def written(y: Array, level: Level) -> Array:
-    """A writer's factors for the readers of each block: ``[..., n, r(i), r·b, W]``."""
-    r, b, W = level.read.shape[-3:]
-    x = jnp.where(level.before, grouped(y, r, b)[..., None, :, :, :] * level.write, 0)
-    return x.reshape(*x.shape[:-3], r * b, W)
+    """A writer's factors for the readers of each block: ``[..., n, i, (r−1)·b, W]``."""
+    r, b = level.sizes
+    x = jnp.where(level.before, grouped(y, r, b)[..., None, :-1, :, :] * level.write, 0)
+    return x.reshape(*x.shape[:-3], (r - 1) * b, x.shape[-1])
 
 
 def pairs_of_levels(found: list[Level], readers: list[Array], writers: list[Array], exclusive: tuple[bool, ...]) -> Pairs:
     """Causal products of every reader with every writer."""
     A = [[diagonal(x, y, e) for y in writers] for x, e in zip(readers, exclusive, strict=True)]
     for level in found:
-        r, b = level.read.shape[-3:-1]
         ys = [written(y, level) for y in writers]
         for row, x, e in zip(A, readers, exclusive, strict=True):
-            read = grouped(x, r, b) * (level.read_exclusive if e else level.read)
-            row[:] = [grown(a, matmul(read, y.mT)) for a, y in zip(row, ys, strict=True)]
+            read = grouped(x, *level.sizes)[..., 1:, :, :] * (level.read_exclusive if e else level.read)
+            row[:] = [grown(a, matmul(read, y.mT), *level.sizes) for a, y in zip(row, ys, strict=True)]
     return [[a[..., 0, :, :] for a in row] for row in A]
 
 
@@ -124,12 +132,23 @@ def diagonal(x: Array, y: Array, exclusive: bool) -> Array:
     return (jnp.zeros_like(products) if exclusive else products).sum(-1)[..., None, None]
 
 
-def grown(a: Array, cross: Array) -> Array:
-    """Blocks ``[..., n·r, b, b]`` put on the diagonal of ``cross [..., n, r, b, r·b]``: ``[..., n, r·b, r·b]``."""
-    r, b = cross.shape[-3:-1]
-    a = a.reshape(*cross.shape[:-1], 1, b)
-    own = np.eye(r, dtype=bool)[:, None, :, None]
-    return jnp.where(own, a, cross.reshape(*cross.shape[:-1], r, b)).reshape(*cross.shape[:-3], r * b, r * b)
+def grown(a: Array, cross: Array, r: int, b: int) -> Array:
+    """Blocks ``[..., n·r, b, b]`` on the diagonal, ``cross [..., n, i, b, (r−1)·b]`` below it: ``[..., n, r·b, r·b]``."""
+    below = padded(padded(cross.reshape(*cross.shape[:-1], r - 1, b), -4, first=True), -2, first=False)
+    a = a.reshape(*below.shape[:-2], 1, b)
+    return jnp.where(own_block(r), a, below).reshape(*below.shape[:-4], r * b, r * b)
+
+
+def own_block(r: int) -> np.ndarray:
+    """``[r, 1, r, 1]`` bool: reader and writer are of one block."""
+    return np.eye(r, dtype=bool)[:, None, :, None]
+
+
+def padded(x: Array, axis: int, first: bool) -> Array:
+    """One more entry along an axis, of zeros: the first or the last."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (1, 0) if first else (0, 1)
+    return jnp.pad(x, widths)
 
 
 def values_of_levels(found: list[Level], A: Array, v: Array) -> Array:
@@ -137,10 +156,11 @@ def values_of_levels(found: list[Level], A: Array, v: Array) -> Array:
     o = jnp.zeros_like(v)
     a = A[..., None, :, :]
     for level in reversed(found):
-        r, b = level.read.shape[-3:-1]
-        a = a.reshape(*a.shape[:-2], r, b, r * b)  # [..., n, r(i), b, r(j)·b]
-        o = o + (matmul(a, written(v, level)) * level.read).reshape(v.shape)
-        own = np.eye(r, dtype=bool)[:, None, :, None]
-        a = jnp.where(own, a.reshape(*a.shape[:-1], r, b), 0).sum(-2)
+        r, b = level.sizes
+        a = a.reshape(*a.shape[:-2], r, b, r, b)
+        cross = a[..., 1:, :, :-1, :].reshape(*a.shape[:-4], r - 1, b, (r - 1) * b)
+        read = matmul(cross, written(v, level)) * level.read
+        o = o + padded(read, -3, first=True).reshape(v.shape)
+        a = jnp.where(own_block(r), a, 0).sum(-2)
         a = a.reshape(*a.shape[:-4], -1, b, b)
     return o + a[..., 0] * v
