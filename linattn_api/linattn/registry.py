@@ -222,6 +222,9 @@ def _import(ep: EntryPoint) -> Backend:
         failures.append(failure)
     if failures:
         (failure,) = failures
+        missing = str(failure.name).partition(".")[0] if isinstance(failure, ModuleNotFoundError) else None
+        if missing and _is_built_in(ep) and not missing.startswith("linattn"):
+            raise BackendLoadError(f"needs the package {missing}: pip install 'linattn[{ep.name}]'") from failure
         reason = f"{type(failure).__name__}: {failure}"
         raise BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}") from failure
     return manager[ep.name].obj

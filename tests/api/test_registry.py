@@ -85,6 +85,20 @@ def test_a_plug_in_that_fails_to_import_is_reported_once_and_breaks_nothing(inst
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def test_a_built_in_backend_without_its_framework_says_what_to_install(call, monkeypatch):
+    import sys
+
+    for module in [name for name in sys.modules if name.startswith("linattn_backends.jax")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    registry.refresh()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.BackendLoadError) as caught:
+            linattn.chunk_gla(*call, backend="jax")
+    assert str(caught.value) == "needs the package jax: pip install 'linattn[jax]'"
+
+
 def test_a_plug_in_that_exits_on_import_breaks_nothing(install, call):
     install("acme", source="raise SystemExit(3)")
     with pytest.warns(RuntimeWarning, match="SystemExit: 3"):
