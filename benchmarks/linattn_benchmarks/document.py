@@ -127,6 +127,12 @@ def torch_cpu(results: dict[str, Any]) -> str:
     )
 
 
+def jax_cpu(results: list[dict[str, Any]]) -> str:
+    """The JAX backend beside the PyTorch backend."""
+    lines = [(f"`{row['op']}`", row["gate"], row["T"], row["mode"], row["backend"], seconds(row["seconds"])) for row in results]
+    return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
+
+
 def seconds(s: float) -> str:
     """In milliseconds."""
     return f"{table.milliseconds(s * 1e3)} ms"
@@ -138,7 +144,7 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
 
 
-RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu}
+RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu}
 
 
 def main() -> None:
