@@ -9,9 +9,9 @@
     o_t = scale · q_t S_t
     o_t = scale · q_t (S_{t-1} + Diag(u) k_tᵀ v_t)            RWKV-6: EXCLUSIVE
 
-A program holds all ``K`` rows of ``BV`` columns of one head's state in registers, float32, and walks one sequence: no column of a
-state needs another, so every sum over ``K`` stays inside it. At ``T = 1`` it reads the state once and writes it once, and may
-write it where it read it. ``SLOTS`` says which state of many is a sequence's; one that is none of them leaves every state alone.
+A program holds all ``K`` rows of ``BV`` columns of one head's state in registers, float32, and walks one sequence: no column
+of a state needs another, so every sum over ``K`` stays inside it. At ``T = 1`` it reads the state once and writes it once, and
+may write it where it read it. ``SLOTS`` says which of many states is a sequence's; a slot that is none of them is padding.
 """
 
 import triton

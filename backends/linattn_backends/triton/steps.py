@@ -58,7 +58,7 @@ def walk(
         slots: Which state is each sequence's; a sequence whose slot is none of ``0 … P-1`` writes zeros and no state.
     """
     tokens = tokens.laid_out()
-    q, k, v, g, gv, beta, a, b, u = tokens
+    q, _, v, g, gv, beta, a, _, u = tokens
     B, T, HV, V = v.shape
     K, N = q.shape[-1], B if cu is None else cu.shape[0] - 1
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=v.device)
