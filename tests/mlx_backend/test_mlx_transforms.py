@@ -48,6 +48,7 @@ def test_vmap_of_packed_sequences():
 def test_second_order_and_forward_mode(op):
     """Not promised by a custom VJP; what MLX makes of the operations inside is right."""
     problem = Problem(op, "state", "fp64", T=20)
+    mx.random.seed(0)
     directions = [mx.random.normal(x.shape).astype(x.dtype) for x in problem.leaves]
 
     def slope(*leaves):
@@ -62,7 +63,8 @@ def test_second_order_and_forward_mode(op):
     numeric = (wide_loss(*forward) - wide_loss(*back)) / (2 * step)
     by_reverse = slope(*problem.leaves)
     (by_forward,) = mx.jvp(wide_loss, problem.leaves, directions)[1]
-    assert error([by_reverse, by_forward], [numeric, numeric]) < 1e-7
+    assert error([by_reverse], [by_forward]) < 1e-10
+    assert error([by_reverse], [numeric]) < 1e-6
     second = problem.gradient(slope)(*problem.leaves)
     numeric = (slope(*forward) - slope(*back)) / (2 * step)
     along = sum((x * d).sum() for x, d in zip(second, directions, strict=True))
