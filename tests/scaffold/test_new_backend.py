@@ -96,8 +96,8 @@ FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_a
         (["acme", "--framework", "tensorflow"], "unknown framework 'tensorflow': known are torch, jax, mlx, numpy"),
         (
             ["acme", "--op", "chunk_gal"],
-            "unknown operator 'chunk_gal': did you mean 'chunk_gla'? families are delta_rule, dplr, gated_delta_rule, gla, kda, "
-            "linear_attn, mixed_attn, rwkv6, simple_gla, forms recurrent, chunk, parallel",
+            "unknown operator 'chunk_gal': did you mean 'chunk_gla'? families are delta_rule, dplr, gated_delta_rule, gla, "
+            "kda, linear_attn, mixed_attn, rwkv6, simple_gla, forms recurrent, chunk, parallel",
         ),
         (
             ["acme", "--op", "kda"],

@@ -211,7 +211,7 @@ def write(project: Project, folder: Path) -> list[Path]:
         _target(template, project): environment.get_template(template).render(
             project=project, framework=FRAMEWORKS[project.framework], methods=project.methods
         )
-        for template in _templates(files(__package__ or "linattn.scaffold").joinpath("templates"))
+        for template in _templates(files(__package__ or "linattn.scaffold").joinpath("templates"), PurePosixPath())
     }
     for path, text in texts.items():
         target = folder / path
@@ -220,7 +220,7 @@ def write(project: Project, folder: Path) -> list[Path]:
     return sorted(texts)
 
 
-def _templates(folder: Traversable, below: PurePosixPath = PurePosixPath()) -> list[str]:
+def _templates(folder: Traversable, below: PurePosixPath) -> list[str]:
     """Every template but the macros, as Jinja names them."""
     found: list[str] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
