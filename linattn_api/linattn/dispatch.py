@@ -38,6 +38,7 @@ __all__ = [
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch"),
     "jax": ("jax",),
+    "mlx": ("mlx",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
@@ -62,6 +63,7 @@ class Plan:
         steps: The families from the caller's to the one that the backend runs; more than one if the call is lowered.
         form: The form that runs.
         options: The call's static options, defaults filled in.
+        details: How the backend will run it, if it has something to say.
     """
 
     call: Call
@@ -71,6 +73,7 @@ class Plan:
     steps: tuple[str, ...]
     form: str
     options: tuple[tuple[str, Any], ...]
+    details: str | None = None
 
     @property
     def method(self) -> str:
@@ -88,7 +91,8 @@ class Plan:
             notes = [f"lowered: {' → '.join(self.steps)}"] if len(self.steps) > 1 else []
             notes += ["on copies of the states, written back"] if self.form != self.call.form == "decode" else []
             lowered = f" ({'; '.join(notes)})" if notes else ""
-            lines.append(f"  runs         {self.backend}.{self.method}{lowered}")
+            details = f": {self.details}" if self.details else ""
+            lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
         return "\n".join(lines)
 
@@ -147,9 +151,10 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
     for name, auto in _candidates(call, preference):
         reasons: list[str] = []
         for way in calls:
-            steps = _fit(name, auto, way, reasons)
-            if steps:
-                return Plan(call, preference, tuple(passed), name, steps, way.form, tuple(options.items()))
+            fit = _fit(name, auto, way, reasons)
+            if fit:
+                details = registry.loaded[name].details(fit.call)
+                return Plan(call, preference, tuple(passed), name, fit.steps, way.form, tuple(options.items()), details)
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 
@@ -176,8 +181,15 @@ def _auto(framework: str) -> Iterator[str]:
     yield from sorted(name for name, record in registry.records.items() if not record.built_in)
 
 
-def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
-    """The steps by which backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
+class _Fit(NamedTuple):
+    """The steps from a call to the one that a backend runs, and that one."""
+
+    steps: tuple[str, ...]
+    call: Call
+
+
+def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> _Fit | None:
+    """How backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
     try:
         backend = registry.load(name, auto=auto)
     except UnknownBackend:
@@ -195,7 +207,7 @@ def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ..
     while True:
         refusal = _refusal(backend, lowered)
         if refusal is None:
-            return steps
+            return _Fit(steps, lowered)
         reasons.append(refusal)
         lowering = FAMILIES[lowered.op].lowering
         if lowering is None:
