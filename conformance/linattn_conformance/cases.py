@@ -306,19 +306,14 @@ def decoding(spec: OpSpec) -> Iterator[Case]:
         for flags in ("plain", "slots"):
             yield from cases(short, flags, core=short == "fp32")
             yield from cases(short, flags, T=4, core=short == "fp32")
-    for atom in atoms(spec):
+    for atom in atoms(DECODING[spec.name]):
         yield from cases("fp32", atom)
         yield from cases("fp32", _joined(atom, "slots"), T=4)
     for T in (0, 2, 16):
         yield from cases("fp32", "slots", T=T)
     yield from cases("fp32", "padding", T=2)
-    for flags in (
-        "strided-slots",
-        "narrow-slots",
-        "wide-slots",
-        "phi.relu-slots",
-        *(["reset-slots"] if "g" in names(spec) else []),
-    ):
+    kinds = ["strided-slots", "narrow-slots", "wide-slots", "phi.relu-slots"]
+    for flags in (*kinds, "reset-slots") if "g" in {arg.name for arg in spec.args} else kinds:
         yield from cases("fp32", flags, T=3)
     yield from cases("bf16", "narrow-slots", T=3)
     for K, V in ((1, 1), (1, 24), (128, 128), (256, 24)):
