@@ -197,7 +197,7 @@ def _Module(torch, phi):
 def test_cosformer_starts_where_it_is_told(framework):
     x = array(framework, draw(2, 6, H, K))
     whole = np.asarray(Cosformer(M=16)(x))
-    for start in (4, array(framework, np.array(4)), array(framework, np.array([4, 4]))):
+    for start in (4, np.int64(4), array(framework, np.array(4)), array(framework, np.array([4, 4]))):
         np.testing.assert_allclose(np.asarray(Cosformer(M=16, start=start)(x[:, 4:])), whole[:, 4:], rtol=1e-5, atol=1e-6)
 
 

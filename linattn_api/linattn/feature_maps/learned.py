@@ -24,9 +24,9 @@ Parameters = dict[str, NDArray[np.float32]]
 def _affine(xp: Framework, x: Any, owner: str, W: Any, b: Any) -> Any:
     """``x W + b`` for each head: ``[…, T, H, K]`` to ``[…, T, H, D]``."""
     H, K = _heads(owner, x)
-    W = parameter(xp, x, owner, "W", W, "H K D", (H, K, None))
-    y = xp.swapaxes(xp.swapaxes(x, -2, -3) @ W, -2, -3)
-    return y if b is None else y + parameter(xp, x, owner, "b", b, "H D", (H, W.shape[-1]))
+    matrices = parameter(xp, x, owner, "W", W, "H K D", (H, K, None))
+    y = xp.swapaxes(xp.swapaxes(x, -2, -3) @ matrices, -2, -3)
+    return y if b is None else y + parameter(xp, x, owner, "b", b, "H D", (H, matrices.shape[-1]))
 
 
 def _heads(owner: str, x: Any) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,7 +43,8 @@ class Cosformer(Wide):
         return xp.concat([r * xp.cos(angle), r * xp.sin(angle)], axis=-1)
 
     def _start(self, xp: Framework, x: Any) -> Any:
-        if isinstance(self.start, (int, np.integer)):  # a symbolic one, under torch.compile, is an int
-            return self.start
-        start = xp.astype(self.start, xp.dtype(x))
+        start = self.start
+        if isinstance(start, (int, np.generic)):  # a symbolic int, under torch.compile, is one
+            return cast(Any, start)
+        start = xp.astype(start, xp.dtype(x))
         return start[:, None, None, None] if len(start.shape) else start

@@ -29,8 +29,8 @@ def directions(seed: int, K: int, m: int, orthogonal: bool) -> NDArray[np.float6
     lengths = np.sqrt(np.square(w).sum(0))  # of the chi distribution
     blocks = -(-m // K)
     Q, R = np.linalg.qr(rng.standard_normal((blocks, K, K)))
-    Q *= np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]  # uniform: the signs are what makes the decomposition unique
-    return Q.swapaxes(0, 1).reshape(K, blocks * K)[:, :m] * lengths
+    rotations = Q * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]  # uniform: these signs make the decomposition unique
+    return rotations.swapaxes(0, 1).reshape(K, blocks * K)[:, :m] * lengths
 
 
 def _settle(phi: Performer | Rfa, owner: str) -> None:
