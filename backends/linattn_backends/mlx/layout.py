@@ -99,10 +99,10 @@ class Packed:
         sequence = bounds_passed(last, self.chunks)  # N beyond the last chunk
         known = mx.minimum(sequence, N - 1)
         inside = sequence < N
-        self.sequence = known
-        self.begins = inside & (chunk == first[known])
+        self.sequence, self.first = known, first[known]
+        self.begins = inside & (chunk == self.first)
         self.ends = inside & (chunk == last[known] - 1)
-        token = offsets[known][:, None] + (chunk - first[known])[:, None] * C + mx.arange(C, dtype=mx.int32)
+        token = offsets[known][:, None] + (chunk - self.first)[:, None] * C + mx.arange(C, dtype=mx.int32)
         self.real = (token < offsets[known + 1][:, None]) & inside[:, None]
         self.token = mx.where(self.real, token, 0)
         mine = mx.minimum(bounds_passed(offsets[1:], T), N - 1)
