@@ -87,7 +87,7 @@ class Segmented:
             o.append(y)
             kept.append(S)
             if in_pack:
-                final = places.keep(final, after[0], i, places.ends)
+                final = places.keep(final, after[0], i, places.last_chunk)
         if in_pack and self.S0 is not None:
             final = mx.where(places.empty, self.S0.astype(S.dtype), final)
         return o, (final if in_pack else S) if keep else None, kept[:-1]
@@ -120,7 +120,7 @@ class Segmented:
             dS, *gradients = done
             for name, gradient in zip(names, gradients, strict=True):
                 if name == "start":
-                    dS0 = places.keep(dS0, gradient.astype(self.dtype), i, places.begins)
+                    dS0 = places.keep(dS0, gradient.astype(self.dtype), i, places.first_chunk)
                 else:
                     found[name].insert(0, gradient)
         if in_pack and dS0 is not None and dfinal is not None:

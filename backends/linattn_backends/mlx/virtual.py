@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from .layout import Packed, Rows, bounds_passed, take
+from .layout import Packed, Rows, bounds_passed, integers, take
 
 
 class Equal(Rows):
@@ -42,10 +42,10 @@ class Virtual(Packed):
     """``N`` sequences laid one after the other, with what their states hold in front."""
 
     def __init__(self, B: int, T: int, C: int, tokens_a_segment: int, cu_seqlens: mx.array | None, length: mx.array | None):
-        offsets = mx.arange(B + 1, dtype=mx.int32) * T if cu_seqlens is None else cu_seqlens.astype(mx.int32)
+        offsets = mx.arange(B + 1, dtype=mx.int32) * T if cu_seqlens is None else integers(cu_seqlens)
         N = offsets.shape[0] - 1
         self.offsets, self.new_tokens = offsets, B * T
-        self.held = mx.zeros((N,), mx.int32) if length is None else length.astype(mx.int32)
+        self.held = mx.zeros((N,), mx.int32) if length is None else integers(length)
         self.lengths = self.held + offsets[1:] - offsets[:-1]
         self.steps = mx.concatenate([mx.zeros((1,), mx.int32), mx.cumsum(self.lengths)])
         most = B * T + (0 if length is None else N * (C - 1))
