@@ -22,6 +22,32 @@ from .tiles import LOG2E
 __all__ = ["recurrent"]
 
 
+@triton.jit
+def token(
+    q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k, in_v, more,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr, LOW_RANK: tl.constexpr,
+):  # fmt: skip
+    """What one token brings; zeros if there is no ``more``. For what a family lacks, anything."""
+    bq = tl.load(q + columns_k, mask=in_k, other=0.0)
+    bk = tl.load(k + columns_k, mask=in_k, other=0.0)
+    bv = tl.load(v + columns_v, mask=in_v, other=0.0)
+    bg, bw, be, ba, bb = bq, bv, bv, bq, bq
+    if GATE == 1:
+        bg = tl.load(g, mask=more, other=0.0)
+    if GATE == 2:
+        bg = tl.load(g + columns_k, mask=in_k, other=0.0)
+    if VALUE_GATE:
+        bw = tl.load(gv + columns_v, mask=in_v, other=0.0)
+    if BETA == 1:
+        be = tl.load(beta, mask=more, other=0.0)
+    if BETA == 2:
+        be = tl.load(beta + columns_v, mask=in_v, other=0.0)
+    if LOW_RANK:
+        ba = tl.load(a + columns_k, mask=in_k, other=0.0)
+        bb = tl.load(b + columns_k, mask=in_k, other=0.0)
+    return bq, bk, bv, bg, bw, be, ba, bb
+
+
 @triton.jit(do_not_specialize=["T", "HV", "P"])
 def recurrent(
     q, k, v, g, gv, beta, a, b, u, start, out, end, cu, slots, T, HV, P, scale,
@@ -79,39 +105,15 @@ def recurrent(
         b += row * bb + bos * bt + head * bh
     if EXCLUSIVE:
         bu = tl.load(u + hv * K + columns_k, mask=in_k, other=0.0).to(tl.float32)
-    for _ in range(0, L):
-        bq = tl.load(q + columns_k, mask=in_k, other=0.0).to(tl.float32) * scale
-        bk = tl.load(k + columns_k, mask=in_k, other=0.0).to(tl.float32)
-        bv = tl.load(v + columns_v, mask=in_v, other=0.0).to(tl.float32)
-        if EXCLUSIVE:
-            o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
-        if LOW_RANK:
-            read = tl.sum(S * tl.load(a + columns_k, mask=in_k, other=0.0).to(tl.float32)[:, None], 0)
-        if GATE == 1:
-            S = S * tl.exp2(tl.load(g).to(tl.float32) * LOG2E)
-        if GATE == 2:
-            bg = tl.load(g + columns_k, mask=in_k, other=0.0).to(tl.float32)
-            S = S * tl.exp2(bg * LOG2E)[:, None]
-        if VALUE_GATE:
-            bg = tl.load(gv + columns_v, mask=in_v, other=0.0).to(tl.float32)
-            S = S * tl.exp2(bg * LOG2E)[None, :]
-        if BETA > 0:
-            bv = bv - tl.sum(S * bk[:, None], 0)
-        if BETA == 1:
-            bv = bv * tl.load(beta).to(tl.float32)
-        if BETA == 2:
-            bv = bv * tl.load(beta + columns_v, mask=in_v, other=0.0).to(tl.float32)
-        S += bk[:, None] * bv[None, :]
-        if LOW_RANK:
-            write = tl.load(b + columns_k, mask=in_k, other=0.0).to(tl.float32)
-            S += write[:, None] * read[None, :]
-        if not EXCLUSIVE:
-            o = tl.sum(S * bq[:, None], 0)
-        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+    more = L > 0
+    nq, nk, nv, ng, nw, ne, na, nb = token(
+        q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+    )  # fmt: skip
+    for i in range(0, L):
+        bq, bk, bv, bg, bw, be, ba, bb = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
         q += qt
         k += kt
         v += vt
-        out += HV * V
         if GATE > 0:
             g += gt
         if VALUE_GATE:
@@ -121,6 +123,29 @@ def recurrent(
         if LOW_RANK:
             a += at
             b += bt
+        more = i + 1 < L
+        nq, nk, nv, ng, nw, ne, na, nb = token(
+            q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+        )  # fmt: skip
+        if EXCLUSIVE:
+            o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
+        if LOW_RANK:
+            read = tl.sum(S * ba.to(tl.float32)[:, None], 0)
+        if GATE == 1:
+            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)
+        if GATE == 2:
+            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)[:, None]
+        if VALUE_GATE:
+            S = S * tl.exp2(bw.to(tl.float32) * LOG2E)[None, :]
+        if BETA > 0:
+            bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
+        S += bk[:, None] * bv[None, :]
+        if LOW_RANK:
+            S += bb.to(tl.float32)[:, None] * read[None, :]
+        if not EXCLUSIVE:
+            o = tl.sum(S * bq[:, None], 0)
+        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+        out += HV * V
     if END:
         p = end + slot * fn + head * fh + columns_k[:, None] * fk + columns_v[None, :] * fv
         tl.store(p, S.to(end.dtype.element_ty), mask=inside)
