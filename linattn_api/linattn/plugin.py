@@ -25,13 +25,16 @@ resolved to a float and feature maps applied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from .errors import Unsupported
 
-__all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "MixedState", "Unsupported"]
+if TYPE_CHECKING:
+    from .spec import OpSpec
+
+__all__ = ["API_VERSION", "FORMS", "Backend", "Call", "Form", "MixedState", "Unsupported", "form_methods"]
 
 API_VERSION = "1.0.0"
 """Version of the API, of the plug-in contract and of the distribution: one number."""
@@ -201,3 +204,66 @@ class Backend:
         Must be a pure function of ``call``: no I/O, no environment, no context variables. Called once per distinct call.
         """
         return None
+
+    def details(self, call: Call) -> str | None:
+        """How this backend will run a call that it supports, in a few words for ``explain``; ``None``: nothing to add.
+
+        For a backend that has several ways, e.g. ``"Metal kernels"``. Pure, as :meth:`supports` is.
+        """
+        return None
+
+
+B = TypeVar("B", bound=type[Backend])
+
+
+def form_methods(families: Mapping[str, Callable[..., Any]], forms: Sequence[Form] = FORMS) -> Callable[[B], B]:
+    """Give a backend class the methods of whole families, each made of one function::
+
+        @form_methods({"simple_gla": run, "gla": run}, forms=("chunk", "recurrent"))
+        class AcmeBackend(Backend):
+            ...
+
+        def run(form, arrays, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+            q, g, gv = arrays["q"], arrays["g"], arrays.get("gv")
+            ...
+            return o, final_state
+
+    Args:
+        families: The function of each family, by the family's name. It gets the form, the family's positional arrays by name
+            (``None`` for one not given), and the family's keywords, and returns ``(o, final_state)``.
+        forms: The forms that it can run. Default: all three.
+
+    Raises:
+        KeyError: There is no family of that name.
+    """
+    from .spec import FAMILIES  # the specs are made of this module's Call
+
+    def decorate(cls: B) -> B:
+        for family, function in families.items():
+            for form in forms:
+                method = _form_method(form, FAMILIES[family], function)
+                method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
+                method.__module__ = cls.__module__
+                setattr(cls, method.__name__, method)
+        return cls
+
+    return decorate
+
+
+def _form_method(form: Form, spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled with the spec's own parameters, so that binding them costs no more than the call."""
+    name = f"{form}_{spec.name}"
+    positional = [f"{arg.name}=None" if arg.optional else arg.name for arg in spec.args]
+    default = {option.name: option.default for option in spec.options}
+    keywords = [f"{keyword}={default.get(keyword)!r}" for keyword in spec.keywords]
+    arrays = ", ".join(f"{arg.name!r}: {arg.name}" for arg in spec.args)
+    passed = ", ".join(f"{keyword}={keyword}" for keyword in spec.keywords)
+    source = f"""\
+def {name}(self, {", ".join(positional)}, *, {", ".join(keywords)}):
+    return function(form, {{{arrays}}}, {passed})
+"""
+    namespace: dict[str, Any] = {"function": function, "form": form}
+    exec(compile(source, f"<linattn {name}>", "exec"), namespace)
+    method = namespace[name]
+    method.__doc__ = f"{form.capitalize()} form of ``{spec.name}``: ``{spec.recurrence}``."
+    return method

@@ -28,12 +28,24 @@ from .virtual import Equal, Virtual
 TOKENS_A_SEGMENT = 512
 
 
-def mixed_attention(form, q_quad, k_quad, q_lin, k_lin, v, *, bias=None, quad_scale=None, lin_scale=None, causal=True, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=256):  # fmt: skip  # noqa: E501
+def mixed_attention(
+    form: str,
+    arrays: dict[str, Array],
+    *,
+    bias: Array | None,
+    quad_scale: float | None,
+    lin_scale: float | None,
+    causal: bool,
+    initial_state: MixedState[Array] | None,
+    output_final_state: bool,
+    cu_seqlens: Array | None,
+    chunk_size: int,
+) -> tuple[Array, MixedState[Array] | None]:
     """``(o, final_state)``, the state a ``MixedState``."""
     quad_scale = 1.0 / chunk_size if quad_scale is None else float(quad_scale)
     lin_scale = 1.0 / chunk_size if lin_scale is None else float(lin_scale)
-    new = (q_quad, k_quad, q_lin, k_lin, v)
-    if form == "recurrent" and cu_seqlens is None and initial_state is not None and v.shape[1] == 1:
+    new = tuple(arrays.values())
+    if form == "recurrent" and cu_seqlens is None and initial_state is not None and new[4].shape[1] == 1:
         o, state = decode(new, bias, initial_state, quad_scale=quad_scale, lin_scale=lin_scale)
         return o, state if output_final_state else None
     options = dict(C=chunk_size, quad_scale=quad_scale, lin_scale=lin_scale, causal=causal, keep=output_final_state)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-from linattn.plugin import Backend
+from linattn.plugin import Backend, form_methods
 
 from . import oracle
+from .recurrence import FAMILIES
 
 __all__ = ["NumpyBackend"]
 
+OPTIONS = ("scale", "quad_scale", "lin_scale", "causal", "normalize", "output_final_state", "chunk_size")
 
+
+def definition(op: str, form: str, arrays: Mapping[str, Any], **keywords: Any) -> tuple[Any, Any]:
+    """Run the definition of ``op``, whatever the form, and cast what it returns."""
+    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    given = {**arrays, **{name: value for name, value in keywords.items() if name not in OPTIONS}}
+    o, state = oracle.forward(op, given, options)
+    v = arrays["v"]
+    return cast_like(v, o), cast(np.float64 if is_float64(v) else np.float32, state)
+
+
+@form_methods({op: partial(definition, op) for op in (*FAMILIES, "mixed_attn")})
 class NumpyBackend(Backend):
     """Every form of every family by its definition, in float64: slow, exact, and the measure of the other backends.
 
@@ -24,91 +38,6 @@ class NumpyBackend(Backend):
     name = "numpy"
     api = ">=1,<2"
     frameworks = ("numpy",)
-
-    # fmt: off
-    def recurrent_linear_attn(
-        self, q, k, v, *,
-        scale=None, causal=True, normalize=False,
-        initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = S⁻ + kᵀv;  o = scale · q S``."""
-        return run("linear_attn", locals())
-
-    chunk_linear_attn = parallel_linear_attn = recurrent_linear_attn
-
-    def recurrent_simple_gla(
-        self, q, k, v, g, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = e^g S⁻ + kᵀv;  o = scale · q S``."""
-        return run("simple_gla", locals())
-
-    chunk_simple_gla = parallel_simple_gla = recurrent_simple_gla
-
-    def recurrent_gla(
-        self, q, k, v, g, gv=None, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = Diag(e^g) S⁻ Diag(e^gv) + kᵀv;  o = scale · q S``."""
-        return run("gla", locals())
-
-    chunk_gla = parallel_gla = recurrent_gla
-
-    def recurrent_rwkv6(
-        self, q, k, v, g, u, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = Diag(e^g) S⁻ + kᵀv;  o = scale · q (S⁻ + Diag(u) kᵀv)``."""
-        return run("rwkv6", locals())
-
-    chunk_rwkv6 = parallel_rwkv6 = recurrent_rwkv6
-
-    def recurrent_delta_rule(
-        self, q, k, v, beta, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = S⁻ + kᵀ(beta ∘ (v − k S⁻));  o = scale · q S``."""
-        return run("delta_rule", locals())
-
-    chunk_delta_rule = parallel_delta_rule = recurrent_delta_rule
-
-    def recurrent_gated_delta_rule(
-        self, q, k, v, g, beta, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S' = e^g S⁻;  S = S' + kᵀ(beta ∘ (v − k S'));  o = scale · q S``."""
-        return run("gated_delta_rule", locals())
-
-    chunk_gated_delta_rule = parallel_gated_delta_rule = recurrent_gated_delta_rule
-
-    def recurrent_kda(
-        self, q, k, v, g, beta, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S' = Diag(e^g) S⁻;  S = S' + kᵀ(beta ∘ (v − k S'));  o = scale · q S``."""
-        return run("kda", locals())
-
-    chunk_kda = parallel_kda = recurrent_kda
-
-    def recurrent_dplr(
-        self, q, k, v, g, a, b, *,
-        scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None,
-    ):
-        """``S = Diag(e^g) S⁻ + bᵀ(a S⁻) + kᵀv;  o = scale · q S``."""
-        return run("dplr", locals())
-
-    chunk_dplr = parallel_dplr = recurrent_dplr
-
-    def recurrent_mixed_attn(
-        self, q_quad, k_quad, q_lin, k_lin, v, *,
-        bias=None, quad_scale=None, lin_scale=None, causal=True,
-        initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=256,
-    ):
-        """Squared ReLU attention inside a chunk, linear attention over whole chunks: see ``mixed.py``."""
-        return run("mixed_attn", locals())
-
-    chunk_mixed_attn = parallel_mixed_attn = recurrent_mixed_attn
-    # fmt: on
 
     def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Any]:
         """Pull the gradients of ``(o, final_state)`` of family ``op`` back to every float array given.
@@ -127,17 +56,6 @@ class NumpyBackend(Backend):
         if is_float64(arrays["v"]):
             return gradients
         return {name: cast_like(arrays[name], gradient) for name, gradient in gradients.items()}
-
-
-OPTIONS = ("scale", "quad_scale", "lin_scale", "causal", "normalize", "output_final_state", "chunk_size")
-
-
-def run(op: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
-    """Run the definition of ``op`` on the parameters of a method, and cast what it returns."""
-    options = {name: value for name, value in parameters.items() if name in OPTIONS}
-    arrays = {name: value for name, value in parameters.items() if name not in (*OPTIONS, "self")}
-    o, state = oracle.forward(op, arrays, options)
-    return cast_like(arrays["v"], o), cast(np.float64 if is_float64(arrays["v"]) else np.float32, state)
 
 
 def is_float64(array: Any) -> bool:

@@ -1,18 +1,13 @@
 """The backend: every family and form, lowered to one of two custom ops by the arrays it was given.
 
 ``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and
-``kda`` the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`. A family is one function here,
-with the spec's parameters after the form.
+``kda`` the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from linattn.plugin import FORMS, Backend
+from linattn.plugin import Backend, form_methods
 from torch import Tensor
 
 from . import recurrent
@@ -23,9 +18,10 @@ from .mixed import mixed_attention
 Result = tuple[Tensor, Tensor | None]
 
 
-def _run(
+def matrix_state(
     form: str,
     arrays: dict[str, Tensor | None],
+    *,
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
@@ -66,28 +62,13 @@ def _decode(arrays: dict[str, Tensor | None], scale: float, initial_state: Tenso
     return (o * scale).transpose(1, 2).to(v.dtype), final
 
 
-def _linear_attn(
-    form,
-    q,
-    k,
-    v,
-    *,
-    scale=None,
-    causal=True,
-    normalize=False,
-    initial_state=None,
-    output_final_state=False,
-    cu_seqlens=None,
-    chunk_size=None,
-):
-    dtype = v.dtype
-    if normalize:  # the sums of keys are one more value column, of ones
-        q, k, v = (x.to(accumulation(dtype)) for x in (q, k, v))
-        v = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    if causal:
-        o, final = _run(form, dict(q=q, k=k, v=v), scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-    else:
-        o, final = _bidirectional(form, q, k, v, scale, cu_seqlens, chunk_size), None
+def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
+    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
+    dtype = arrays["v"].dtype
+    if normalize:
+        arrays = {name: x.to(accumulation(dtype)) for name, x in arrays.items()}
+        arrays["v"] = torch.cat((arrays["v"], torch.ones_like(arrays["v"][..., :1])), -1)
+    o, final = matrix_state(form, arrays, **options) if causal else (_bidirectional(form, arrays, **options), None)
     if normalize:
         numerator, denominator = o[..., :-1], o[..., -1:]
         zero = denominator == 0
@@ -95,88 +76,35 @@ def _linear_attn(
     return o, final
 
 
-def _bidirectional(form, q, k, v, scale, cu_seqlens, chunk_size) -> Tensor:
+def _bidirectional(form: str, arrays: dict[str, Tensor | None], *, scale: float | None, **options) -> Tensor:
     """Every token reads the last state: one pass to find it, one that starts from it and writes nothing."""
-    _, final = _run(form, dict(q=q, k=k, v=v), 0.0, None, True, cu_seqlens, chunk_size)
-    nothing = dict(q=q, k=torch.zeros_like(k), v=torch.zeros_like(v))
-    return _run(form, nothing, scale, final, False, cu_seqlens, chunk_size)[0]
+    _, final = matrix_state(form, arrays, **{**options, "scale": 0.0, "output_final_state": True})
+    nothing = dict(arrays, k=torch.zeros_like(arrays["k"]), v=torch.zeros_like(arrays["v"]))
+    return matrix_state(form, nothing, **{**options, "scale": scale, "initial_state": final})[0]
 
 
-def _simple_gla(
-    form, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
-):
-    g = g.expand(v.shape[:3]) if g.dim() == 1 else g
-    return _run(form, dict(q=q, k=k, v=v, g=g), scale, initial_state, output_final_state, cu_seqlens, chunk_size)
+def simple_gla(form: str, arrays: dict[str, Tensor | None], **options) -> Result:
+    """A fixed decay per head is the same gate at every token."""
+    g, v = arrays["g"], arrays["v"]
+    return matrix_state(form, dict(arrays, g=g.expand(v.shape[:3]) if g.dim() == 1 else g), **options)
 
 
-def _gla(
-    form, q, k, v, g, gv=None, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
-):
-    arrays = dict(q=q, k=k, v=v, g=g, gv=gv)
-    return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-
-
-def _rwkv6(form, q, k, v, g, u, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):
-    arrays = dict(q=q, k=k, v=v, g=g, u=u)
-    return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-
-
-def _delta_rule(
-    form, q, k, v, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
-):
-    arrays = dict(q=q, k=k, v=v, beta=beta)
-    return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-
-
-def _gated_delta_rule(
-    form, q, k, v, g, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
-):
-    arrays = dict(q=q, k=k, v=v, g=g, beta=beta)
-    return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-
-
-def _dplr(
-    form, q, k, v, g, a, b, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None
-):
-    arrays = dict(q=q, k=k, v=v, g=g, a=a, b=b)
-    return _run(form, arrays, scale, initial_state, output_final_state, cu_seqlens, chunk_size)
-
-
-_FAMILIES: dict[str, Callable[..., Any]] = {
-    "linear_attn": _linear_attn,
-    "simple_gla": _simple_gla,
-    "gla": _gla,
-    "rwkv6": _rwkv6,
-    "delta_rule": _delta_rule,
-    "gated_delta_rule": _gated_delta_rule,
-    "kda": _gated_delta_rule,
-    "dplr": _dplr,
-    "mixed_attn": mixed_attention,
-}
-
-
-def _method(form: str, family: str) -> Callable[..., Any]:
-    """The backend method of one form of a family: its function's parameters with ``self`` for the form."""
-    function = _FAMILIES[family]
-
-    def method(self, *args, **kwargs):
-        return function(form, *args, **kwargs)
-
-    first, *others = inspect.signature(function).parameters.values()
-    method.__signature__ = inspect.Signature([first.replace(name="self"), *others])
-    method.__name__ = method.__qualname__ = f"{form}_{family}"
-    method.__doc__ = f"{form.capitalize()} form of ``{family}``."
-    return method
-
-
+@form_methods(
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": simple_gla,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        "delta_rule": matrix_state,
+        "gated_delta_rule": matrix_state,
+        "kda": matrix_state,
+        "dplr": matrix_state,
+        "mixed_attn": mixed_attention,
+    }
+)
 class TorchBackend(Backend):
     """Pure PyTorch: every family, form and flag, on any device."""
 
     name = "torch"
     api = ">=1,<2"
     frameworks = ("torch",)
-
-
-for _form in FORMS:
-    for _family in _FAMILIES:
-        setattr(TorchBackend, f"{_form}_{_family}", _method(_form, _family))

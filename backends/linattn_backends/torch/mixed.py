@@ -376,27 +376,23 @@ mixed_call = register(mixed, _setup_context, _backward)
 
 
 def mixed_attention(
-    form,
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
-    v,
+    form: str,
+    arrays: dict[str, Tensor],
     *,
-    bias=None,
-    quad_scale=None,
-    lin_scale=None,
-    causal=True,
-    initial_state=None,
-    output_final_state=False,
-    cu_seqlens=None,
-    chunk_size=256,
+    bias: Tensor | None,
+    quad_scale: float | None,
+    lin_scale: float | None,
+    causal: bool,
+    initial_state: MixedState[Tensor] | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    chunk_size: int,
 ):
     """``(o, final_state)``, the state a ``MixedState``."""
     quad_scale = 1.0 / chunk_size if quad_scale is None else float(quad_scale)
     lin_scale = 1.0 / chunk_size if lin_scale is None else float(lin_scale)
-    new = (q_quad, k_quad, q_lin, k_lin, v)
-    if form == "recurrent" and cu_seqlens is None and initial_state is not None and v.shape[1] == 1:
+    new = tuple(arrays.values())
+    if form == "recurrent" and cu_seqlens is None and initial_state is not None and new[4].shape[1] == 1:
         o, state = _decode(new, bias, initial_state, quad_scale, lin_scale)
     else:
         state = (None,) * 5 if initial_state is None else initial_state

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
-from linattn.plugin import Backend, Call, Unsupported
+from linattn.plugin import Backend, Call, Unsupported, form_methods
 from packaging.version import Version
 from torch import Tensor
 
@@ -18,7 +14,6 @@ __all__ = ["TritonBackend"]
 
 WIDEST = 512
 OLDEST = Version("3.2")
-FORMS = ("chunk", "recurrent")
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
@@ -26,14 +21,9 @@ INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") e
 Result = tuple[Tensor, Tensor | None]
 
 
-def _run(
+def matrix_state(
     form: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gv: Tensor | None = None,
-    u: Tensor | None = None,
+    arrays: dict[str, Tensor | None],
     *,
     scale: float | None,
     initial_state: Tensor | None,
@@ -42,6 +32,8 @@ def _run(
     chunk_size: int | None,
     wide: bool = False,
 ) -> Result:
+    """Any family with a diagonal gate."""
+    q, k, v, g, gv, u = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u"))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
         g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
@@ -51,55 +43,17 @@ def _run(
     return o, final if output_final_state else None
 
 
-def _linear_attn(form, q, k, v, *, scale=None, causal=True, normalize=False, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
-    options = dict(scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-                   cu_seqlens=cu_seqlens, chunk_size=chunk_size)  # fmt: skip
+def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
+    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
     if not causal:
         raise Unsupported("causal=False is left to the torch backend")
     if not normalize:
-        return _run(form, q, k, v, **options)
-    v1 = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the sums of keys are one more value column, of ones
-    o, final = _run(form, q, k, v1, wide=True, **options)
+        return matrix_state(form, arrays, **options)
+    v = arrays["v"]
+    o, final = matrix_state(form, dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1)), wide=True, **options)
     numerator, denominator = o[..., :-1], o[..., -1:]
     zero = denominator == 0
     return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(v.dtype), final
-
-
-def _simple_gla(form, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
-    return _run(form, q, k, v, g, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-                cu_seqlens=cu_seqlens, chunk_size=chunk_size)  # fmt: skip
-
-
-def _gla(form, q, k, v, g, gv=None, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
-    return _run(form, q, k, v, g, gv, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-                cu_seqlens=cu_seqlens, chunk_size=chunk_size)  # fmt: skip
-
-
-def _rwkv6(form, q, k, v, g, u, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, chunk_size=None):  # fmt: skip  # noqa: E501
-    return _run(form, q, k, v, g, None, u, scale=scale, initial_state=initial_state,
-                output_final_state=output_final_state, cu_seqlens=cu_seqlens, chunk_size=chunk_size)  # fmt: skip
-
-
-_FAMILIES: dict[str, Callable[..., Any]] = {
-    "linear_attn": _linear_attn,
-    "simple_gla": _simple_gla,
-    "gla": _gla,
-    "rwkv6": _rwkv6,
-}
-
-
-def _method(form: str, family: str) -> Callable[..., Any]:
-    """The backend method of one form of a family: its function's parameters with ``self`` for the form."""
-    function = _FAMILIES[family]
-
-    def method(self, *args, **kwargs):
-        return function(form, *args, **kwargs)
-
-    first, *others = inspect.signature(function).parameters.values()
-    method.__signature__ = inspect.Signature([first.replace(name="self"), *others])
-    method.__name__ = method.__qualname__ = f"{form}_{family}"
-    method.__doc__ = f"{form.capitalize()} form of ``{family}``."
-    return method
 
 
 def _device_complaint(device: str) -> str | None:
@@ -127,6 +81,10 @@ def _architectures() -> dict[str, str | None]:
 _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
+@form_methods(
+    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    forms=("chunk", "recurrent"),
+)
 class TritonBackend(Backend):
     """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
 
@@ -158,8 +116,3 @@ class TritonBackend(Backend):
         if call.op == "gla" and call.has("gv") and (call.form != "recurrent" or call.needs_grad is not False):
             return "takes gv in the recurrent form without gradients only"
         return None
-
-
-for _form in FORMS:
-    for _family in _FAMILIES:
-        setattr(TritonBackend, f"{_form}_{_family}", _method(_form, _family))
