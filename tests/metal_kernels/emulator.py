@@ -57,9 +57,11 @@ def source_of(kernel: Any, inputs: Sequence[mx.array], **launch: Any) -> str:
 
 
 def translated(source: str) -> str:
-    """The source with address spaces as types: the only difference between C++ and the Metal that kernels here are written in."""
+    """The source with address spaces as types: the only part of these kernels that is Metal and not C++."""
     source = source.partition("\ntemplate [[host_name(")[0]
-    source = re.sub(r"(const\s+)?\b(device|threadgroup|constant)\s+(\w+)\s*\*", r"emulator::Pointer<\1 \3, emulator::\2>", source)
+    source = re.sub(
+        r"(const\s+)?\b(device|threadgroup|constant)\s+(\w+)\s*\*", r"emulator::Pointer<\1 \3, emulator::\2>", source
+    )
     source = re.sub(r"\bthreadgroup\s+(\w+)\s+(\w+)\[([^\]]+)\];", r'static emulator::Shared<\1> \2("\2", \3);', source)
     return re.sub(r"\bconstant\s+(\w+)\s*&", r"\1&", source)
 

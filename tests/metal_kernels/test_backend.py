@@ -34,7 +34,9 @@ def test_gradients(kernels):
     names, values = zip(*case.arrays.items(), strict=True)
 
     def loss(*values):
-        o, final = linattn.recurrent_kda(**dict(zip(names, values, strict=True)), scale=0.3, output_final_state=True, backend="mlx")
+        o, final = linattn.recurrent_kda(
+            **dict(zip(names, values, strict=True)), scale=0.3, output_final_state=True, backend="mlx"
+        )
         return (o * case.d_o).sum() + (final * case.d_final).sum()
 
     found = mx.grad(loss, argnums=tuple(range(len(values))))(*values)

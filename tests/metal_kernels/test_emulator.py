@@ -67,9 +67,17 @@ WRONG = {
     "read beyond threadgroup memory": ("tile[63 - mine]", "tile[64 - mine]", r"tile\[64\] is read, but tile has 64 elements"),
     "write beyond the end": ("y[i]", "y[i + 1]", r"y\[128\] is written, but y has 128 elements"),
     "two writers": ("y[i]", "y[i / 2]", r"y\[\d+\] is written, and no barrier orders that after thread \d+ wrote it"),
-    "write after read": ("const float sum", "tile[mine] = 0.0f; const float sum", r"tile\[\d+\] is (written|read), and no barrier"),
+    "write after read": (
+        "const float sum",
+        "tile[mine] = 0.0f; const float sum",
+        r"tile\[\d+\] is (written|read), and no barrier",
+    ),
     "a place that is not written": ("y[i] =", "if (i != 77) y[i] =", r"y\[77\] was never written"),
-    "a lane that does not exist": ("simd_sum(tile[63 - mine])", "simd_shuffle_xor(tile[mine], 32)", "takes a value from lane 32 of 32"),
+    "a lane that does not exist": (
+        "simd_sum(tile[63 - mine])",
+        "simd_shuffle_xor(tile[mine], 32)",
+        "takes a value from lane 32 of 32",
+    ),
     "lanes at different shuffles": (
         "simd_sum(tile[63 - mine])",
         "mine % 2 ? simd_shuffle_xor(tile[mine], 1) : simd_shuffle_xor(tile[mine], 2)",
@@ -77,7 +85,11 @@ WRONG = {
     ),
     "too much threadgroup memory": ("tile[64]", "tile[9000]", "36000 bytes of threadgroup memory"),
     "arithmetic in 16 bits": ("static_cast<float>(x[i])", "x[i] * x[i]", "no match for .operator"),
-    "a pointer to another address space": ("const float sum", "const device int* p = offsets; const float sum", "conversion from"),
+    "a pointer to another address space": (
+        "const float sum",
+        "const device int* p = offsets; const float sum",
+        "conversion from",
+    ),
     "double": ("const float sum", "const double sum", "linattn_metal_has_no_double"),
 }
 

@@ -21,7 +21,10 @@ def wrong_sources(source):
     for at, found in enumerate(SHUFFLE.finditer(source)):
         call, distance, rest = found.groups()
         for name, other in ("twice", f"2 * ({distance})"), ("half", f"({distance}) / 2"), ("fixed", "1"):
-            yield f"shuffle {at} over {name} the distance", source[: found.start()] + call + other + rest + source[found.end() :]
+            yield (
+                f"shuffle {at} over {name} the distance",
+                source[: found.start()] + call + other + rest + source[found.end() :],
+            )
 
 
 # Kernels and the calls that between them run every line of theirs.
