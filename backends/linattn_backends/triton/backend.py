@@ -9,6 +9,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from .library import diagonal_call
+from .mixed import bidirectional_call, mixed_attention
 from .steps import Tokens, decode, recurrent_call
 
 __all__ = ["TritonBackend"]
@@ -53,12 +54,14 @@ def matrix_state(
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
     """The ungated family."""
-    if not causal:
-        raise Unsupported("causal=False is left to the torch backend")
-    if not normalize:
-        return matrix_state(form, arrays, **options)
-    o, final = matrix_state(form, with_ones(arrays), wide=True, **options)
-    return divided(o, arrays["v"].dtype), final
+    dtype = arrays["v"].dtype
+    arrays = with_ones(arrays) if normalize else arrays
+    if causal:
+        o, final = matrix_state(form, arrays, wide=normalize, **options)
+    else:
+        scale = scale_of(arrays, options["scale"])
+        o, final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
+    return divided(o, dtype) if normalize else o, final
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -107,6 +110,16 @@ def decoded(
     return divided(o, dtype) if normalize else o
 
 
+def widest(call: Call, symbol: str) -> int:
+    """The widest head that a call may have."""
+    if call.op == "mixed_attn" and symbol == "V":
+        return 1 << 20  # in tiles, any number of them
+    if call.op in (*DELTA, "mixed_attn"):
+        return WIDEST_DELTA
+    ones = call.op == "linear_attn" and symbol == "V" and bool(call.option("normalize"))
+    return WIDEST - int(ones)
+
+
 def _device_complaint(device: str) -> str | None:
     """Why kernels cannot run on a device: what there is to know before any array arrives."""
     kind = device.partition(":")[0]
@@ -134,12 +147,13 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
 @form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
+@form_methods({"mixed_attn": mixed_attention}, forms=("chunk",))
 @form_methods(
     {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
+    """Triton kernels on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -159,13 +173,10 @@ class TritonBackend(Backend):
             return complaint
         if "float64" in call.dtypes.values():
             return "has no float64"
-        extra = int(call.op == "linear_attn" and bool(call.option("normalize")))
         for symbol, size in (("K", call.K), ("V", call.V)):
-            most = WIDEST_DELTA if call.op in DELTA else WIDEST - extra * (symbol == "V")
-            if size is not None and not 1 <= size <= most:
+            most = widest(call, symbol)
+            if not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
-        if call.op == "linear_attn" and not call.option("causal", True):
-            return "has no causal=False"
         if call.op == "gla" and call.has("gv") and (call.form == "chunk" or call.needs_grad is not False):
             return "takes gv in the recurrent form without gradients only"
         if call.op in DELTA and call.needs_grad is not False:
