@@ -1,7 +1,8 @@
 """What the models share: a language model around mixers of tokens, its MLP, rotary positions, and the softmax baseline.
 
 A mixer is a module ``mixer(x, state=None, position=0) -> (y, state)``: ``x`` and ``y`` are ``[B, T, D]``, ``position`` is
-that of the first token. Called with the state that it returned, it goes on where it stopped, so decoding is a call with ``T = 1``.
+that of the first token. Called with the state that it returned, it goes on where it stopped, so decoding is a call with
+``T = 1``.
 """
 
 from __future__ import annotations
