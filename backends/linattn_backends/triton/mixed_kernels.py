@@ -1,7 +1,7 @@
 """Kernels of ``mixed_attn``, and of every other sum that runs over whole chunks: ``linear_attn`` with ``causal=False``.
 
-With ``x = quad_scale · q_quad k_quadᵀ + bias`` inside a chunk of ``C`` tokens, ``W = relu(x)²`` (masked to ``s ≤ t`` if ``CAUSAL``), and
-``S`` the sum of ``k_linᵀ v`` over the chunks before (over all of them if not causal)::
+With ``x = quad_scale · q_quad k_quadᵀ + bias`` inside a chunk of ``C`` tokens, ``W = relu(x)²`` (masked to ``s ≤ t`` if
+``CAUSAL``), and ``S`` the sum of ``k_linᵀ v`` over the chunks before (over all of them if not causal)::
 
     sums     k_linᵀ v of every chunk                              reverse: lin_scale q_linᵀ do
     scan     S before every chunk, and after the last whole one   reverse: dS, what later chunks make of a chunk's sum
@@ -11,9 +11,9 @@ With ``x = quad_scale · q_quad k_quadᵀ + bias`` inside a chunk of ``C`` token
     values   dv = Wᵀ do + k_lin dS
     biases   dbias = dx, summed over sequences and chunks
 
-Without ``QUAD`` there is no ``x``: sums alone. A sequence that goes on from a state has ``p`` tokens of its current chunk held there
-(``HELD``): they are its first ``p`` tokens, as keys and values, and have no queries. A chunk is worked on in blocks of ``BT`` tokens;
-``C`` may be anything. No program waits for another or adds to what another wrote.
+Without ``QUAD`` there is no ``x``: sums alone. A sequence that goes on from a state has ``p`` tokens of its current chunk held
+there (``HELD``): they are its first ``p`` tokens, as keys and values, and have no queries. A chunk is worked on in blocks of
+``BT`` tokens; ``C`` may be anything. No program waits for another or adds to what another wrote.
 """
 
 import triton
@@ -26,7 +26,7 @@ __all__ = ["biases", "keys", "outputs", "queries", "scan", "sums", "values"]
 
 @triton.jit
 def chunk_of(i, owner, first, cu, length, T, PER, N, C, PACKED: tl.constexpr, HELD: tl.constexpr):
-    """Chunk ``i``: its sequence and batch row, first new token, tokens held before, tokens in all (0 past the end), its number."""
+    """Chunk ``i``: its sequence, batch row, first new token, tokens held before, tokens in all (0 past the end), number."""
     p = 0
     if PACKED:
         n = tl.load(owner + i).to(tl.int64)
