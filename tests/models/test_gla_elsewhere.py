@@ -65,11 +65,11 @@ class TestJax:
     def loaded(self, jax, given):
         import equinox as eqx
 
-        transposed = {name: x.T if x.ndim == 2 and "embed" not in name else x for name, x in given.items()}
-        renamed = {
-            name.replace(".norm.weight", ".norm").replace(".norm.bias", ".norm_bias").replace("decay_out.bias", "decay_bias").removesuffix(".weight"): x
-            for name, x in transposed.items()
-        }  # fmt: skip
+        renamed = {}
+        for name, x in given.items():
+            for old, new in {".norm.bias": ".norm_bias", "decay_out.bias": "decay_bias", ".weight": ""}.items():
+                name = name.replace(old, new)
+            renamed[name] = x.T if x.ndim == 2 and "embed" not in name else x
         leaves, structure = jax.tree_util.tree_flatten_with_path(self.model(jax))
         named = [jax.tree_util.keystr(path).replace("[", ".").replace("]", "").lstrip(".") for path, _ in leaves]
         assert sorted(named) == sorted(renamed)
