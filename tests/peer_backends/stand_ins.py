@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import linattn
+import numpy as np
 
 STATES = "scale initial_state output_final_state cu_seqlens"
 
@@ -45,6 +46,11 @@ def family_of(function: str) -> str:
     return "dplr" if family == "dplr_delta_rule" else family
 
 
+def by_definition(family: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """The oracle, on arrays of any framework."""
+    return getattr(linattn, family)(**{name: np.asarray(x) if hasattr(x, "shape") else x for name, x in given.items()})
+
+
 def stand_in(family: str, parameters: str) -> Callable[..., Any]:
     """A function with these parameters that computes what linattn does."""
     names = parameters.split()
@@ -53,7 +59,7 @@ def stand_in(family: str, parameters: str) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         given = {OURS.get(n, n): x for n, x in signature.bind(*args, **kwargs).arguments.items()}
         assert given.pop("normalize", None) in (None, False)
-        return getattr(linattn, family)(**given, backend="torch")
+        return by_definition(family, given)
 
     return function
 
@@ -67,9 +73,10 @@ def linear_attention(kind: str, q: Any, k: Any, v: Any, *, impl: str = "auto", *
     segments = inputs.pop("segment_ids", None)
     if segments is not None:
         assert inputs["initial_state"] is None
-        starts = [0, *(t for t in range(1, q.shape[1]) if segments[0, t] != segments[0, t - 1]), q.shape[1]]
-        inputs["cu_seqlens"] = type(q).__array_namespace__(q).asarray(starts, dtype="int32")
-    return getattr(linattn, family)(q=q, k=k, v=v, **inputs, backend="jax")
+        segments = np.asarray(segments)[0]
+        starts = np.flatnonzero(np.diff(segments)) + 1
+        inputs["cu_seqlens"] = np.array([0, *starts, len(segments)], np.int32)
+    return by_definition(family, dict(q=q, k=k, v=v, **inputs))
 
 
 def module(name: str, **members: Any) -> dict[str, types.ModuleType]:
