@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, preference
-from .errors import BackendError, FrameworkError, UnknownBackend, Unsupported
+from .errors import BackendError, FrameworkError, ShapeError, SignedWeightsWarning, UnknownBackend, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
@@ -365,7 +366,12 @@ def run(
         name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
         function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
-        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        try:
+            plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        except ShapeError as error:
+            if feature_map is not None:
+                error.add_note("K (L in mixed_attn) is the width after the feature map")
+            raise
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
         if function is None:
@@ -385,7 +391,7 @@ def _prepare(
 ) -> tuple[tuple[Any, ...], Framework, list[Any]]:
     """Apply the feature map; return the arrays, their framework, and every array of the call in one list."""
     if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
+        arrays = _map_features(spec, form, arrays, keywords, feature_map)
     first: Any = arrays[0]
     framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     if spec.state_type is None:
@@ -417,9 +423,15 @@ def _run_lowered(
 
 
 def _map_features(
-    spec: OpSpec, form: str | None, arrays: tuple[Any, ...], feature_map: str | feature_maps.FeatureMap
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    feature_map: str | feature_maps.FeatureMap,
 ) -> tuple[Any, ...]:
     phi = feature_maps.resolve(feature_map)
+    if phi.signed and keywords.get("normalize"):
+        _warn_of_signed_weights(_name(spec, form), type(phi).__name__)
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
@@ -427,6 +439,18 @@ def _map_features(
             x = phi(x)
         mapped.append(x)
     return tuple(mapped)
+
+
+def _warn_of_signed_weights(operator: str, feature_map: str) -> None:
+    warnings.warn(
+        f"{operator}: normalize=True divides by a sum of weights, and those of {feature_map} can be negative: the sum can come "
+        f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize",
+        SignedWeightsWarning,
+        stacklevel=6,  # the caller of the operator
+    )
+
+
+_warn_of_signed_weights._dynamo_marked_constant = True  # type: ignore[attr-defined]  # said when compiled
 
 
 def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
