@@ -35,7 +35,7 @@ __all__ = [
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch"),
-    "jax": ("jax",),
+    "jax": ("pallas", "jax"),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
