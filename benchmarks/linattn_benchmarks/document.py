@@ -31,7 +31,7 @@ def render(document: dict[str, Any]) -> str:
 def measured_on(environment: dict[str, Any]) -> str:
     """One line on versions and machine."""
     packages = ", ".join(
-        f"{name} {environment['packages'][name]}" for name in ("numpy", "torch") if name in environment["packages"]
+        f"{name} {environment['packages'][name]}" for name in ("numpy", "torch", "libtpu") if name in environment["packages"]
     )
     return (
         f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
@@ -133,6 +133,27 @@ def jax_cpu(results: list[dict[str, Any]]) -> str:
     return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
 
 
+def tpu_static(results: list[dict[str, Any]]) -> str:
+    """Bundles of a grid step and VMEM of the TPU kernels on every generation; bundles a token by length of chunk and dtype."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in results:
+        found.setdefault((row["family"], row["kernel"]), []).append(row)
+    generations = list(dict.fromkeys(row["generation"] for row in results))
+    longest = max(row["C"] for row in results)
+    lines, choices = [], []
+    for (family, kernel), rows in found.items():
+        name = f"`{family}` {kernel}"
+        default = [row for row in rows if kernel == "decode" or (row["C"], row["dtype"]) == (longest, "bfloat16")]
+        bundles = {row["generation"]: row["bundles"] for row in default}
+        lines.append((name, *(bundles[g] for g in generations), table.memory(max(row["vmem_bytes"] for row in default))))
+        if kernel != "decode":
+            a_token = {(r["C"], r["dtype"]): f"{r['bundles'] / r['C']:.1f}" for r in rows if r["generation"] == generations[0]}
+            choices.append((name, *(a_token[key] for key in sorted(a_token, key=lambda key: (key[1], key[0])))))
+    sizes = sorted({row["C"] for row in results if row["kernel"] != "decode"})
+    head = (f"a token, {generations[0]}", *(f"C = {C}" for C in sizes), f"C = {longest}, float32")
+    return f"{grid((f'C = {longest}', *generations, 'VMEM'), lines)}\n\n{grid(head, choices)}"
+
+
 def seconds(s: float) -> str:
     """In milliseconds."""
     return f"{table.milliseconds(s * 1e3)} ms"
@@ -144,7 +165,7 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
 
 
-RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu}
+RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu, "tpu_static": tpu_static}
 
 
 def main() -> None:

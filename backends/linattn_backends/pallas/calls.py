@@ -16,8 +16,7 @@ from .walk import Static, walk
 
 Result = tuple[Array, Array | None]
 
-CHUNK = 64
-LONGEST_CHUNK = 128
+CHUNK = 128  # the fewest bundles a token: docs/performance/pallas-tpu.md; longer ones are not tried
 SHORTEST_CHUNK = 16  # rows of a bfloat16 tile
 
 
@@ -40,7 +39,7 @@ def run(
     if form == "recurrent":
         o, final = decode(arrays, initial_state, scale, interpret)
     else:
-        wanted = min(chunk_size or CHUNK, LONGEST_CHUNK)
+        wanted = min(chunk_size or CHUNK, CHUNK)
         C = max(chunk_length("chunk", wanted, v.shape[1], cu_seqlens is not None), SHORTEST_CHUNK)
         o, final = by_chunks(arrays, initial_state, cu_seqlens, static=Static(C, scale, interpret))
     return o, final if output_final_state else None

@@ -16,11 +16,11 @@ held value-first, ``[V, K]``, so that key channels decay along lanes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from .tiles import Array, column, columns, neighbours, product, rows, solved, swapped
+from .tiles import EXACT, SUMS, THREE, Array, Passes, column, columns, neighbours, product, rows, solved, swapped
 
 Operands = dict[str, Array]
 
@@ -43,23 +43,24 @@ class Decay(NamedTuple):
     total: Array | None = None
 
 
-def chunk(x: Operands, S: Array, dtype: Any) -> tuple[Array, Array]:
-    """``(o [C, V], S [V, K])`` of float32 operands; products round theirs to ``dtype``."""
+def chunk(x: Operands, S: Array, passes: Passes | None) -> tuple[Array, Array]:
+    """``(o [C, V], S [V, K])`` of float32 operands; ``passes`` is :data:`~.tiles.ONE` for those that were bfloat16."""
     q, k, v, u = x["q"], x["k"], x["v"], x.get("u")
-    gate = decay(x.get("g"), q.shape[0], u is not None, dtype)
+    gate = decay(x.get("g"), q.shape[0], u is not None, passes)
     if "beta" in x:
-        v = written(gate, k, v, column(x["beta"]), S, dtype)
-    o = product(times(q, gate.start), S, "nt", dtype) + product(gate.pairs(q, k), v, "nn", dtype)
+        v = written(gate, k, v, column(x["beta"]), S, passes)
+    o = product(times(q, gate.start), S, "nt", passes) + product(gate.pairs(q, k), v, "nn", passes)
     if u is not None:
         o = o + jnp.sum(q * u * k, axis=1, keepdims=True) * v
-    return o, times(S, gate.total) + product(v, times(k, gate.end), "tn", dtype)
+    return o, times(S, gate.total) + product(v, times(k, gate.end), "tn", passes)
 
 
-def written(gate: Decay, k: Array, v: Array, beta: Array, S: Array, dtype: Any) -> Array:
+def written(gate: Decay, k: Array, v: Array, beta: Array, S: Array, passes: Passes | None) -> Array:
     """The values that the delta rule writes."""
     C = k.shape[0]
     L = jnp.where(rows(C) > columns(C), gate.pairs(k, k) * beta, 0.0)
-    return solved(L, beta * (v - product(times(k, gate.start), S, "nt", dtype)))
+    r = beta * (v - product(times(k, gate.start), S, "nt", passes))
+    return solved(L, r, EXACT if passes is EXACT else THREE)
 
 
 def times(x: Array, factor: Array | None) -> Array:
@@ -67,27 +68,27 @@ def times(x: Array, factor: Array | None) -> Array:
     return x if factor is None else x * factor
 
 
-def decay(g: Array | None, C: int, exclusive: bool, dtype: Any) -> Decay:
+def decay(g: Array | None, C: int, exclusive: bool, passes: Passes | None) -> Decay:
     """Of gates ``[C, K]``, ``[1, C]`` or none; ``exclusive`` readers read the state before their token."""
     if g is None:
-        return Decay(lambda x, y: jnp.where(rows(C) >= columns(C), product(x, y, "nt", dtype), 0.0))
+        return Decay(lambda x, y: jnp.where(rows(C) >= columns(C), product(x, y, "nt", passes), 0.0))
     g = jnp.maximum(g, NOTHING_LEFT)
-    return of_tokens(g, dtype) if g.shape[0] == 1 else of_channels(g, exclusive, dtype)
+    return of_tokens(g, passes) if g.shape[0] == 1 else of_channels(g, exclusive, passes)
 
 
-def of_tokens(g: Array, dtype: Any) -> Decay:
+def of_tokens(g: Array, passes: Passes | None) -> Decay:
     """One gate a token: ``Γ`` is one matrix for all channels."""
     C = g.shape[1]
     t, s = rows(C), columns(C)
     through = jnp.where(t >= s, g, 0.0)  # [t, r]: the gate of r where r ≤ t
-    between = product(through, jnp.where(t > s, 1.0, 0.0), "nn", jnp.float32)  # [t, s]: Σ over s < r ≤ t
+    between = product(through, jnp.where(t > s, 1.0, 0.0), "nn", SUMS)  # [t, s]: Σ over s < r ≤ t
     gamma = jnp.where(t >= s, jnp.exp(between), 0.0)
     start, after = (jnp.sum(x, axis=1, keepdims=True) for x in (through, jnp.where(t < s, g, 0.0)))
     total = jnp.sum(g, axis=1, keepdims=True)
-    return Decay(lambda x, y: product(x, y, "nt", dtype) * gamma, jnp.exp(start), jnp.exp(after), jnp.exp(total))
+    return Decay(lambda x, y: product(x, y, "nt", passes) * gamma, jnp.exp(start), jnp.exp(after), jnp.exp(total))
 
 
-def of_channels(g: Array, exclusive: bool, dtype: Any) -> Decay:
+def of_channels(g: Array, exclusive: bool, passes: Passes | None) -> Decay:
     """A gate per key channel: pairs of blocks of 1, 2, 4 … tokens, each factored about the border between its two blocks.
 
     ``total`` is the sum over a token's block, ``read`` that from the block's start to the token, ``write`` from there to its
@@ -108,7 +109,7 @@ def of_channels(g: Array, exclusive: bool, dtype: Any) -> Decay:
     def pairs(x: Array, y: Array) -> Array:
         A = jnp.zeros((C, C), jnp.float32) if exclusive else jnp.where(t == s, jnp.sum(x * y, axis=1, keepdims=True), 0.0)
         for b, readers, writers in levels:
-            A = jnp.where(neighbours(C, b), product(x * readers, y * writers, "nt", dtype), A)
+            A = jnp.where(neighbours(C, b), product(x * readers, y * writers, "nt", passes), A)
         return A
 
     return Decay(pairs, jnp.exp(read), jnp.exp(write), jnp.exp(total[:1]))

@@ -15,5 +15,5 @@ def compiler_params(*dimension_semantics: str) -> Any:
 
 def out_shape(shape: tuple[int, ...], dtype: Any, *inputs: Any) -> jax.ShapeDtypeStruct:
     """Of an output of a kernel, marked as differing between the devices of a ``shard_map`` wherever an input does."""
-    marks = frozenset[Any]().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in inputs))
-    return jax.ShapeDtypeStruct(shape, dtype, vma=marks) if marks else jax.ShapeDtypeStruct(shape, dtype)
+    marks = frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in inputs))
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.sharding.ManualAxisType(varying=marks))

@@ -6,7 +6,7 @@ Everything here works on one chunk in VMEM, two dimensions at a time, in float32
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,35 +19,63 @@ Kind = Literal["nn", "nt", "tn"]
 _CONTRACTED: dict[Kind, tuple[int, int]] = {"nn": (1, 0), "nt": (1, 1), "tn": (0, 0)}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(x: Array, y: Array, kind: Kind, dtype: Any) -> Array:
-    """``x y``, ``x yᵀ`` or ``xᵀ y`` in float32, of operands rounded to ``dtype``.
+class Passes(NamedTuple):
+    """How a product uses a matrix unit that multiplies bfloat16: in how many such terms it takes each operand.
 
-    In one pass of the matrix unit for bfloat16. In float32 with all the passes that it takes: at its default precision the
-    unit would round the operands to bfloat16.
+    Products of terms too small to matter are left out: ``i + j`` of term ``i`` by term ``j`` is less than the larger number.
     """
+
+    left: int
+    right: int
+
+
+ONE = Passes(1, 1)  # operands rounded to bfloat16
+THREE = Passes(2, 2)  # to 16 bits
+SUMS = Passes(3, 1)  # exact to float32, where the right operand is zeros and ones
+EXACT = None  # float32, by all the passes that it takes: at its default precision the unit would round operands to bfloat16
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: Array, y: Array, kind: Kind, passes: Passes | None) -> Array:
+    """``x y``, ``x yᵀ`` or ``xᵀ y`` in float32."""
+    if passes is None:
+        return _product(x, y, kind, lax.Precision.HIGHEST)
+    left, right = terms(x, passes.left), terms(y, passes.right)
+    pairs = [(a, b) for i, a in enumerate(left) for j, b in enumerate(right) if i + j < max(passes)]
+    return sum(_product(a, b, kind, lax.Precision.DEFAULT) for a, b in reversed(pairs))
+
+
+def _product(x: Array, y: Array, kind: Kind, precision: Any) -> Array:
     left, right = _CONTRACTED[kind]
-    return lax.dot_general(
-        x.astype(dtype),
-        y.astype(dtype),
-        (((left,), (right,)), ((), ())),
-        precision=lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT,
-        preferred_element_type=jnp.float32,
-    )
+    dimensions = (((left,), (right,)), ((), ()))
+    return lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _product_forward(x: Array, y: Array, kind: Kind, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, y, kind, dtype), (x, y)
+def terms(x: Array, n: int) -> list[Array]:
+    """``n`` bfloat16 arrays whose sum is ``x`` but for what is left after ``8 n`` bits.
+
+    Every one but the last is cut, not rounded: a compiler may take a rounding and its way back for nothing.
+    """
+    found = []
+    for _ in range(n - 1):
+        high = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-65536), jnp.float32)
+        found.append(high.astype(jnp.bfloat16))
+        x = x - high
+    return [*found, x.astype(jnp.bfloat16)]
 
 
-def _product_backward(kind: Kind, dtype: Any, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+def _product_forward(x: Array, y: Array, kind: Kind, passes: Passes | None) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, y, kind, passes), (x, y)
+
+
+def _product_backward(kind: Kind, passes: Passes | None, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     """Again one of the three kinds each, so that no operand is transposed in memory."""
     x, y = kept
     if kind == "nn":
-        return product(d, y, "nt", dtype), product(x, d, "tn", dtype)
+        return product(d, y, "nt", passes), product(x, d, "tn", passes)
     if kind == "nt":
-        return product(d, y, "nn", dtype), product(d, x, "tn", dtype)
-    return product(y, d, "nt", dtype), product(x, d, "nn", dtype)
+        return product(d, y, "nn", passes), product(d, x, "tn", passes)
+    return product(y, d, "nt", passes), product(x, d, "nn", passes)
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -86,33 +114,33 @@ def swapped(x: Array, b: int) -> Array:
 swapped.defvjp(lambda x, b: (swapped(x, b), None), lambda b, _, d: (swapped(d, b),))
 
 
-def unit_lower_inverse(L: Array) -> Array:
+def unit_lower_inverse(L: Array, passes: Passes | None) -> Array:
     """``(I + L)⁻¹`` of ``L [C, C]``, strictly lower triangular: ``X − X L X`` for blocks of 1, 2, 4 … tokens."""
     C = L.shape[0]
-    X = jnp.where(rows(C) == columns(C), 1.0, 0.0)
-    b = 1
+    X = jnp.where(rows(C) == columns(C), 1.0, 0.0) - jnp.where(neighbours(C, 1), L, 0.0)
+    b = 2
     while b < C:
-        X = X - product(product(X, jnp.where(neighbours(C, b), L, 0.0), "nn", jnp.float32), X, "nn", jnp.float32)
+        X = X - product(product(X, jnp.where(neighbours(C, b), L, 0.0), "nn", passes), X, "nn", passes)
         b *= 2
     return X
 
 
-@jax.custom_vjp
-def solved(L: Array, r: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def solved(L: Array, r: Array, passes: Passes | None) -> Array:
     """``x`` of ``(I + L) x = r``; differentiated as a system, not through the inverse."""
-    return product(unit_lower_inverse(L), r, "nn", jnp.float32)
+    return _solved_forward(L, r, passes)[0]
 
 
-def _solved_forward(L: Array, r: Array) -> tuple[Array, tuple[Array, Array]]:
-    inverse = unit_lower_inverse(L)
-    x = product(inverse, r, "nn", jnp.float32)
+def _solved_forward(L: Array, r: Array, passes: Passes | None) -> tuple[Array, tuple[Array, Array]]:
+    inverse = unit_lower_inverse(L, passes)
+    x = product(inverse, r, "nn", passes)
     return x, (inverse, x)
 
 
-def _solved_backward(kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+def _solved_backward(passes: Passes | None, kept: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     inverse, x = kept
-    d_r = product(inverse, d, "tn", jnp.float32)
-    return -product(d_r, x, "nt", jnp.float32), d_r
+    d_r = product(inverse, d, "tn", passes)
+    return -product(d_r, x, "nt", passes), d_r
 
 
 solved.defvjp(_solved_forward, _solved_backward)

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from .chunk import chunk
 from .compat import compiler_params, out_shape
 from .layout import Index
-from .tiles import Array
+from .tiles import EXACT, ONE, Array, Passes
 
 Operands = dict[str, Array]
 
@@ -79,7 +79,7 @@ def as_operand(d: Array, x: Array) -> Array:
 def forward(static: Static, x: Operands, initial: Array, index: Index, wanted: Sequence[str]) -> list[Array]:
     """The outputs named: ``o``, the ``final`` states, the states ``before`` each chunk."""
     grid = Grid(static, x)
-    states, v, q = initial.shape, x["v"], x["q"]
+    states, v = initial.shape, x["v"]
     outputs = {
         "o": (v.shape, v.dtype, grid.tokens(v)),
         "final": (states, jnp.float32, grid.states()),
@@ -92,7 +92,7 @@ def forward(static: Static, x: Operands, initial: Array, index: Index, wanted: S
             S[...] = refs["initial"][...]
 
         before = S[...]
-        o, after = chunk(loaded(refs, x), before, q.dtype)
+        o, after = chunk(loaded(refs, x), before, passes(x))
         S[...] = after
         for name, value in (("o", o * static.scale), ("final", after), ("before", before)):
             if name in wanted:
@@ -115,7 +115,7 @@ def backward(static: Static, x: Operands, before: Array, index: Index, d_o: Arra
         def _() -> None:
             dS[...] = refs["d_final"][...]
 
-        _, pull = jax.vjp(partial(chunk, dtype=x["q"].dtype), loaded(refs, x), refs["before"][...])
+        _, pull = jax.vjp(partial(chunk, passes=passes(x)), loaded(refs, x), refs["before"][...])
         d_x, d_before = pull((refs["d_o"][...].astype(jnp.float32) * static.scale, dS[...]))
         dS[...] = refs["d_initial"][...] = d_before
         for name, d in d_x.items():
@@ -132,6 +132,11 @@ def backward(static: Static, x: Operands, before: Array, index: Index, d_o: Arra
 def loaded(refs: dict[str, Any], x: Operands) -> Operands:
     """The chunk's operands in float32."""
     return {name: refs[name][...].astype(jnp.float32) for name in x}
+
+
+def passes(x: Operands) -> Passes | None:
+    """Of products of operands as they came."""
+    return ONE if x["q"].dtype == jnp.bfloat16 else EXACT
 
 
 def accumulate(ref: Any, d: Array) -> None:
