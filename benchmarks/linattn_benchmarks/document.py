@@ -136,6 +136,8 @@ def jax_cpu(results: list[dict[str, Any]]) -> str:
 def tpu_static(results: list[dict[str, Any]]) -> str:
     """Bundles of a grid step and VMEM of the TPU kernels on every generation; bundles a token by length of chunk and dtype."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    attempts = [row for row in results if "inverse" in row]
+    results = [row for row in results if "inverse" not in row]
     for row in results:
         found.setdefault((row["family"], row["kernel"]), []).append(row)
     generations = list(dict.fromkeys(row["generation"] for row in results))
@@ -151,7 +153,18 @@ def tpu_static(results: list[dict[str, Any]]) -> str:
             choices.append((name, *(a_token[key] for key in sorted(a_token, key=lambda key: (key[1], key[0])))))
     sizes = sorted({row["C"] for row in results if row["kernel"] != "decode"})
     head = (f"a token, {generations[0]}", *(f"C = {C}" for C in sizes), f"C = {longest}, float32")
-    return f"{grid((f'C = {longest}', *generations, 'VMEM'), lines)}\n\n{grid(head, choices)}"
+    tried = [
+        (f"`{row['family']}` {row['kernel']}", PASSES[row["inverse"]], f"{row['bundles'] / row['C']:.1f}") for row in attempts
+    ]
+    tables = (
+        grid((f"C = {longest}", *generations, "VMEM"), lines),
+        grid(head, choices),
+        grid(("tried", "passes", "a token"), tried),
+    )
+    return "\n\n".join(tables)
+
+
+PASSES = {"EXACT": "six for the inverse (float32)", "ONE": "one for the inverse (bfloat16)"}
 
 
 def seconds(s: float) -> str:

@@ -44,6 +44,13 @@ def grid() -> Iterator[Case]:
             yield case("v5e", family, kernel, dtype="float32")
 
 
+def attempts() -> Iterator[Case]:
+    """What the inverse of the delta families costs when its products take six passes, or one, instead of three."""
+    for inverse in ("EXACT", "ONE"):
+        for kernel in KERNELS:
+            yield case("v5e", "gated_delta_rule", kernel) | {"inverse": inverse}
+
+
 def case(generation: str, family: str, kernel: str, C: int = 128, dtype: str = "bfloat16", K: int = 128, V: int = 128) -> Case:
     """One kernel to compile."""
     return dict(generation=generation, family=family, kernel=kernel, dtype=dtype, C=C, K=K, V=V)
@@ -108,7 +115,9 @@ def program(one: Case) -> tuple[Any, tuple[Any, ...]]:
     """A function that runs the kernel, and what it takes, as shapes."""
     import jax
     import jax.numpy as jnp
-    from linattn_backends.pallas import decode, layout, walk
+    from linattn_backends.pallas import chunk, decode, layout, tiles, walk
+
+    chunk.THREE = getattr(tiles, one.get("inverse", "THREE"))
 
     G, HV, n, C, K, V = 2, 4, 4, one["C"], one["K"], one["V"]
     dtype = jnp.dtype(one["dtype"])
@@ -147,7 +156,7 @@ def main() -> None:
     if options.worker:
         work(options.worker)
         return
-    write(RESULT, "tpu_static", measure(grid()))
+    write(RESULT, "tpu_static", measure([*grid(), *attempts()]))
 
 
 if __name__ == "__main__":
