@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax_cases import draw
 from linattn_backends.pallas import PallasBackend
+from linattn_backends.pallas.calls import longest_chunk
 from linattn_benchmarks import tpu_static
 
 backend = PallasBackend()
@@ -61,6 +62,7 @@ MESH = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 from linattn_backends.pallas import PallasBackend
+from linattn_backends.pallas.calls import longest_chunk
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "heads"))
 tokens, states = P("batch", None, "heads"), P("batch", "heads")
@@ -125,11 +127,13 @@ for one in json.load(sys.stdin):
 @needs_libtpu
 @pytest.mark.parametrize("generation", tpu_static.TOPOLOGIES)
 def test_compiles(generation):
-    """Every kernel at the default widths, and one of each kind at the widest, at an odd width and in float32."""
+    """Every kernel at the default widths, and the plainest and the largest at the widest, at an odd width and in float32."""
     kernels = (*tpu_static.KERNELS, "decode")
     cases = [tpu_static.case(generation, family, kernel) for family in tpu_static.FAMILIES for kernel in kernels]
     for family in ("simple_gla", "kda"):
-        cases += [tpu_static.case(generation, family, kernel, K=256, V=256, dtype="float32") for kernel in kernels]
+        for dtype, K, V in (("float32", 256, 256), ("float32", 256, 128), ("bfloat16", 256, 256)):
+            C = longest_chunk(jnp.dtype(dtype), K, V)
+            cases += [tpu_static.case(generation, family, kernel, C, dtype, K, V) for kernel in kernels]
         cases += [tpu_static.case(generation, family, kernel, K=24, V=129, C=16) for kernel in kernels]
         cases += [tpu_static.case(generation, family, kernel, K=64, V=64, C=64) for kernel in kernels]
     done = subprocess.run(

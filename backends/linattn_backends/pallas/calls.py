@@ -16,7 +16,6 @@ from .walk import Static, walk
 
 Result = tuple[Array, Array | None]
 
-CHUNK = 128  # the fewest bundles a token: docs/performance/pallas-tpu.md; longer ones are not tried
 SHORTEST_CHUNK = 16  # rows of a bfloat16 tile
 
 
@@ -39,10 +38,16 @@ def run(
     if form == "recurrent":
         o, final = decode(arrays, initial_state, scale, interpret)
     else:
-        wanted = min(chunk_size or CHUNK, CHUNK)
+        longest = longest_chunk(v.dtype, arrays["k"].shape[-1], v.shape[-1])
+        wanted = min(chunk_size or longest, longest)
         C = max(chunk_length("chunk", wanted, v.shape[1], cu_seqlens is not None), SHORTEST_CHUNK)
         o, final = by_chunks(arrays, initial_state, cu_seqlens, static=Static(C, scale, interpret))
     return o, final if output_final_state else None
+
+
+def longest_chunk(dtype: Any, K: int, V: int) -> int:
+    """The fewest bundles a token (docs/performance/pallas-tpu.md) that leave the backward kernel in 16 MiB of VMEM."""
+    return 64 if dtype == jnp.float32 and K + V > 384 else 128
 
 
 @partial(jax.jit, static_argnames=("static",))
