@@ -150,7 +150,8 @@ def test_compiles(generation):
 @needs_libtpu
 def test_kernels_cost_no_more_than_recorded():
     """Bundles and VMEM of a few kernels against ``results/tpu_static.json``; a kernel that got better wants a new file."""
-    recorded = {key(row): row for row in json.loads(tpu_static.RESULT.read_text())["results"]}
+    results = json.loads(tpu_static.RESULT.read_text())["results"]
+    recorded = {key(row): row for row in results if "inverse" not in row}
     cases = [
         tpu_static.case("v5e", *which) for which in (("gla", "forward"), ("kda", "backward"), ("gated_delta_rule", "states"))
     ]

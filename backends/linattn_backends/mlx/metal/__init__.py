@@ -34,7 +34,7 @@ class Facts(Protocol):
 
 
 class Options(Protocol):
-    """What is static about a call besides: see :class:`linattn_backends.mlx.segments.Options`."""
+    """What is static about a call besides: see :class:`linattn_backends.mlx.operations.Options`."""
 
     @property
     def scale(self) -> float:
