@@ -62,7 +62,7 @@ def draw(case: Case) -> Problem:
         chosen = chosen_shape(arg, flags)
         symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
         if arg.name == "cu_seqlens":
-            arrays[arg.name] = offsets(case.size["T"])
+            arrays[arg.name] = packing(case)
         else:
             arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, sizes) for symbol in chosen), arrays)
     phi = next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
@@ -89,10 +89,19 @@ def all_sizes(case: Case) -> dict[str, int]:
     flags, given_sizes = case.flags, case.size
     packed = "varlen" in flags
     sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
-    sizes["N"] = len(offsets(sizes["T"])) - 1 if packed else sizes["B"]
+    sizes["N"] = len(packing(case)) - 1 if packed else sizes["B"]
     shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
     sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
     return sizes
+
+
+def packing(case: Case) -> Array:
+    """The offsets of a case whose sequences are packed."""
+    T = case.size["T"]
+    if "many" not in case.flags:
+        return offsets(T)
+    assert T % 6 == 0, T
+    return np.cumsum([0, *(1, 2, 0, 3) * (T // 6)], dtype=np.int32)
 
 
 def offsets(T: int) -> Array:
@@ -125,7 +134,7 @@ def size_of(symbol: str, sizes: dict[str, int]) -> int:
 def dtype_of(arg: Arg, case: Case) -> str:
     """Operands have the dtype of the case; gates, beta and states float32 (float64) unless ``narrow`` or ``wide``."""
     if arg.role == "index":
-        return "int32"
+        return "int64" if "wide" in case.flags and arg.name == "cu_seqlens" else "int32"
     if arg.role == "operand":
         return case.dtype
     if "narrow" in case.flags:

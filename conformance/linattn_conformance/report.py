@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from linattn.plugin import API_VERSION
-from linattn.registry import registry
 
 from .manifest import SUITE_VERSION, Manifest
-from .runner import Result, Runner
+from .runner import Result, Subject
 from .verdict import Verdict
 
 __all__ = ["SCHEMA", "make", "results_hash", "write"]
@@ -27,7 +26,7 @@ SCHEMA = 1
 
 
 def make(
-    runner: Runner, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
+    subject: Subject, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """The report of a run, without its verdict.
 
@@ -40,11 +39,16 @@ def make(
         "schema": SCHEMA,
         "suite": SUITE_VERSION,
         "api": API_VERSION,
-        "backend": {"name": runner.backend.name, **_distribution(runner.backend.name), "class": _class(runner.backend)},
-        "framework": runner.framework,
-        "device": runner.device,
-        "memory": round(runner.adapter.memory(), 1),
-        "versions": runner.adapter.versions(),
+        "backend": {
+            "name": subject.name,
+            "distribution": subject.distribution,
+            "version": subject.version,
+            "class": subject.kind,
+        },
+        "framework": subject.framework,
+        "device": subject.device,
+        "memory": subject.memory,
+        "versions": subject.versions,
         "platform": {
             "python": platform.python_version(),
             "system": platform.system(),
@@ -52,24 +56,13 @@ def make(
             "machine": platform.machine(),
         },
         "profile": profile,
-        "tighten": runner.tighten,
+        "tighten": subject.tighten,
         "manifest": manifest.hash,
         "results": listed,
         "results_hash": results_hash(listed),
         "complaints": list(complaints),
         "seconds": round(seconds, 1),
     }
-
-
-def _distribution(name: str) -> dict[str, str]:
-    """The distribution that brought the backend, and its version; of an object that was registered, none."""
-    entry_points = registry.record(name).entry_points
-    dist = entry_points[0].dist if entry_points else None
-    return {"distribution": dist.name if dist else "", "version": dist.version if dist else ""}
-
-
-def _class(backend: Any) -> str:
-    return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def results_hash(results: Sequence[dict[str, Any]]) -> str:

@@ -333,7 +333,7 @@ def test_report(registered, tmp_path):
     runner = registered(Honest)
     held = manifest.load()
     results = list(runner.run([case(SMALL)]))
-    written = report.make(runner, held, "core", results, [], 1.25)
+    written = report.make(runner.subject, held, "core", results, [], 1.25)
     judged = verdict(written, held)
     report.write(tmp_path / "report.json", written, judged)
     read = json.loads((tmp_path / "report.json").read_text())

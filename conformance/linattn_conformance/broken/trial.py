@@ -68,7 +68,7 @@ def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "tra
             return Trial(failed, None)
         whole = manifest.from_cases(every_case())
         held = replace(whole, entries={case.id: whole.entries[case.id] for case in cases})
-        made = report.make(runner, held, profile, results, [], 0.0)
+        made = report.make(runner.subject, held, profile, results, [], 0.0)
         return Trial(failed, verdict.verdict(made, held))
     finally:
         registry.unregister(kind.name)
