@@ -36,6 +36,7 @@ __all__ = [
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch"),
     "jax": ("jax",),
+    "mlx": ("mlx",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
@@ -60,6 +61,7 @@ class Plan:
         steps: The families from the caller's to the one that the backend runs; more than one if the call is lowered.
         form: The form that runs.
         options: The call's static options, defaults filled in.
+        details: How the backend will run it, if it has something to say.
     """
 
     call: Call
@@ -69,6 +71,7 @@ class Plan:
     steps: tuple[str, ...]
     form: str
     options: tuple[tuple[str, Any], ...]
+    details: str | None = None
 
     @property
     def method(self) -> str:
@@ -84,7 +87,8 @@ class Plan:
             lines.append("  runs         nothing: no candidate can")
         else:
             lowered = f" (lowered: {' → '.join(self.steps)})" if len(self.steps) > 1 else ""
-            lines.append(f"  runs         {self.backend}.{self.method}{lowered}")
+            details = f": {self.details}" if self.details else ""
+            lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
         return "\n".join(lines)
 
@@ -143,9 +147,10 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
     for name, auto in _candidates(call, preference):
         reasons: list[str] = []
         for form in forms:
-            steps = _fit(name, auto, replace(call, form=form), reasons)
-            if steps:
-                return Plan(call, preference, tuple(passed), name, steps, form, tuple(options.items()))
+            fit = _fit(name, auto, replace(call, form=form), reasons)
+            if fit:
+                details = registry.loaded[name].details(fit.call)
+                return Plan(call, preference, tuple(passed), name, fit.steps, form, tuple(options.items()), details)
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 
@@ -165,8 +170,15 @@ def _auto(framework: str) -> Iterator[str]:
     yield from sorted(name for name, record in registry.records.items() if not record.built_in)
 
 
-def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
-    """The steps by which backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
+class _Fit(NamedTuple):
+    """The steps from a call to the one that a backend runs, and that one."""
+
+    steps: tuple[str, ...]
+    call: Call
+
+
+def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> _Fit | None:
+    """How backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
     try:
         backend = registry.load(name, auto=auto)
     except UnknownBackend:
@@ -184,7 +196,7 @@ def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ..
     while True:
         refusal = _refusal(backend, lowered)
         if refusal is None:
-            return steps
+            return _Fit(steps, lowered)
         reasons.append(refusal)
         lowering = FAMILIES[lowered.op].lowering
         if lowering is None:

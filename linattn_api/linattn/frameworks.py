@@ -236,7 +236,17 @@ class Mlx(Framework):
         return str(x.dtype).removeprefix("mlx.core.")
 
     def device(self, x: Any) -> str:
-        return "metal" if self.module.default_device().type == self.module.DeviceType.gpu else "cpu"
+        if self.module.default_device().type != self.module.DeviceType.gpu:
+            return "cpu"
+        return "metal" if self.module.metal.is_available() else "cuda"
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        if self.device(x) != "cpu":
+            return None
+        try:
+            return x.tolist()
+        except ValueError:  # how MLX says that mx.compile or mx.vmap is tracing: nothing else tells
+            return None
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
