@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
-__all__ = ["GIB", "installed", "resident"]
+__all__ = ["GIB", "allocated", "installed", "resident"]
 
 GIB = 2**30
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -29,6 +32,37 @@ def _peak() -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class _Mallinfo(ctypes.Structure):
+    """``struct mallinfo2`` of the GNU C library."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+@functools.cache
+def _mallinfo() -> Any:
+    """The function, where there is one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is not None:
+        found.restype = _Mallinfo
+    return found
+
+
+def allocated() -> int:
+    """Bytes that this process has from the allocator and has not given back; where it does not say, all that it holds."""
+    function = _mallinfo()
+    if function is None:
+        return resident()
+    found = function()
+    return found.uordblks + found.hblkhd
 
 
 def installed() -> int:

@@ -7,6 +7,7 @@ others go on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -77,7 +78,8 @@ class Worker:
         """Hand over cases."""
         self.ids.extend(ids)
         self.started = time.monotonic()
-        self.connection.send(ids)
+        with contextlib.suppress(OSError):  # it has ended, as will be heard
+            self.connection.send(ids)
 
     def hear(self) -> Result | None:
         """Take one message; the result if it is one."""

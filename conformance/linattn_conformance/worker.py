@@ -53,8 +53,10 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
 
     try:
         runner = Runner(resolve(setting.backend), setting.framework, setting.device, setting.tighten)
-    except (LinattnError, ValueError, ImportError, AttributeError, OSError) as error:
-        connection.send(("refused", str(error)))
+    except (Exception, SystemExit) as error:
+        told = isinstance(error, (LinattnError, ValueError, ImportError, AttributeError, OSError))
+        text = str(error) if told else f"backend {setting.backend!r} cannot be loaded: {type(error).__name__}: {error}"
+        connection.send(("refused", text))
         os._exit(0)
     connection.send(("ready", runner.subject))
     by_id = {case.id: case for case in every_case()}

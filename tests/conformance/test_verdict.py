@@ -23,7 +23,7 @@ ENTRIES = {
     "kda/chunk/a/forward": Entry("chunk_kda", False, True, (), 0),
     "kda/chunk/a/gradient": Entry("chunk_kda", True, True, (), 0),
     "gla/chunk/a/compile": Entry("chunk_gla", False, False, ("torch",), 0),
-    "gla/chunk/a/large": Entry("chunk_gla", False, False, (), 60),
+    "gla/chunk/a/large": Entry("chunk_gla", False, False, (), 60, device=True),
 }
 HELD = Manifest("1.0.0", "1.0.0", "content", ENTRIES)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..calls import Failure, Run
-from ..memory import resident
+from ..memory import allocated
 from .values import require_gradient
 
 __all__ = ["leak", "leak_backward"]
@@ -53,6 +53,6 @@ def size(run: Run, name: str) -> int:
 
 
 def held(run: Run) -> int:
-    """Bytes that this process holds, the device's included."""
+    """Bytes that live objects hold, on the device as well."""
     gc.collect()
-    return resident() + run.adapter.held()
+    return allocated() + run.adapter.held()
