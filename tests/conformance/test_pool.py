@@ -40,11 +40,7 @@ def run(kind, *ids, **limits):
         ("Exits", "SystemExit: 3", {}),
         ("Prints", r"prints to standard output: 'autotuning chunk_gla \.\.\.\\n'", {}),
         ("PrintsNatively", r"prints to standard output: '�\\x00 garbage\\n'", {}),
-        (
-            "ChangesErrorHandling",
-            r"changes the floating-point error handling of NumPy: \{'divide': 'warn',.* before, .* after",
-            {},
-        ),
+        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy", {}),
         ("DrawsFromGlobalState", "changes the random state of NumPy", {}),
         ("Grows", r"the process outgrew 0\.5 GiB and was ended", {"memory_limit": 0.5}),
     ],

@@ -19,7 +19,7 @@ from ..worker import Setting
 
 __all__ = ["Trial", "every_fault", "try_backend"]
 
-TIME_LIMIT = 10.0
+TIME_LIMIT = 5.0
 MEMORY_LIMIT = 1.0
 
 
