@@ -123,7 +123,7 @@ def summary(
         console.print(f"error   {complaint}", markup=False, soft_wrap=True)
     worst = max((result for result in results if result.error is not None), key=lambda r: r.error or 0, default=None)
     if worst is not None:
-        console.print(f"largest error: {worst.error:.2f} of its bound, {worst.id}", markup=False, soft_wrap=True)
+        console.print(f"largest error: {worst.error:.3g} of its bound, {worst.id}", markup=False, soft_wrap=True)
     if partial:
         console.print(f"{len(results)} cases in {made['seconds']} s; a selection gives no verdict")
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
 
-__all__ = ["SCHEMA", "make", "results_hash", "write"]
+__all__ = ["SCHEMA", "make", "report_hash", "results_hash", "whole", "write"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout: a reader refuses one that it does not know."""
 
 
@@ -71,7 +71,18 @@ def results_hash(results: Sequence[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
+def report_hash(report: Mapping[str, Any]) -> str:
+    """Hash over a whole report but this hash itself."""
+    told = {key: value for key, value in report.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def whole(report: dict[str, Any], judged: Verdict) -> dict[str, Any]:
+    """A report with its verdict and its hash."""
+    told = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
+    return {**told, "hash": report_hash(told)}
+
+
 def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
     """Write a report with its verdict; numbers that are not finite are nowhere in it."""
-    whole = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
-    path.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(whole(report, judged), indent=1, allow_nan=False) + "\n", encoding="utf-8")
