@@ -149,7 +149,7 @@ def _operators(columns: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _family_first(operator: str) -> tuple[str, str]:
-    form = next((form for form in FORMS if operator.startswith(f"{form}_")), "")
+    form = next((form for form in (*FORMS, "decode") if operator.startswith(f"{form}_")), "")
     return operator.removeprefix(f"{form}_"), form
 
 

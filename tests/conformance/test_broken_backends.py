@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from linattn_conformance.broken import Honest
+from linattn_conformance.broken.in_place import InPlace
 from linattn_conformance.broken.table import caught, fill, what
 from linattn_conformance.broken.trial import Trial, every_fault, try_backend
 from linattn_conformance.runner import Result
@@ -27,6 +28,13 @@ def test_without_a_fault_it_is_accepted():
     assert not trial.failed
     assert trial.verdict.conformant, trial.verdict.problems
     assert trial.verdict.claimed == ("chunk_gla", "chunk_kda")
+
+
+def test_decoding_in_place_without_a_fault_is_accepted():
+    trial = try_backend(InPlace, profile="inference")
+    assert not trial.failed
+    assert trial.verdict.conformant, trial.verdict.problems
+    assert trial.verdict.claimed == ("decode_gla",)
 
 
 def test_hollow_is_rejected_by_its_verdict_alone():

@@ -12,7 +12,7 @@ from linattn_conformance.bounds import flat_state, structured
 from linattn_conformance.cases import DTYPES, Case
 from linattn_conformance.data import draw
 
-MATRIX = [name for name in FAMILIES if name != "mixed_attn"]
+EVERY = list(FAMILIES)
 
 
 class Problem:

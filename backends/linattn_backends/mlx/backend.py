@@ -1,7 +1,7 @@
 """The backend: every family and form, lowered to one of three cores by the arrays it was given.
 
 ``linear_attn``, ``simple_gla``, ``gla`` and ``rwkv6`` run the diagonal core, ``delta_rule``, ``gated_delta_rule`` and ``kda``
-the delta core, ``dplr`` its own (:mod:`.cores`).
+the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mixed`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import mlx.core as mx
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 
 from .matrix_state import bidirectional, matrix_state
-from .segments import Options, accumulation
+from .mixed import mixed_attention
+from .operations import Options
+from .segments import accumulation
 from .selection import details_of
 
 Result = tuple[mx.array, mx.array | None]
@@ -69,6 +71,7 @@ def simple_gla(form: str, arrays: dict[str, mx.array], **options) -> Result:
         "gated_delta_rule": family,
         "kda": family,
         "dplr": family,
+        "mixed_attn": mixed_attention,
     }
 )
 class MlxBackend(Backend):

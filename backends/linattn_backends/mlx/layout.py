@@ -86,7 +86,7 @@ class Packed:
         self.T, self.C, self.N = T, C, cu_seqlens.shape[0] - 1
         self.chunks = (T + self.N * (C - 1)) // C
         self.spans = [(start, min(start + chunks_a_segment, self.chunks)) for start in range(0, self.chunks, chunks_a_segment)]
-        self._place(cu_seqlens.astype(mx.int32))
+        self._place(integers(cu_seqlens))
 
     def _place(self, offsets: mx.array) -> None:
         """Find the sequence of every chunk, the token of every slot and the slot of every token."""
@@ -99,10 +99,11 @@ class Packed:
         sequence = bounds_passed(last, self.chunks)  # N beyond the last chunk
         known = mx.minimum(sequence, N - 1)
         inside = sequence < N
-        self.sequence = known
-        self.begins = inside & (chunk == first[known])
+        self.sequence, self.first = known, first[known]
+        self.begins = inside & (chunk == self.first)
         self.ends = inside & (chunk == last[known] - 1)
-        token = offsets[known][:, None] + (chunk - first[known])[:, None] * C + mx.arange(C, dtype=mx.int32)
+        self.first_chunk, self.last_chunk = (mx.where(lengths > 0, x, -1) for x in (first, last - 1))
+        token = offsets[known][:, None] + (chunk - self.first)[:, None] * C + mx.arange(C, dtype=mx.int32)
         self.real = (token < offsets[known + 1][:, None]) & inside[:, None]
         self.token = mx.where(self.real, token, 0)
         mine = mx.minimum(bounds_passed(offsets[1:], T), N - 1)
@@ -128,17 +129,20 @@ class Packed:
         chunks = slice(*self.spans[segment])
         return take(states, self.sequence[chunks], self.ends[chunks])
 
-    def keep(self, states: mx.array, found: mx.array, segment: int, which: mx.array) -> mx.array:
-        """Write what ``which`` chunks of a segment found, ``[m, …]``, to their sequences' ``states [N, …]``.
-
-        Every sequence has one such chunk, so nothing is ever added to anything but zero.
-        """
-        chunks = slice(*self.spans[segment])
-        mask = which[chunks].reshape(-1, *(1,) * (found.ndim - 1))
-        return states.at[self.sequence[chunks]].add(mx.where(mask, found, 0))
+    def keep(self, states: mx.array, found: mx.array, segment: int, chunk: mx.array) -> mx.array:
+        """``states [N, …]`` with what a segment's chunks found, ``[m, …]``, for the sequences whose ``chunk [N]`` is in it."""
+        start, stop = self.spans[segment]
+        here = (chunk >= start) & (chunk < stop)
+        mine = mx.take(found, mx.clip(chunk - start, 0, stop - start - 1), axis=0)
+        return mx.where(here.reshape(-1, *(1,) * (found.ndim - 1)), mine, states)
 
 
 def bounds_passed(ends: mx.array, n: int) -> mx.array:
     """For each of ``0 … n−1`` how many of the ascending ``ends`` it has reached, int32."""
     marks = mx.zeros((n + 1,), mx.int32).at[mx.minimum(ends, n)].add(1)
     return mx.cumsum(marks)[:n]
+
+
+def integers(x: mx.array) -> mx.array:
+    """Offsets and lengths, out of sight of forward mode: MLX has no JVP for what places are made with."""
+    return mx.stop_gradient(x.astype(mx.int32))

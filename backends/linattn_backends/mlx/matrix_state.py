@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from . import segments
-from .cores import Arrays, token_step
-from .segments import Options, accumulation, from_heads, to_heads
+from . import operations
+from .cores import Arrays
+from .operations import Options
+from .segments import accumulation, from_heads, to_heads
 from .selection import engine_of, facts_of_arrays
 from .transforms import differentiable
 
@@ -23,26 +24,14 @@ def matrix_state(arrays: Arrays, options: Options) -> Result:
         nothing = mx.zeros((N, HV, arrays["k"].shape[-1], V), dtype) if S0 is None else S0.astype(dtype)
         return mx.zeros_like(v), nothing if options.keep else None
     engine = engine_of(facts_of_arrays(arrays, options.form))
-    if engine is segments and options.form == "recurrent" and cu_seqlens is None and T == 1:
-        o, S = decode(arrays, options.scale)
+    if engine is operations and options.form == "recurrent" and cu_seqlens is None and T == 1:
+        o, S = operations.decode(arrays, options.scale)
         return o, S if options.keep else None
     outputs = differentiable(
         lambda arrays: engine.forward(arrays, options),
         lambda arrays, cotangents, outputs: engine.backward(arrays, cotangents, outputs, options),
     )(arrays)
     return outputs["o"], outputs.get("final")
-
-
-def decode(arrays: Arrays, scale: float) -> tuple[mx.array, mx.array]:
-    """One token of every row, no loop."""
-    v, S0 = arrays["v"], arrays.get("initial_state")
-    B, _, HV, V = v.shape
-    dtype = accumulation(v.dtype)
-    x = {name: to_heads(y, 1, HV, dtype)[0] for name, y in arrays.items() if name not in ("u", "initial_state")}
-    if "u" in arrays:
-        x["u"] = arrays["u"][:, None].astype(dtype)
-    S, o = token_step(x, mx.zeros((B, HV, x["k"].shape[-1], V), dtype) if S0 is None else S0.astype(dtype))
-    return from_heads(o[None] * scale).astype(v.dtype), S
 
 
 def bidirectional(arrays: Arrays, cu_seqlens: mx.array | None, scale: float) -> mx.array:
@@ -52,8 +41,11 @@ def bidirectional(arrays: Arrays, cu_seqlens: mx.array | None, scale: float) -> 
     """
     v = arrays["v"]
     if cu_seqlens is None:
-        q, k, v_ = (to_heads(x, x.shape[1], v.shape[2], accumulation(v.dtype)) for x in (arrays["q"], arrays["k"], v))
-        return from_heads(q @ (k.swapaxes(-1, -2) @ v_) * scale).astype(v.dtype)
+        if v.size == 0:
+            return mx.zeros_like(v)
+        q, k, x = (to_heads(y, y.shape[1], v.shape[2], accumulation(v.dtype)) for y in (arrays["q"], arrays["k"], v))
+        return from_heads(q @ (k.swapaxes(-1, -2) @ x) * scale).astype(v.dtype)
     _, final = matrix_state({**arrays, "cu_seqlens": cu_seqlens}, Options("chunk", 0.0, None, True))
     nothing = {**arrays, "k": mx.zeros_like(arrays["k"]), "v": mx.zeros_like(v)}
-    return matrix_state({**nothing, "initial_state": final, "cu_seqlens": cu_seqlens}, Options("chunk", scale, None, False))[0]
+    reading = Options("chunk", scale, None, False)
+    return matrix_state({**nothing, "initial_state": final, "cu_seqlens": cu_seqlens}, reading)[0]

@@ -1,4 +1,4 @@
-"""One call of a matrix-state family: segments one after the other, each computed again in the backward pass.
+"""An operation as segments one after the other, each computed again in the backward pass.
 
 What the backward pass keeps is the inputs and the state before each segment, ``[B, HV, K, V]``; nothing is kept for a token.
 MLX differentiates a segment (``mx.vjp``), and ``mx.depends`` has it finished before the next one is begun: a lazy graph would
@@ -7,25 +7,13 @@ else be free to compute the parts of all segments that need no state first, and 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import mlx.core as mx
 
-from .cores import Arrays, core_of
-from .layout import CHUNKS_A_SEGMENT, Bounds, Packed, Rows, chunk_length
+from .layout import Bounds, Packed, Rows
 
-OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
-TOKENS_A_SEGMENT = 64 * CHUNKS_A_SEGMENT
-CHUNK_BY_COLUMN = 16  # with a beta of its own for each value channel, a chunk has V systems of C × C
-
-
-class Options(NamedTuple):
-    """What is static about a call."""
-
-    form: str
-    scale: float
-    chunk_size: int | None
-    keep: bool  # the final state is wanted
+Arrays = dict[str, mx.array]
 
 
 def accumulation(dtype: mx.Dtype) -> mx.Dtype:
@@ -33,120 +21,116 @@ def accumulation(dtype: mx.Dtype) -> mx.Dtype:
     return mx.float64 if dtype == mx.float64 else mx.float32
 
 
-class Segments:
-    """The segments of one call: what goes into each and what it computes."""
+class Segmented:
+    """An operation that carries a state over the chunks of its tokens.
 
-    def __init__(self, arrays: Arrays, options: Options):
-        self.arrays = {name: arrays[name] for name in OPERANDS if name in arrays}
-        self.tokens = [name for name in self.arrays if name != "u"]
-        self.options = options
-        v, self.S0 = arrays["v"], arrays.get("initial_state")
-        self.B, T, self.HV, self.V = v.shape
-        self.K, self.dtype, self.out = arrays["k"].shape[-1], accumulation(v.dtype), v.dtype
-        cu_seqlens = arrays.get("cu_seqlens")
-        by_column = "beta" in arrays and arrays["beta"].ndim == 4
-        C = chunk_length(options.form, options.chunk_size, T, cu_seqlens is not None, CHUNK_BY_COLUMN if by_column else 256)
-        together = max((64 if options.form == "recurrent" else TOKENS_A_SEGMENT) // C, 1)
-        self.places = Rows(T, C, together) if cu_seqlens is None else Packed(T, cu_seqlens, C, together)
-        self.core = core_of(options.form, self.arrays)
+    Attributes:
+        places: Where the tokens lie.
+        tokens: Names of the arrays that are cut into segments.
+        shared: Arrays that every segment gets whole, in the accumulation dtype.
+        S0: The initial states ``[N, HV, K, V]``, or None for zeros.
+        shape: Of the state that is carried, ``[B, HV, K, V]``.
+        dtype: Of sums and states.
+    """
 
-    @property
-    def count(self) -> int:
-        return len(self.places.spans)
+    places: Rows | Packed
+    tokens: list[str]
+    shared: Arrays
+    S0: mx.array | None
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
 
-    def first(self) -> mx.array:
-        """The state before the first segment."""
+    def cut(self, name: str, segment: int) -> mx.array:
+        """The part of an array in a segment, ``[B, m·C, heads, …]``."""
+        raise NotImplementedError
+
+    def compute(self, x: Arrays, S: mx.array, bounds: Bounds | None, segment: int) -> tuple[mx.array, mx.array, list[mx.array]]:
+        """``o [B, m·C, HV, V]``, the state after the segment, and the states after each of its chunks."""
+        raise NotImplementedError
+
+    # -- one segment -------------------------------------------------------------------------------------------------
+
+    def _first(self) -> mx.array:
+        """The state before the first segment; packed sequences bring their own."""
         if self.S0 is None or self.places.packed:
-            return mx.zeros((self.B, self.HV, self.K, self.V), self.dtype)
+            return mx.zeros(self.shape, self.dtype)
         return self.S0.astype(self.dtype)
 
-    def inputs(self, segment: int, after: list[mx.array]) -> Arrays:
-        """The operands of a segment, not before ``after`` is there."""
-        given = {name: self.places.cut(self.arrays[name], segment) for name in self.tokens}
-        if "u" in self.arrays:
-            given["u"] = self.arrays["u"].astype(self.dtype)
+    def _inputs(self, segment: int, after: list[mx.array]) -> Arrays:
+        """What goes into a segment, not before ``after`` is there."""
+        given = {name: self.cut(name, segment) for name in self.tokens} | self.shared
         if self.places.packed and self.S0 is not None:
             given["start"] = self.places.start(self.S0, segment)
         return given if not after else dict(zip(given, mx.depends(list(given.values()), after), strict=True))
 
-    def run(self, segment: int, S: mx.array, given: Arrays, keep: bool) -> tuple[mx.array, ...]:
-        """``o [B, m·C, HV, V]``, the state after the segment and, of packed sequences, the states after each chunk."""
-        C = self.places.C
-        x = {name: to_heads(given[name], C, self.HV, self.dtype) for name in self.tokens}
-        if "u" in given:
-            x["u"] = given["u"][:, None]
+    def _run(self, segment: int, S: mx.array, given: Arrays, keep: bool) -> tuple[mx.array, ...]:
+        """``o``, the state after the segment and, if they are to be kept, the states after each chunk of packed sequences."""
         bounds = None
         if self.places.packed:
             begins = self.places.begins[slice(*self.places.spans[segment])]
             start = mx.split(given["start"].astype(self.dtype), len(begins)) if "start" in given else None
             bounds = Bounds(begins, start)
-        o, S, after = self.core(x, S, bounds)
-        o = from_heads(o * self.options.scale).astype(self.out)
+        o, S, after = self.compute(given, S, bounds, segment)
         return (o, S, mx.concatenate(after)) if keep and bounds is not None else (o, S)
 
+    # -- all of them -------------------------------------------------------------------------------------------------
 
-def forward(arrays: Arrays, options: Options) -> dict[str, Any]:
-    """``o``, the ``final`` states if they are to be kept, and the states before each segment but the first, ``kept``."""
-    segments = Segments(arrays, options)
-    places, S = segments.places, segments.first()
-    packed_final = options.keep and places.packed
-    final = mx.zeros((places.N, *S.shape[1:]), S.dtype) if packed_final else None
-    o, kept = [], []
-    for i in range(segments.count):
-        y, S, *after = segments.run(i, S, segments.inputs(i, [o[-1], S] if i else []), packed_final)
-        o.append(y)
-        kept.append(S)
-        if packed_final:
-            final = places.keep(final, after[0], i, places.ends)
-    if packed_final and segments.S0 is not None:
-        final = mx.where(places.empty, segments.S0.astype(S.dtype), final)
-    outputs = {"o": places.join(o), "kept": kept[:-1] if options.form != "recurrent" else []}
-    return {**outputs, "final": final if packed_final else S} if options.keep else outputs
+    def forward(self, keep: bool) -> tuple[list[mx.array], mx.array | None, list[mx.array]]:
+        """``o`` of each segment, the final states if they are to be kept, and the states before each segment but the first."""
+        places, S = self.places, self._first()
+        in_pack = keep and places.packed
+        final = mx.zeros((places.N, *S.shape[1:]), S.dtype) if in_pack else None
+        o: list[mx.array] = []
+        kept: list[mx.array] = []
+        for i in range(len(places.spans)):
+            y, S, *after = self._run(i, S, self._inputs(i, [o[-1], S] if i else []), in_pack)
+            o.append(y)
+            kept.append(S)
+            if in_pack:
+                final = places.keep(final, after[0], i, places.last_chunk)
+        if in_pack and self.S0 is not None:
+            final = mx.where(places.empty, self.S0.astype(S.dtype), final)
+        return o, (final if in_pack else S) if keep else None, kept[:-1]
 
+    def backward(
+        self, do: Callable[[int], mx.array], dfinal: mx.array | None, kept: list[mx.array]
+    ) -> tuple[dict[str, list[mx.array]], mx.array | None]:
+        """Gradients of what went into the segments, first to last, and of the initial states.
 
-def backward(arrays: Arrays, cotangents: dict[str, Any], outputs: dict[str, Any], options: Options) -> Arrays:
-    """The gradient of every array. Every form has the chunk form's gradient."""
-    if options.form == "recurrent":
-        options = options._replace(form="chunk")
-        outputs = forward(arrays, options._replace(keep=False))
-    segments = Segments(arrays, options)
-    places, S0 = segments.places, segments.S0
-    before = [segments.first(), *outputs["kept"]]
-    dS = mx.zeros_like(before[0])
-    dfinal, dS0 = cotangents.get("final"), None
-    if dfinal is not None and not places.packed:
-        dS = dfinal
-    if S0 is not None and places.packed:
-        dS0 = mx.zeros(S0.shape, segments.dtype)
-    found: dict[str, list[mx.array]] = {name: [] for name in segments.arrays}
-    done: list[mx.array] = []
-    for i in reversed(range(segments.count)):
-        given = segments.inputs(i, done)
-        names = list(given)
-        d = [places.cut(cotangents["o"], i), dS]
-        if dfinal is not None and places.packed:
-            d.append(places.end(dfinal, i))
+        Args:
+            do: ``do(i)`` is the gradient of the output of segment ``i``.
+            dfinal: Of the final states, if they were kept.
+            kept: As ``forward`` returned them.
+        """
+        places, in_pack = self.places, self.places.packed
+        before = [self._first(), *kept]
+        dS = mx.zeros_like(before[0]) if dfinal is None or in_pack else dfinal
+        dS0 = mx.zeros(self.S0.shape, self.dtype) if in_pack and self.S0 is not None else None
+        found: dict[str, list[mx.array]] = {name: [] for name in (*self.tokens, *self.shared)}
+        done: list[mx.array] = []
+        for i in reversed(range(len(places.spans))):
+            given = self._inputs(i, done)
+            names = list(given)
+            d = [do(i), dS] if dfinal is None or not in_pack else [do(i), dS, places.end(dfinal, i)]
 
-        def segment(S: mx.array, *values: mx.array, i: int = i, names: list[str] = names) -> tuple[mx.array, ...]:
-            return segments.run(i, S, dict(zip(names, values, strict=True)), dfinal is not None)
+            def segment(S: mx.array, *values: mx.array, i: int = i, names: list[str] = names) -> tuple[mx.array, ...]:
+                return self._run(i, S, dict(zip(names, values, strict=True)), dfinal is not None)
 
-        _, done = mx.vjp(segment, [before[i], *given.values()], d)
-        dS, *gradients = done
-        for name, gradient in zip(names, gradients, strict=True):
-            if name == "start":
-                dS0 = places.keep(dS0, gradient.astype(dS0.dtype), i, places.begins)
-            else:
-                found[name].append(gradient)
-    grads = {name: places.join(parts[::-1]) for name, parts in found.items() if name != "u"}
-    if "u" in found:
-        grads["u"] = sum(found["u"][1:], found["u"][0]).astype(arrays["u"].dtype)
-    if S0 is not None:
-        if dfinal is not None and places.packed:
+            _, done = mx.vjp(segment, [before[i], *given.values()], d)
+            dS, *gradients = done
+            for name, gradient in zip(names, gradients, strict=True):
+                if name == "start":
+                    dS0 = places.keep(dS0, gradient.astype(self.dtype), i, places.first_chunk)
+                else:
+                    found[name].insert(0, gradient)
+        if in_pack and dS0 is not None and dfinal is not None:
             dS0 = mx.where(places.empty, dfinal, dS0)
-        grads["initial_state"] = (dS if dS0 is None else dS0).astype(S0.dtype)
-    if "cu_seqlens" in arrays:
-        grads["cu_seqlens"] = mx.zeros_like(arrays["cu_seqlens"])
-    return grads
+        return found, dS0 if in_pack else dS
+
+
+def total(gradients: list[mx.array], like: mx.array) -> mx.array:
+    """The gradient of an array that every segment got, in its dtype."""
+    return sum(gradients[1:], gradients[0]).astype(like.dtype)
 
 
 def to_heads(x: mx.array, C: int, HV: int, dtype: mx.Dtype) -> mx.array:

@@ -1,6 +1,6 @@
 """Which of its two ways the backend takes: Metal kernels, or MLX operations.
 
-An engine is a module with two functions on dicts of arrays, both with :class:`.segments.Options` last:
+An engine is a module with two functions on dicts of arrays, both with :class:`.operations.Options` last:
 
 * ``forward(arrays, options)`` → ``{"o": …, "kept": [states, …]}``, with ``"final"`` states if ``options.keep``;
 * ``backward(arrays, cotangents, outputs, options)`` → a gradient for every array.
@@ -18,7 +18,7 @@ from types import ModuleType
 import mlx.core as mx
 from linattn.plugin import Call
 
-from . import segments
+from . import metal, operations
 from .cores import Arrays
 
 
@@ -62,13 +62,12 @@ def unfit(facts: Facts) -> str | None:
     """Why Metal kernels cannot run a call; ``None`` if they can."""
     if facts.device != "metal":
         return f"the device is {facts.device}"
-    return "there are none yet"
+    return metal.unfit(facts)
 
 
 def engine_of(facts: Facts) -> ModuleType:
     """The module that runs a call."""
-    assert unfit(facts)
-    return segments
+    return metal if unfit(facts) is None else operations
 
 
 def details_of(call: Call) -> str:

@@ -104,11 +104,12 @@ def _try(kind: Any, runner: Runner | Pool, enough: int | None, profile: str) -> 
 
 def every_fault() -> list[Any]:
     """The faults on every framework that is installed."""
+    from .in_place import FAULTS as IN_PLACE
     from .on_numpy import FAULTS
     from .on_process import FAULTS as ON_PROCESS
 
     try:
         from .on_torch import FAULTS as ON_TORCH
     except ImportError:
-        return [*FAULTS, *ON_PROCESS]
-    return [*FAULTS, *ON_TORCH, *ON_PROCESS]
+        return [*FAULTS, *IN_PLACE, *ON_PROCESS]
+    return [*FAULTS, *IN_PLACE, *ON_TORCH, *ON_PROCESS]
