@@ -44,7 +44,8 @@ def chromium(folder, state, *options):
         "--hide-scrollbars",
         f"--window-size={WIDTH},{HEIGHT}",
     ]
-    url = f"file://{folder}/{STATES[state]}"
+    page, _, view = STATES[state].partition("#")
+    url = f"{(folder / page).as_uri()}#{view}"
     profile = [f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{HEIGHT}"]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run([*command, *profile, *options, url], capture_output=True, timeout=90, check=True, env=environment)

@@ -285,7 +285,7 @@ def test_the_matrix():
     assert "| `recurrent_gla` | – | – |" in lines
     assert lines[-1] == "| verdict | not conformant (training) | conformant (training) |"
     operators = [line.split("`")[1] for line in lines[2:-1]]
-    assert operators.index("recurrent_gla") == operators.index("chunk_gla") + 2
+    assert operators.index("recurrent_gla") == operators.index("chunk_gla") + 3
 
 
 def test_cases_without_a_result_count_in_the_matrix():

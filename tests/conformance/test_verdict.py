@@ -339,9 +339,9 @@ def test_report(registered, tmp_path):
     read = json.loads((tmp_path / "report.json").read_text())
     assert set(read) == {
         "schema", "suite", "api", "backend", "framework", "device", "memory", "versions", "platform", "profile", "tighten",
-        "manifest", "results", "results_hash", "complaints", "seconds", "verdict",
+        "manifest", "results", "results_hash", "complaints", "seconds", "verdict", "hash",
     }  # fmt: skip
-    assert read["schema"] == 1
+    assert read["schema"] == 2
     assert read["backend"] == {
         "name": "honest",
         "distribution": "",
@@ -350,6 +350,7 @@ def test_report(registered, tmp_path):
     }
     assert set(read["results"][0]) == {"id", "status", "error", "seconds", "message"}
     assert read["results_hash"] == report.results_hash(read["results"])
+    assert read["hash"] == report.report_hash(read)
     assert read["verdict"]["outcome"] == "not conformant"
     assert verdict(read, held) == judged
 
