@@ -6,7 +6,6 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -330,11 +329,6 @@ class Mlx(Framework):
             return x.tolist()
         except ValueError:  # how MLX says that mx.compile or mx.vmap is tracing: nothing else tells
             return None
-
-    def exp(self, x: Any) -> Any:
-        """``e^x``. MLX's own is a float32 approximation for float64 as well (up to 0.32 at least); its power is not."""
-        mx = self.module
-        return mx.power(mx.array(math.e, mx.float64), x) if x.dtype == mx.float64 else mx.exp(x)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
