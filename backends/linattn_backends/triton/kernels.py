@@ -14,7 +14,8 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
 replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
-the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar) or 2 (a vector).
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
+running sums, see :mod:`.gates`) or 2 (a vector: ``g`` holds log decays).
 """
 
 import triton
@@ -25,20 +26,19 @@ from .tiles import (
     LOG2E,
     block_sums,
     blocks,
-    decay_matrix,
+    decay_between,
     levels_mask,
     load_gate,
     load_tile,
-    prefix,
     product,
-    row_gate,
-    suffix,
+    resets,
+    row_decays,
     times,
     total,
     vector_scores,
 )
 
-__all__ = ["carries", "fused", "gradients", "outputs", "states"]
+__all__ = ["carries", "gradients", "outputs", "states"]
 
 
 @triton.jit
@@ -52,6 +52,42 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
         return n, piece, start, length, n * 0
     n = (i // PER).to(tl.int64)
     return n, i % PER, n * 0, n * 0 + T, n
+
+
+@triton.jit
+def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+    """Segment ``i``: its sequence, first token, length and batch row, first chunk and the one past its last.
+
+    ``WHOLE`` says that a segment is a sequence; otherwise it is ``SEGMENT`` chunks of one.
+    """
+    if PACKED and WHOLE:
+        n = i.to(tl.int64)
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+        low = 0
+    else:
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        low = piece * SEGMENT
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    if WHOLE:
+        high = chunks
+    else:
+        high = tl.minimum(low + SEGMENT, chunks)
+    return n, bos, L, b, low, high
+
+
+@triton.jit
+def at_head(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexpr):
+    """Where a head's rows of ``x [B, T, heads, width]`` begin: token ``bos`` of row ``b``, for value head ``hv``."""
+    return x + b * stride_b + bos * stride_t + (hv // GROUP).to(tl.int64) * stride_h
+
+
+@triton.jit
+def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
+    """Offsets of a tile of a state ``[K, V]``, and which of them are inside."""
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    return columns_k[:, None] * V + columns_v[None, :], inside
 
 
 @triton.jit
@@ -88,8 +124,7 @@ def states(
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
-    ``x, y`` are ``k, v``, or ``q, do`` in reverse. A segment is ``SEGMENT`` chunks of one sequence; ``WHOLE`` says that it is
-    the sequence. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates.
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates, base 2.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -98,34 +133,22 @@ def states(
     ik = pid // NV % NK
     hv = pid // (NV * NK) % HV
     i = pid // (NV * NK * HV)
-    if PACKED and WHOLE:
-        n = i.to(tl.int64)
-        piece = 0
-        bos = tl.load(cu + n).to(tl.int64)
-        L = tl.load(cu + n + 1).to(tl.int64) - bos
-        b = n * 0
-        chunk0 = tl.load(chunk_first + n).to(tl.int64)
-    else:
-        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + i) >= N:
-                return
-        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if KEEP:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
             chunk0 = n * ((T + C - 1) // C)
-    chunks = ((L + C - 1) // C).to(tl.int32)
-    low = piece * SEGMENT
-    high = tl.minimum(low + SEGMENT, chunks)
-
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
-    x += b * xb + bos * xt + (hv // GROUP).to(tl.int64) * xh
-    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    tile, inside = state_tile(columns_k, columns_v, K, V)
+    x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -148,14 +171,12 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            bg = row_gate(g, rows, gt, L)
+            to_start, to_end, all = row_decays(g, rows, chunk * C + C - 1, gt, L)
             if REVERSE:
-                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
+                xd = xd * to_start[:, None]
             else:
-                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
-            xd = xd * tl.exp2(E * LOG2E)[:, None]
-            all = tl.sum(bg, 0)
-            S = S * tl.exp2(all * LOG2E)
+                xd = xd * to_end[:, None]
+            S = S * tl.exp2(all)
             sum_g += all
         if GATE == 2:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -166,11 +187,11 @@ def states(
             else:
                 E = total(j <= t, bg, SPLIT)
             xd = xd * tl.exp2(E * LOG2E)
-            all = tl.sum(bg.to(tl.float32), 0)
-            S = S * tl.exp2(all * LOG2E)[:, None]
+            all = tl.sum(bg.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[:, None]
             sum_g += all
             if KEEP and iv == 0:
-                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0) * LOG2E)
+                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0))
         S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
@@ -195,7 +216,7 @@ def segment_of(
     own = tl.load(p, mask=has, other=0.0)
     keep = tl.full(columns_k.shape, 1.0, tl.float32)
     if GATE > 0:
-        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0) * LOG2E)
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))
     return own, keep, p, has
 
 
@@ -221,8 +242,7 @@ def carries(
         high = low + PER
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    tile, inside = state_tile(columns_k, columns_v, K, V)
     at = (n * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -276,30 +296,20 @@ def outputs_of(
     columns_v = iv * BV + tl.arange(0, BV)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    head = (hv // GROUP).to(tl.int64)
-    q += b * qb + bos * qt + head * qh
-    k += b * kb + bos * kt + head * kh
-    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
-    if GATE == 1:
-        bg = row_gate(g, rows, gt, L)
-        if REVERSE:
-            rate = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
-        else:
-            rate = tl.exp2(prefix(bg, C, SPLIT) * LOG2E)
     A = tl.zeros((C, C), tl.float32)
     acc = tl.zeros((C, BV), tl.float32)
     for ik in range(NK):
         columns_k = ik * BK + tl.arange(0, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        bS = tl.load(
-            kept + columns_k[:, None] * V + columns_v[None, :],
-            mask=(columns_k < K)[:, None] & (columns_v < V)[None, :],
-            other=0.0,
-        )
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
         if GATE == 2:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             bu = tl.zeros((BK,), tl.float32)
@@ -315,8 +325,12 @@ def outputs_of(
             A = product(bq, tl.trans(bk), A, PREC)
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
-        acc = acc * rate[:, None]
-        A = A * decay_matrix(bg, C, REVERSE, SPLIT)
+        to_start, to_end, _ = row_decays(g, rows, piece * C + C - 1, gt, L)
+        if REVERSE:
+            acc = acc * to_end[:, None]
+        else:
+            acc = acc * to_start[:, None]
+        A = A * decay_between(g, rows, gt, L, REVERSE)
     if GATE == 0:
         if REVERSE:
             A = tl.where(t <= s, A, 0.0)
@@ -389,13 +403,12 @@ def gradients_of(
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    head = (hv // GROUP).to(tl.int64)
-    q += b * qb + bos * qt + head * qh
-    k += b * kb + bos * kt + head * kh
-    v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = at_head(v, b, bos, hv, vb, vt, vh, 1)
+    do = at_head(do, b, bos, hv, ob, ot, oh, 1)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     dkept += (i.to(tl.int64) * HV + hv) * (K * V)
 
@@ -414,9 +427,9 @@ def gradients_of(
         bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
-        bg = row_gate(g, rows, gt, L)
-        dA = dA * decay_matrix(bg, C, False, SPLIT)
-        bdq = bdq * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+        to_start, to_end, all = row_decays(g, rows, piece * C + C - 1, gt, L)
+        dA = dA * decay_between(g, rows, gt, L, False)
+        bdq = bdq * to_start[:, None]
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
             across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
@@ -462,18 +475,18 @@ def gradients_of(
     if GATE == 1:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        bdk = bdk * tl.exp2(suffix(bg, C, SPLIT) * LOG2E)[:, None]
+        bdk = bdk * to_end[:, None]
         across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
-        through = tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
-        bdk = product((dAT * decay_matrix(bg, C, True, SPLIT)).to(DT), bq, bdk, PREC)
+        through = tl.sum(met, 0) * tl.exp2(all)
+        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq, bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
         if SPLIT == 3:
             across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         else:
             through += tl.sum(across_k, 0)
             across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-            across += suffix(across, C, SPLIT) + through
-            across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+            across = tl.cumsum(across, 0, reverse=True) + through
+            across = tl.where(resets(g, rows, gt, L, C), 0.0, across)
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
     if GATE == 2 and not SLOW:
         qf = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
@@ -587,8 +600,7 @@ def facing(
         columns_v = iv * BV + tl.arange(0, BV)
         ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
         bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        tile = columns_k[:, None] * V + columns_v[None, :]
+        tile, inside = state_tile(columns_k, columns_v, K, V)
         bS = tl.load(kept + tile, mask=inside, other=0.0)
         M = product(ba, tl.trans(bb), M, PREC)
         R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
@@ -610,64 +622,3 @@ def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
         above = upper & other & (j <= t)
     below = (upper == 0) & (other == 0) & (j > t)
     return ((t ^ j) < 2 * half) & (above | below)
-
-
-@triton.jit(do_not_specialize=["T", "HV"])
-def fused(
-    q, k, v, g, start, out, end, cu, T, HV, scale,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
-    END: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """``states`` and ``outputs`` in one, for at most a scalar gate: a ``[K, BV]`` tile of the state never leaves registers."""
-    NV: tl.constexpr = (V + BV - 1) // BV
-    pid = tl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    n = (pid // (NV * HV)).to(tl.int64)
-    if PACKED:
-        bos = tl.load(cu + n).to(tl.int64)
-        L = tl.load(cu + n + 1).to(tl.int64) - bos
-        b = n * 0
-    else:
-        bos = n * 0
-        L = n * 0 + T
-        b = n
-    columns_k = tl.arange(0, BK)
-    columns_v = iv * BV + tl.arange(0, BV)
-    in_v = (columns_v < V)[None, :]
-    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
-    v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    tile = (n * HV + hv) * (K * V) + columns_k[:, None] * V + columns_v[None, :]
-    inside = (columns_k < K)[:, None] & in_v
-    S = tl.zeros((BK, BV), tl.float32)
-    if START:
-        S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
-    for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
-        rows = chunk * C + tl.arange(0, C)
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-        A = times(bq, tl.trans(bk), PREC) * scale
-        acc = times(bq, S.to(bq.dtype), PREC) * scale
-        if GATE == 0:
-            A = tl.where(s <= t, A, 0.0)
-            S = product(tl.trans(bk), bv, S, PREC)
-        else:
-            bg = row_gate(g, rows, gt, L)
-            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
-            A = A * decay_matrix(bg, C, False, SPLIT)
-            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
-            S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
-            S = product(tl.trans(bk), (bv.to(tl.float32) * later[:, None]).to(bv.dtype), S, PREC)
-        acc = product(A.to(bv.dtype), bv, acc, PREC)
-        p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
-        tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & in_v)
-    if END:
-        tl.store(end + tile, S, mask=inside)

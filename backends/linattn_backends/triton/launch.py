@@ -7,14 +7,14 @@ sequences are cut on the device: the number of pieces is bounded by sizes (``T``
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from . import kernels
+from . import gates, kernels
 from .recurrent import recurrent
 from .tuning import Tiles, programs, tiles_for
 
@@ -156,49 +156,78 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
         raise
 
 
-def scan(
-    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, keep: bool, end: bool
-) -> tuple[Kept, Tensor | None]:
-    """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
+def with_running_sums(call: Diagonal, chunks: Cut) -> Diagonal:
+    """The call as the chunk kernels read it: a scalar gate as running sums within ``chunks``, ``[HV, B, T]`` in memory."""
+    if call.gate != 1:
+        return call
+    B, T, HV = call.g.shape
+    exact = torch.float64 if call.tiles.split == 3 else torch.float32  # differences of sums must be right to a rounding
+    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
+    heads = 16
+    launch(
+        gates.running_sums, chunks.count * programs(HV, 1, heads, 1), call,
+        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.g), *strides(sums),
+        C=call.tiles.chunk, BH=heads, PACKED=call.cu is not None, num_warps=2,
+    )  # fmt: skip
+    return replace(call, g=sums)
+
+
+def walk_states(
+    call: Diagonal, x: Tensor, y: Tensor, reverse: bool, pieces: Cut | None, span: int, begin: Tensor | None,
+    finish: Tensor | None, decay: Tensor | None, kept: Kept, chunks: Cut | None,
+) -> None:  # fmt: skip
+    """Launch ``states`` on whole sequences, or on ``pieces`` of ``span`` chunks."""
     _, T, HV, V = call.v.shape
-    K, N, tiles = call.q.shape[-1], call.N, call.tiles
-    new = functools.partial(torch.empty, device=call.q.device)
-    kept = new((chunks.count, HV, K, V), dtype=call.state_dtype) if keep else None
-    far = new((N, HV, K, V), dtype=torch.float32) if end else None
-    tile = tiles.states
-    ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if keep and call.gate == 2 else None
-    per_tile = programs(K, V, tile.BK, tile.BV)
-    segment = tiles.segment(T, N, N * HV * per_tile)
-    shared = dict(call.common(), BK=tile.BK, BV=tile.BV, REVERSE=reverse, num_warps=tile.warps, num_stages=tile.stages)
-    strided = (*strides(x), *strides(y), *strides(call.g))
+    K, tile = call.q.shape[-1], call.tiles.states
+    count = call.N if pieces is None else pieces.count
+    launch(
+        kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
+        x, y, call.g, begin, finish, decay, kept.states, kept.ranges,
+        pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, span,
+        call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), **call.common(),
+        BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
+        KEEP=kept.states is not None, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
 
-    def run(count, pieces, begin, finish, decay, kept, span, whole):
-        launch(
-            kernels.states, count * HV * per_tile, call,
-            x, y, call.g, begin, finish, decay, kept, ranges,
-            pieces and pieces.owner, pieces and pieces.first, chunks.first, call.cu, T, pieces.per if pieces else 1, span, N,
-            HV, call.scale, *strided, **shared, WHOLE=whole, START=begin is not None, END=finish is not None,
-            KEEP=kept is not None,
-        )  # fmt: skip
 
-    if segment == 0:
-        run(N, None, start, far, None, kept, 1 << 30, True)
-        return Kept(kept, ranges), far
-    pieces = cut(T, N, segment * tiles.chunk, call.cu)
-    local = new((pieces.count, HV, K, V), dtype=torch.float32)
-    decay = None if call.g is None else new((pieces.count, HV, K), dtype=torch.float32)
-    far = new((N, HV, K, V), dtype=torch.float32) if far is None else far
-    run(pieces.count, pieces, None, local, decay, None, segment, False)
-    tile = tiles.carries
+def segment_starts(
+    call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, segment: int
+) -> tuple[Cut, Tensor, Tensor]:
+    """Sequences cut into segments of ``segment`` chunks, the state that each begins with, and the last one's final state."""
+    _, T, HV, V = call.v.shape
+    K, N, tile = call.q.shape[-1], call.N, call.tiles.carries
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    pieces = cut(T, N, segment * call.tiles.chunk, call.cu)
+    local, far = new((pieces.count, HV, K, V)), new((N, HV, K, V))
+    decay = None if call.g is None else new((pieces.count, HV, K))
+    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, Kept(None, None), None)
     launch(
         kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
         local, decay, start, far, pieces.first, pieces.per, HV,
         K=K, V=V, BK=tile.BK, BV=tile.BV, GATE=call.gate, REVERSE=reverse, PACKED=call.cu is not None,
         START=start is not None, num_warps=tile.warps,
     )  # fmt: skip
-    if keep:
-        run(pieces.count, pieces, local, None, None, kept, segment, False)
-    return Kept(kept, ranges), far
+    return pieces, local, far
+
+
+def scan(
+    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, end: bool
+) -> tuple[Kept, Tensor | None]:
+    """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
+    _, T, HV, V = call.v.shape
+    K, N, tiles = call.q.shape[-1], call.N, call.tiles
+    new = functools.partial(torch.empty, device=call.q.device)
+    tile = tiles.states
+    ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if call.gate == 2 else None
+    kept = Kept(new((chunks.count, HV, K, V), dtype=call.state_dtype), ranges)
+    segment = tiles.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
+    if segment == 0:
+        far = new((N, HV, K, V), dtype=torch.float32) if end else None
+        walk_states(call, x, y, reverse, None, 0, start, far, None, kept, chunks)
+        return kept, far
+    pieces, local, far = segment_starts(call, x, y, start, reverse, segment)
+    walk_states(call, x, y, reverse, pieces, segment, local, None, None, kept, chunks)
+    return kept, far
 
 
 def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
@@ -228,32 +257,18 @@ def dtype(x: Tensor) -> Any:
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
-    tile = call.tiles.fused
-    if tile is not None and call.N * HV * programs(1, V, 1, tile.BV) >= call.tiles.fused_from:
-        return fused_forward(call, out_dtype, final)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    kept, end = scan(call, call.k, call.v, chunks, call.start, False, True, final)
+    call = with_running_sums(call, chunks)
+    kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
     return out, end
 
 
-def fused_forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """The same in one pass, when there are enough heads to fill the device."""
-    B, T, HV, V = call.v.shape
-    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
-    end = torch.empty((call.N, HV, call.q.shape[-1], V), dtype=torch.float32, device=call.v.device) if final else None
-    tile = call.tiles.fused
-    common = call.common()
-    del common["EXCLUSIVE"]
-    launch(
-        kernels.fused, call.N * HV * programs(1, V, 1, tile.BV), call,
-        call.q, call.k, call.v, call.g, call.start, out, end, call.cu, T, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g),
-        **dict(common, C=call.tiles.fused_chunk), BK=tile.BK, BV=tile.BV, START=call.start is not None, END=final,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return out, end
+def over_group(call: Diagonal, x: Tensor) -> Tensor:
+    """A gradient a value head, summed over those that share a query/key head."""
+    B, T, H, K = call.q.shape
+    return x if call.group == 1 else x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype)
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
@@ -263,9 +278,10 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, True, False)
+    call = with_running_sums(call, chunks)
+    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(call, call.q, do, chunks, dend, True, True, call.start is not None)
+    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
     dv = new((B, T, HV, V), dtype=call.v.dtype)
     emit(call, do, dkept, dv, chunks, True)
 
@@ -292,8 +308,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
             BK=tile.BK, BV=tile.BV, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    if call.group > 1:
-        dq, dk = (x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype) for x in (dq, dk))
+    dq, dk = over_group(call, dq), over_group(call, dk)
     if call.gate == 1:
         dg = dg[0] if tiles_k == 1 else dg.sum(0)
     elif call.gate == 2 and call.g.shape[2] != HV:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from .launch import Diagonal, backward, forward, recurrent_forward
+from . import launch, one_pass
+from .launch import Diagonal, recurrent_forward
 
 __all__ = ["diagonal", "diagonal_call"]
+
+
+def algorithm(call: Diagonal) -> ModuleType:
+    """Where the chunk form's ``forward`` and ``backward`` are: in one pass if the state fits, else with states in memory."""
+    return one_pass if one_pass.fits(call) else launch
 
 
 @torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
@@ -34,7 +42,7 @@ def diagonal(
     if form == "recurrent":
         o, end = recurrent_forward(call, gv, dtype, final)
     else:
-        o, end = forward(call, dtype, final)
+        o, end = algorithm(call).forward(call, dtype, final)
     return o, v.new_empty(0, dtype=torch.float32) if end is None else end
 
 
@@ -62,7 +70,7 @@ def diagonal_backward(
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
     call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
-    grads = backward(call, do, dfinal)
+    grads = algorithm(call).backward(call, do, dfinal)
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
     given = dict(q=q, k=k, v=v, g=g, u=u, start=initial_state)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_matrix", "levels_mask", "load_gate", "load_tile",
-    "prefix", "product", "row_gate", "suffix", "times", "total", "vector_scores",
+    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_between", "decay_matrix", "levels_mask", "load_gate", "load_tile",
+    "prefix", "product", "resets", "row_decays", "row_gate", "suffix", "times", "total", "vector_scores",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -121,6 +121,33 @@ def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr)
     if REVERSE:
         return tl.where(t <= s, tl.exp2(tl.minimum(E, 0.0)), 0.0)
     return tl.where(s <= t, tl.exp2(tl.minimum(E, 0.0)), 0.0)
+
+
+@triton.jit
+def row_decays(p, rows, last, stride, L):
+    """For a scalar gate, from its running sums: ``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    end = tl.load(p + tl.minimum(last, L - 1) * stride)
+    return tl.exp2(G.to(tl.float32)), tl.exp2(tl.minimum((end - G).to(tl.float32), 0.0)), end.to(tl.float32)
+
+
+@triton.jit
+def decay_between(p, rows, stride, L, REVERSE: tl.constexpr):
+    """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from a scalar gate's running sums: ``[C, C]``; the transpose in reverse."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    t = rows[:, None]
+    s = rows[None, :]
+    if REVERSE:
+        return tl.where(t <= s, tl.exp2(tl.minimum((G[None, :] - G[:, None]).to(tl.float32), 0.0)), 0.0)
+    return tl.where(s <= t, tl.exp2(tl.minimum((G[:, None] - G[None, :]).to(tl.float32), 0.0)), 0.0)
+
+
+@triton.jit
+def resets(p, rows, stride, L, C: tl.constexpr):
+    """Which tokens ``[C]`` forget everything before them: ``e^g`` is zero, and so is the gradient of ``g``."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    before = tl.load(p + (rows - 1).to(tl.int64) * stride, mask=(rows < L) & (rows % C > 0), other=0.0)
+    return G - before <= -125.0
 
 
 @triton.jit

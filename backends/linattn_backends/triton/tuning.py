@@ -30,6 +30,8 @@ class Tiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
+        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory.
+        gate_span: Chunks over which the gradient of a scalar gate is summed at once.
     """
 
     chunk: int
@@ -45,8 +47,7 @@ class Tiles:
     gradients_slow: Tile
     recurrent: Tile
     fused: Tile | None
-    fused_chunk: int
-    fused_from: int
+    gate_span: int
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -96,7 +97,6 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
-        fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
-        fused_chunk=C,
-        fused_from=max(processors * 7 // 8, 2),
+        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
+        gate_span=4,
     )
