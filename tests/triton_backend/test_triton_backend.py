@@ -34,7 +34,6 @@ def test_takes_what_it_runs():
         (dict(dims=(*DIMS[:4], ("K", 513), ("V", 16))), "K must be at most 512, got 513"),
         (dict(given=(*ARRAYS[:3], ("g", "B T HV K", "float64"))), "has no float64"),
         (dict(op="linear_attn", given=ARRAYS[:3], options=(("causal", False),)), "has no causal=False"),
-        (dict(given=(*ARRAYS, ("gv", "B T HV V", "float32"))), "takes gv in the recurrent form without gradients only"),
     ],
 )
 def test_says_why_not(changes, reason):
@@ -99,7 +98,7 @@ def test_opcheck(family, form):
 
 def test_opcheck_backward():
     given = arrays("gla", T=5, K=4, V=4)
-    arguments = [given.get(name) for name in ("q", "k", "v", "g", "u", "initial_state", "cu_seqlens")]
+    arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
     tests = ("test_schema", "test_faketensor")
     with torch.no_grad():
         torch.library.opcheck(diagonal_backward, (given["v"], given["initial_state"], *arguments, 0.5, 16), test_utils=tests)

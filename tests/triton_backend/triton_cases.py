@@ -36,8 +36,10 @@ def sum_of(parts):
     return result
 
 
-def arrays(family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0):
-    """Seeded arguments by name, in the family's order."""
+def arrays(
+    family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, gv=None, state=True, cu=None, seed=0
+):  # fmt: skip
+    """Seeded arguments by name, in the family's order; ``gv`` is the kind of a value gate."""
     torch.manual_seed(seed)
     result = dict(q=torch.randn(B, T, H, K), k=torch.randn(B, T, H, K), v=torch.randn(B, T, HV, V))
     result = {name: x.to(dtype) for name, x in result.items()}
@@ -45,6 +47,8 @@ def arrays(family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="pl
         result["g"] = gate(shape or (B, T, HV), kind)
     if family in ("gla", "rwkv6"):
         result["g"] = gate(shape or (B, T, HV, K), kind)
+    if gv:
+        result["gv"] = gate((B, T, HV, V), gv)
     if family == "rwkv6":
         result["u"] = torch.randn(HV, K)
     N = B if cu is None else len(cu) - 1

@@ -113,6 +113,4 @@ class TritonBackend(Backend):
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
-        if call.op == "gla" and call.has("gv") and (call.form != "recurrent" or call.needs_grad is not False):
-            return "takes gv in the recurrent form without gradients only"
         return None

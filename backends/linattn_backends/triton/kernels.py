@@ -13,6 +13,10 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
 ``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
 replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 
+A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product of
+values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
+both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of ``w``.
+
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
 the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
 running sums, see :mod:`.gates`) or 2 (a vector: ``g`` holds log decays).
@@ -27,6 +31,7 @@ from .tiles import (
     block_sums,
     blocks,
     decay_between,
+    gated_values,
     levels_mask,
     load_gate,
     load_tile,
@@ -92,7 +97,12 @@ def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def weakest(ranges, head, PARTS: tl.constexpr):
-    """Log2 of the least factor by which a channel of a chunk's head decays over it; ``PARTS`` tiles of channels noted it."""
+    """Log2 of the least factor by which a channel of a chunk's head decays over it.
+
+    ``PARTS`` tiles of channels noted it; if none did, every chunk counts as strong.
+    """
+    if PARTS == 0:
+        return float("-inf")
     least = tl.load(ranges + head * PARTS)
     for part in tl.static_range(1, PARTS):
         least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
@@ -114,13 +124,13 @@ def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def states(
-    x, y, g, start, end, decay, kept, ranges,
+    x, y, g, w, start, end, decay, value_decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    xb, xt, xh, yb, yt, yh, gb, gt, gh,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    SPLIT: tl.constexpr, PREC: tl.constexpr,
+    VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
@@ -149,11 +159,14 @@ def states(
     y = at_head(y, b, bos, hv, yb, yt, yh, 1)
     if GATE > 0:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, 1)
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
     sum_g = tl.zeros((BK,), tl.float32)
+    sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     for step in range(low, high):
@@ -190,22 +203,37 @@ def states(
             all = tl.sum(bg.to(tl.float32), 0) * LOG2E
             S = S * tl.exp2(all)[:, None]
             sum_g += all
-            if KEEP and iv == 0:
-                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0))
+            if KEEP and not VALUE_GATE:  # noqa: SIM102
+                if iv == 0:
+                    tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0))
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            if REVERSE:
+                E = total(j <= t, bw, SPLIT)
+            else:
+                E = total(j > t, bw, SPLIT)
+            by = (by.to(tl.float32) * tl.exp2(E * LOG2E)).to(by.dtype)
+            all = tl.sum(bw.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[None, :]
+            sum_w += all
         S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
         if GATE > 0 and not WHOLE and iv == 0:
             p = decay + (i.to(tl.int64) * HV + hv) * K
             tl.store(p + columns_k, sum_g, mask=columns_k < K)
+        if VALUE_GATE and not WHOLE:  # noqa: SIM102
+            if ik == 0:
+                p = value_decay + (i.to(tl.int64) * HV + hv) * V
+                tl.store(p + columns_v, sum_w, mask=columns_v < V)
 
 
 @triton.jit
 def segment_of(
-    local, decay, i, last, hv, HV, tile, inside, columns_k,
-    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+    local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v,
+    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Segment ``i``'s own state and its decay factor; past ``last``, zeros and ones."""
+    """Segment ``i``'s own state and the decay factors of its tile; past ``last``, zeros and ones."""
     if REVERSE:
         there = i >= last
     else:
@@ -214,17 +242,19 @@ def segment_of(
     head = i.to(tl.int64) * HV + hv
     p = local + head * (K * V) + tile
     own = tl.load(p, mask=has, other=0.0)
-    keep = tl.full(columns_k.shape, 1.0, tl.float32)
+    keep = tl.full(columns_k.shape, 1.0, tl.float32)[:, None]
     if GATE > 0:
-        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))[:, None]
+    if VALUE_GATE:
+        keep = keep * tl.exp2(tl.load(value_decay + head * V + columns_v, mask=(columns_v < V) & there, other=0.0))[None, :]
     return own, keep, p, has
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
 def carries(
-    local, decay, start, end, first, PER, HV,
+    local, decay, value_decay, start, end, first, PER, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
 ):  # fmt: skip
     """From the states that segments make out of zero, the state before each (in place in ``local``) and after the last."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -252,38 +282,38 @@ def carries(
     i = high - 1 if REVERSE else low
     for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
         own0, keep0, p0, has0 = segment_of(
-            local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
         own1, keep1, p1, has1 = segment_of(
-            local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
         own2, keep2, p2, has2 = segment_of(
-            local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
         own3, keep3, p3, has3 = segment_of(
-            local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
-        S1 = S * keep0[:, None] + own0
-        S2 = S1 * keep1[:, None] + own1
-        S3 = S2 * keep2[:, None] + own2
+        S1 = S * keep0 + own0
+        S2 = S1 * keep1 + own1
+        S3 = S2 * keep2 + own2
         tl.store(p0, S, mask=has0)
         tl.store(p1, S1, mask=has1)
         tl.store(p2, S2, mask=has2)
         tl.store(p3, S3, mask=has3)
-        S = S3 * keep3[:, None] + own3
+        S = S3 * keep3 + own3
         i += 4 * jump
     tl.store(end + at + tile, S, mask=inside)
 
 
 @triton.jit
 def outputs_of(
-    pid, q, k, y, g, u, kept, out,
+    pid, q, k, y, g, w, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -339,36 +369,41 @@ def outputs_of(
     if not REVERSE:
         acc = acc * scale
     by = load_tile(y, rows, yt, columns_v, L, V, BV)
-    acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+    if VALUE_GATE:
+        bw = load_gate(at_head(w, b, bos, hv, wb, wt, wh, 1), rows, wt, columns_v, L, V, BV)
+        acc = acc * tl.exp2(total(s <= t, bw, SPLIT) * LOG2E) + gated_values(A * scale, by, bw, C, SPLIT, RANGE, DT, PREC)
+    else:
+        acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
     p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def outputs(
-    q, k, y, g, u, kept, out,
+    q, k, y, g, w, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``outputs_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     if SLOW:
-        if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
-            return
+        if PARTS > 0:  # noqa: SIM102
+            if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
+                return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = weakest(ranges, item // NV, PARTS) <= -RANGE
             if PACKED:
                 wanted = wanted & (tl.load(owner + item // (NV * HV)) < N)
             if wanted:
                 outputs_of(
-                    item, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb,
-                    yt, yh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS,
-                    SLOW, SPLIT, RANGE, PREC, DT
+                    item, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh,
+                    yb, yt, yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE,
+                    VALUE_GATE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -378,19 +413,20 @@ def outputs(
             if weakest(ranges, pid // NV, PARTS) <= -RANGE:
                 return
         outputs_of(
-            pid, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
-            gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS, SLOW, SPLIT, RANGE,
-            PREC, DT
+            pid, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
+            gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, VALUE_GATE, PACKED, PARTS,
+            SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit
 def gradients_of(
-    pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
+    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
@@ -405,8 +441,10 @@ def gradients_of(
     s = tl.arange(0, C)[None, :]
     q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
     k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    v = at_head(v, b, bos, hv, vb, vt, vh, 1)
-    do = at_head(do, b, bos, hv, ob, ot, oh, 1)
+    v = at_head(v, b, bos, hv, vb, vt, vh, VALUE_GROUP)
+    do = at_head(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
     if GATE > 0:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
@@ -417,7 +455,10 @@ def gradients_of(
     p = at[:, None] * K + columns_k[None, :]
 
     # The query's side: dA [C, C] and dq [C, BK].
-    dA, bdq, _ = facing(do, ot, v, vt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, DT)
+    dA, bdq, _ = facing(
+        do, ot, v, vt, w, wt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
     dA = dA * scale
     bdq = bdq * scale
     own = tl.sum(tl.where(t == s, dA, 0.0), 1)
@@ -467,7 +508,10 @@ def gradients_of(
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
     # The key's side: dA transposed and dk [C, BK].
-    dAT, bdk, met = facing(v, vt, do, ot, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, PREC, DT)
+    dAT, bdk, met = facing(
+        v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
     dAT = dAT * scale
     if GATE == 0:
         bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
@@ -541,35 +585,39 @@ def gradients_of(
                 bdg += total(near & (s > t), Z - Y, SPLIT) - Y
             else:
                 bdg += total(near & (s >= t), Z - Y, SPLIT)
-        tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+        if not TRANSPOSED:  # then it is the output, known already
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT", "tiles_stride"])
 def gradients(
-    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, COUNT, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
+    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     if SLOW:
-        if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
-            return
+        if PARTS > 0:  # noqa: SIM102
+            if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
+                return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = weakest(ranges, item // NK, PARTS) <= -RANGE
             if PACKED:
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
-                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP,
-                    GATE_GROUP, GATE, EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+                    item, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
+                    GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS,
+                    SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -579,19 +627,23 @@ def gradients(
             if weakest(ranges, pid // NK, PARTS) <= -RANGE:
                 return
         gradients_of(
-            pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE,
-            EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+            pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP,
+            VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit
 def facing(
-    a, at, b, bt, kept, other, rows, columns_k, L,
+    a, at, b, bt, w, wt, kept, other, rows, columns_k, L,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
-    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states."""
+    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states.
+
+    With ``MEET``, ``a, b`` are ``v, do``, else ``do, v``. A value gate ``w`` decays all three: scores as those of the keys.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     M = tl.zeros((C, C), tl.float32)
     R = tl.zeros((C, BK), tl.float32)
@@ -601,11 +653,25 @@ def facing(
         ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
         bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
         tile, inside = state_tile(columns_k, columns_v, K, V)
+        if TRANSPOSED:
+            tile = columns_v[None, :] * K + columns_k[:, None]
         bS = tl.load(kept + tile, mask=inside, other=0.0)
-        M = product(ba, tl.trans(bb), M, PREC)
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            none = tl.zeros((BV,), tl.float32)
+            if MEET:
+                more, ba = vector_scores(bb, ba, bw, none, C, True, False, SPLIT, True, RANGE, DT, PREC)
+            else:
+                more, ba = vector_scores(ba, bb, bw, none, C, False, False, SPLIT, True, RANGE, DT, PREC)
+            M += more
+        else:
+            M = product(ba, tl.trans(bb), M, PREC)
         R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
         if MEET:
-            met += tl.sum(bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+            both = bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32)
+            if VALUE_GATE:
+                both = both * tl.exp2(tl.sum(bw.to(tl.float32), 0) * LOG2E)[None, :]
+            met += tl.sum(both, 1)
     return M, R, met
 
 

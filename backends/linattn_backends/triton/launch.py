@@ -57,13 +57,14 @@ def processors(device: torch.device) -> int:
 class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
-    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens.
+    ``w`` is the value gate ``gv``, ``[B, T, HV, V]`` or ``None``. ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor | None
+    w: Tensor | None
     u: Tensor | None
     start: Tensor | None
     cu: Tensor | None
@@ -72,7 +73,7 @@ class Diagonal:
 
     @classmethod
     def of(
-        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, u: Tensor | None, start: Tensor | None,
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, start: Tensor | None,
         cu: Tensor | None, scale: float, chunk: int,
     ) -> Diagonal:  # fmt: skip
         """Take the arrays of a call: the last axis contiguous, a fixed decay expanded, tiles chosen."""
@@ -82,10 +83,11 @@ class Diagonal:
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
         if gate == 2:
             g = rows_contiguous(g)
+        gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
         start = None if start is None else start.contiguous()
         tiles = tiles_for(q.shape[-1], v.shape[-1], q.dtype, gate, chunk, processors(q.device))
-        return cls(q, k, v, g, u, start, cu, scale, tiles)
+        return cls(q, k, v, g, gv, u, start, cu, scale, tiles)
 
     @property
     def gate(self) -> int:
@@ -121,7 +123,7 @@ class Kept(NamedTuple):
     """States at chunk starts, and for a vector gate by how much the chunks decay."""
 
     states: Tensor | None
-    ranges: Tensor | None
+    ranges: Tensor | None = None
 
     @property
     def parts(self) -> int:
@@ -174,7 +176,7 @@ def with_running_sums(call: Diagonal, chunks: Cut) -> Diagonal:
 
 def walk_states(
     call: Diagonal, x: Tensor, y: Tensor, reverse: bool, pieces: Cut | None, span: int, begin: Tensor | None,
-    finish: Tensor | None, decay: Tensor | None, kept: Kept, chunks: Cut | None,
+    finish: Tensor | None, decay: Tensor | None, value_decay: Tensor | None, kept: Kept, chunks: Cut | None,
 ) -> None:  # fmt: skip
     """Launch ``states`` on whole sequences, or on ``pieces`` of ``span`` chunks."""
     _, T, HV, V = call.v.shape
@@ -182,11 +184,11 @@ def walk_states(
     count = call.N if pieces is None else pieces.count
     launch(
         kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
-        x, y, call.g, begin, finish, decay, kept.states, kept.ranges,
+        x, y, call.g, call.w, begin, finish, decay, value_decay, kept.states, kept.ranges,
         pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, span,
-        call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), **call.common(),
+        call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
         BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
-        KEEP=kept.states is not None, num_warps=tile.warps, num_stages=tile.stages,
+        KEEP=kept.states is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -200,12 +202,13 @@ def segment_starts(
     pieces = cut(T, N, segment * call.tiles.chunk, call.cu)
     local, far = new((pieces.count, HV, K, V)), new((N, HV, K, V))
     decay = None if call.g is None else new((pieces.count, HV, K))
-    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, Kept(None, None), None)
+    value_decay = None if call.w is None else new((pieces.count, HV, V))
+    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, Kept(None), None)
     launch(
         kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
-        local, decay, start, far, pieces.first, pieces.per, HV,
-        K=K, V=V, BK=tile.BK, BV=tile.BV, GATE=call.gate, REVERSE=reverse, PACKED=call.cu is not None,
-        START=start is not None, num_warps=tile.warps,
+        local, decay, value_decay, start, far, pieces.first, pieces.per, HV,
+        K=K, V=V, BK=tile.BK, BV=tile.BV, GATE=call.gate, VALUE_GATE=call.w is not None, REVERSE=reverse,
+        PACKED=call.cu is not None, START=start is not None, num_warps=tile.warps,
     )  # fmt: skip
     return pieces, local, far
 
@@ -218,31 +221,38 @@ def scan(
     K, N, tiles = call.q.shape[-1], call.N, call.tiles
     new = functools.partial(torch.empty, device=call.q.device)
     tile = tiles.states
-    ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if call.gate == 2 else None
+    ranges = None
+    if call.gate == 2 and call.w is None:
+        ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32)
     kept = Kept(new((chunks.count, HV, K, V), dtype=call.state_dtype), ranges)
     segment = tiles.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
     if segment == 0:
         far = new((N, HV, K, V), dtype=torch.float32) if end else None
-        walk_states(call, x, y, reverse, None, 0, start, far, None, kept, chunks)
+        walk_states(call, x, y, reverse, None, 0, start, far, None, None, kept, chunks)
         return kept, far
     pieces, local, far = segment_starts(call, x, y, start, reverse, segment)
-    walk_states(call, x, y, reverse, pieces, segment, local, None, None, kept, chunks)
+    walk_states(call, x, y, reverse, pieces, segment, local, None, None, None, kept, chunks)
     return kept, far
+
+
+def passes(call: Diagonal) -> tuple[bool, ...]:
+    """Which chunks a launch takes: a vector gate's with plain products, then those that decay too much for them (``True``)."""
+    return (True,) if call.w is not None else (False, True) if call.gate == 2 else (False,)
 
 
 def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
     """``o`` from ``v``, or ``dv`` from ``do``."""
     _, T, HV, V = call.v.shape
     tiles = call.tiles
-    for slow in (False, True) if call.gate == 2 else (False,):
+    for slow in passes(call):
         tile = tiles.outputs_slow if slow else tiles.outputs
         count = chunks.count * HV * programs(1, V, 1, tile.BV)
         launch(
             kernels.outputs, min(count, 2 * tiles.processors) if slow else count, call,
-            call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
+            call.q, call.k, y, call.g, call.w, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
             T, chunks.per, call.N, HV, count, call.scale,
-            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
-            BK=tile.BK, BV=tile.BV, REVERSE=reverse, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
+            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+            BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
@@ -282,38 +292,53 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
     dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
-    dv = new((B, T, HV, V), dtype=call.v.dtype)
-    emit(call, do, dkept, dv, chunks, True)
-
-    tile = call.tiles.gradients
-    tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dg = du = None
+    dv = new((B, T, HV, V), dtype=call.v.dtype)
+    dg = dgv = du = None
     if call.gate == 1:
-        dg = new((tiles_k, B, T, HV), dtype=torch.float32)
+        dg = new((programs(K, 1, call.tiles.gradients.BK, 1), B, T, HV), dtype=torch.float32)
     elif call.gate == 2:
         dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    for slow in (False, True) if call.gate == 2 else (False,):
+    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg, du)
+    if call.w is None:
+        emit(call, do, dkept, dv, chunks, True)
+    else:
+        dgv = new((B, T, HV, V), dtype=call.w.dtype)
+        gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv, None)
+    if call.gate == 1:
+        dg = dg[0] if dg.shape[0] == 1 else dg.sum(0)
+    elif call.gate == 2 and call.g.shape[2] != HV:
+        dg = dg.view(B, T, H, call.group, K).sum(3)
+    du = None if du is None else du.sum(0)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=du, start=dstart)
+
+
+def gradients(
+    call: Diagonal, chunks: Cut, q: Tensor, k: Tensor, v: Tensor, do: Tensor, g: Tensor | None, w: Tensor | None,
+    kept: Kept, dkept: Kept, dq: Tensor | None, dk: Tensor, dg: Tensor | None, du: Tensor | None,
+) -> None:  # fmt: skip
+    """Write ``dq, dk, dg, du``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
+    B, T, HV = call.v.shape[:3]
+    K, V, transposed = q.shape[-1], v.shape[-1], dq is None
+    wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
+    for slow in passes(call):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        if transposed:
+            tile = tile._replace(BK=tile.BV, BV=tile.BK)
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             kernels.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.k, call.v, do, call.g, call.u, kept.states, dkept.states, dq, dk, dg, du,
+            q, k, v, do, g, w, call.u, kept.states, dkept.states, dq, dk, dg, du,
             kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, call.scale, B * T * HV,
-            *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g), **call.common(),
-            BK=tile.BK, BV=tile.BV, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v),
-            num_warps=tile.warps, num_stages=tile.stages,
+            *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
+            BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
+            VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range,
+            DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    dq, dk = over_group(call, dq), over_group(call, dk)
-    if call.gate == 1:
-        dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    elif call.gate == 2 and call.g.shape[2] != HV:
-        dg = dg.view(B, T, H, call.group, K).sum(3)
-    return dict(q=dq, k=dk, v=dv, g=dg, u=None if du is None else du.sum(0), start=dstart)
 
 
 def recurrent_forward(call: Diagonal, gv: Tensor | None, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:

@@ -37,7 +37,7 @@ def diagonal(
     wide: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (float32 if ``wide``) and final states, which are an empty tensor unless ``final``."""
-    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
     dtype = torch.float32 if wide else v.dtype
     if form == "recurrent":
         o, end = recurrent_forward(call, gv, dtype, final)
@@ -62,6 +62,7 @@ def diagonal_backward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
+    gv: Tensor | None,
     u: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
@@ -69,17 +70,17 @@ def diagonal_backward(
     chunk: int,
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
-    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
     grads = algorithm(call).backward(call, do, dfinal)
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
-    given = dict(q=q, k=k, v=v, g=g, u=u, start=initial_state)
+    given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @diagonal_backward.register_fake
-def _(do, dfinal, q, k, v, g, u, initial_state, cu_seqlens, scale, chunk):
-    given = (q, k, v, g, u, initial_state)
+def _(do, dfinal, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, gv, u, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
@@ -95,11 +96,9 @@ def _backward(ctx, do, dfinal):
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (*(None,) * 7, *none)
-    if gv is not None:
-        raise NotImplementedError("the triton backend has no gradient with gv")
     if do is None:
         do = torch.zeros_like(v)
-    grads = iter(_backward_call(do, dfinal, q, k, v, g, u, start, cu_seqlens, ctx.scale, ctx.chunk))
+    grads = iter(_backward_call(do, dfinal, q, k, v, g, gv, u, start, cu_seqlens, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in (q, k, v, g, gv, u, start)), *none)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_between", "decay_matrix", "levels_mask", "load_gate", "load_tile",
+    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_between", "decay_matrix", "gated_values", "levels_mask", "load_gate", "load_tile",
     "prefix", "product", "resets", "row_decays", "row_gate", "suffix", "times", "total", "vector_scores",
 ]  # fmt: skip
 
@@ -264,3 +264,30 @@ def vector_scores(
     else:
         own = tl.sum(q * k, 1)
     return A + tl.where(t == s, own[:, None], 0.0), rows
+
+
+@triton.jit
+def gated_values(
+    A, y, w, C: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr
+):  # fmt: skip
+    """``Σ_{s≤t} A_ts e^{W_t - W_s} ∘ y_s`` for a decay ``w`` per value channel, ``W`` its running sum: ``[C, BV]``.
+
+    The levels of :func:`vector_scores`, which decays what ``A`` is made of; here it is what ``A`` meets.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    y = y.to(tl.float32)
+    acc = tl.sum(tl.where(t == s, A, 0.0), 1)[:, None] * y
+    stop, c = blocks(w, C, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, False)
+        e = tl.exp2(total(between, w, SPLIT) * LOG2E)
+        X = tl.where(upper, 0.0, y * e).to(DT)
+        acc += tl.where(upper, e * times(tl.where(pairs, A, 0.0).to(DT), X, PREC), 0.0)
+        half = half // 2
+    if stop > 0:
+        Wq, W = block_sums(w, c, C, False, SPLIT)
+        near = tl.where(((t ^ s) < BLOCK) & (s < t), A, 0.0)
+        acc += tl.exp2(Wq) * times(near.to(DT), (y * tl.exp2(-W)).to(DT), PREC)
+    return acc
