@@ -13,9 +13,10 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
 ``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
 replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 
-A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product of
-values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
-both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of ``w``.
+A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product
+of values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
+both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of
+``w``.
 
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
 the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
@@ -26,21 +27,22 @@ import triton
 import triton.language as tl
 
 from .tiles import (
-    BLOCK,
     LOG2E,
     block_sums,
-    blocks,
     decay_between,
     gated_values,
+    level_scores,
     levels_mask,
     load_gate,
     load_tile,
+    plain_blocks,
+    plain_scores,
     product,
     resets,
     row_decays,
+    state_rows,
     times,
     total,
-    vector_scores,
 )
 
 __all__ = ["carries", "gradients", "outputs", "states"]
@@ -102,10 +104,11 @@ def weakest(ranges, head, PARTS: tl.constexpr):
     ``PARTS`` tiles of channels noted it; if none did, every chunk counts as strong.
     """
     if PARTS == 0:
-        return float("-inf")
-    least = tl.load(ranges + head * PARTS)
-    for part in tl.static_range(1, PARTS):
-        least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
+        least = tl.full((), float("-inf"), tl.float32)
+    else:
+        least = tl.load(ranges + head * PARTS)
+        for part in tl.static_range(1, PARTS):
+            least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
     return least
 
 
@@ -134,7 +137,8 @@ def states(
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
-    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates, base 2.
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay``
+    and ``value_decay`` the sums of a segment's gates, base 2.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -285,13 +289,16 @@ def carries(
             local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
         own1, keep1, p1, has1 = segment_of(
-            local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
+            local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
         own2, keep2, p2, has2 = segment_of(
-            local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
+            local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
         own3, keep3, p3, has3 = segment_of(
-            local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
+            local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
         S1 = S * keep0 + own0
         S2 = S1 * keep1 + own1
@@ -345,15 +352,29 @@ def outputs_of(
             bu = tl.zeros((BK,), tl.float32)
             if EXCLUSIVE:
                 bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, RANGE, DT, PREC)
-            A += more
-            acc = product(part.to(bS.dtype), bS, acc, PREC)
+            if SLOW:
+                A += level_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, RANGE, DT, PREC)
+            else:
+                more, part = plain_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, DT, PREC)
+                A += more
+                acc = product(part.to(bS.dtype), bS, acc, PREC)
         elif REVERSE:
             A = product(bk, tl.trans(bq), A, PREC)
             acc = product(bk.to(bS.dtype), bS, acc, PREC)
         else:
             A = product(bq, tl.trans(bk), A, PREC)
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
+    if GATE == 2 and SLOW:  # apart from the levels, which need the registers
+        for ik in range(NK):
+            columns_k = ik * BK + tl.arange(0, BK)
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if REVERSE:
+                bx = load_tile(k, rows, kt, columns_k, L, K, BK)
+            else:
+                bx = load_tile(q, rows, qt, columns_k, L, K, BK)
+            tile, inside = state_tile(columns_k, columns_v, K, V)
+            bS = tl.load(kept + tile, mask=inside, other=0.0)
+            acc = product(state_rows(bx, bg, C, REVERSE, EXCLUSIVE, SPLIT).to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
         to_start, to_end, _ = row_decays(g, rows, piece * C + C - 1, gt, L)
         if REVERSE:
@@ -413,8 +434,8 @@ def outputs(
             if weakest(ranges, pid // NV, PARTS) <= -RANGE:
                 return
         outputs_of(
-            pid, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
-            gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, VALUE_GATE, PACKED, PARTS,
+            pid, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt,
+            yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, VALUE_GATE, PACKED, PARTS,
             SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
@@ -556,10 +577,10 @@ def gradients_of(
             bdg = total(s >= t, qf * bdq, SPLIT)
         bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
         bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
-        stop, c = blocks(bg, C, SPLIT, RANGE)
+        stop = plain_blocks(bg, C, EXCLUSIVE, SPLIT, RANGE)
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            upper, between, pairs = levels_mask(half, 0, C, EXCLUSIVE)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
             W = tl.where(pairs, dA, 0.0)
             W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
@@ -571,10 +592,10 @@ def gradients_of(
             bdk += tl.where(upper, 0.0, Z)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, c, C, EXCLUSIVE, SPLIT)
+            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
             eq = tl.exp2(Gq)
             ek = tl.exp2(-G)
-            near = (t ^ s) < BLOCK
+            near = (t ^ s) < 2 * stop
             Z = eq * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * ek).to(DT), PREC)
             bdq += Z
             Z = Z * qf
@@ -627,8 +648,8 @@ def gradients(
             if weakest(ranges, pid // NK, PARTS) <= -RANGE:
                 return
         gradients_of(
-            pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP,
+            pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+            tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP,
             VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
@@ -660,10 +681,10 @@ def facing(
             bw = load_gate(w, rows, wt, columns_v, L, V, BV)
             none = tl.zeros((BV,), tl.float32)
             if MEET:
-                more, ba = vector_scores(bb, ba, bw, none, C, True, False, SPLIT, True, RANGE, DT, PREC)
+                M += level_scores(bb, ba, bw, none, C, True, False, SPLIT, RANGE, DT, PREC)
             else:
-                more, ba = vector_scores(ba, bb, bw, none, C, False, False, SPLIT, True, RANGE, DT, PREC)
-            M += more
+                M += level_scores(ba, bb, bw, none, C, False, False, SPLIT, RANGE, DT, PREC)
+            ba = state_rows(ba, bw, C, MEET, False, SPLIT)
         else:
             M = product(ba, tl.trans(bb), M, PREC)
         R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)

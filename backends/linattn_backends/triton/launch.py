@@ -16,7 +16,10 @@ from torch import Tensor
 
 from . import gates, kernels
 from .recurrent import recurrent
+from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
+
+INTERPRETED = bool(_INTERPRETED.value)
 
 __all__ = ["Diagonal", "backward", "forward", "recurrent_forward"]
 
@@ -57,7 +60,8 @@ def processors(device: torch.device) -> int:
 class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
-    ``w`` is the value gate ``gv``, ``[B, T, HV, V]`` or ``None``. ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens.
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w`` is
+    the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
     """
 
     q: Tensor
@@ -93,6 +97,20 @@ class Diagonal:
     def gate(self) -> int:
         """0 none, 1 a scalar, 2 a vector."""
         return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
+
+    @property
+    def range(self) -> float:
+        """A chunk that decays by less than ``2^range`` takes plain products.
+
+        With ``u``, neighbours have no gate between them: they cancel in the gate's gradient, and where gates are strong they
+        are most of its terms.
+        """
+        return self.tiles.range if self.u is None else min(self.tiles.range, 100.0)
 
     @property
     def N(self) -> int:
@@ -142,27 +160,63 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
 
 
 def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:
-    """Launch on ``call``'s device; an error names the kernel, the shapes and the configuration."""
+    """Launch on ``call``'s device; an error names the family, the kernel, the shapes and the configuration."""
     if count == 0:
         return
     try:
         device = call.q.device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                kernel[(count,)](*args, **config)
+                start(kernel, count, device, args, config)
         else:
-            kernel[(count,)](*args, **config)
+            start(kernel, count, device, args, config)
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name in "qkvg" if (x := getattr(call, name)) is not None)
-        error.add_note(f"linattn triton kernel {kernel.__name__!r} failed on {shapes}; configuration {config}")
+        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name in "qkvgw" if (x := getattr(call, name)) is not None)
+        settings = ", ".join(f"{name}={value}" for name, value in config.items())
+        error.add_note(
+            f"linattn triton: kernel {kernel.__name__} of {call.family} failed on {shapes}; configuration {settings}"
+        )
         raise
 
 
-def with_running_sums(call: Diagonal, chunks: Cut) -> Diagonal:
-    """The call as the chunk kernels read it: a scalar gate as running sums within ``chunks``, ``[HV, B, T]`` in memory."""
+COMPILED: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+"""Compiled kernels and their compile-time arguments, by everything that a kernel is compiled for."""
+
+DIRECT = not INTERPRETED and triton.__version__.startswith("3.6.")
+"""Whether a compiled kernel can be called past the compiler's own look-up, which costs more than the launch: the call of other
+releases is not the same."""
+
+
+def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
+    """Compile, or find what was compiled, and launch."""
+    if not DIRECT:
+        kernel[(count,)](*args, **config)
+        return
+    key = (kernel, device, *config.values(), *[trait(x) for x in args])
+    found = COMPILED.get(key)
+    if found is None:
+        compiled = kernel[(count,)](*args, **config)
+        COMPILED[key] = compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]]
+    else:
+        compiled, constants = found
+        compiled[(count, 1, 1)](*args, *constants)
+
+
+def trait(x: Any) -> Any:
+    """What a kernel is compiled for in an argument: dtype and alignment, or whether a number is one or a multiple of 16."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, int):
+        return x == 1, x % 16 == 0, x.bit_length() > 31
+    return type(x)
+
+
+def with_running_sums(call: Diagonal) -> Diagonal:
+    """The call as the chunk kernels read it: a scalar gate as running sums within its chunks, ``[HV, B, T]`` in memory."""
     if call.gate != 1:
         return call
     B, T, HV = call.g.shape
+    chunks = cut(T, call.N, call.tiles.chunk, call.cu)
     exact = torch.float64 if call.tiles.split == 3 else torch.float32  # differences of sums must be right to a rounding
     sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
     heads = 16
@@ -185,8 +239,8 @@ def walk_states(
     launch(
         kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
         x, y, call.g, call.w, begin, finish, decay, value_decay, kept.states, kept.ranges,
-        pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, span,
-        call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+        pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu,
+        T, pieces.per if pieces else 1, span, call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
         BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
         KEEP=kept.states is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -252,8 +306,8 @@ def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, revers
             call.q, call.k, y, call.g, call.w, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
             T, chunks.per, call.N, HV, count, call.scale,
             *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
-            BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
-            num_warps=tile.warps, num_stages=tile.stages,
+            BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None, PARTS=kept.parts, SLOW=slow,
+            RANGE=call.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
@@ -268,7 +322,7 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call, chunks)
+    call = with_running_sums(call)
     kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
@@ -288,7 +342,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call, chunks)
+    call = with_running_sums(call)
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
     dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
@@ -336,7 +390,7 @@ def gradients(
             kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, call.scale, B * T * HV,
             *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
             BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
-            VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range,
+            VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.range,
             DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 

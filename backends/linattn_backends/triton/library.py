@@ -15,9 +15,9 @@ from .launch import Diagonal, recurrent_forward
 __all__ = ["diagonal", "diagonal_call"]
 
 
-def algorithm(call: Diagonal) -> ModuleType:
-    """Where the chunk form's ``forward`` and ``backward`` are: in one pass if the state fits, else with states in memory."""
-    return one_pass if one_pass.fits(call) else launch
+def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
+    """Where the chunk form's ``forward`` and ``backward`` are: in one pass if that can, else with states in memory."""
+    return one_pass if one_pass.fits(call, backward) else launch
 
 
 @torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
@@ -71,7 +71,7 @@ def diagonal_backward(
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
     call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
-    grads = algorithm(call).backward(call, do, dfinal)
+    grads = algorithm(call, backward=True).backward(call, do, dfinal)
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
     given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)

@@ -31,7 +31,6 @@ class Tiles:
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
         fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory.
-        gate_span: Chunks over which the gradient of a scalar gate is summed at once.
     """
 
     chunk: int
@@ -47,7 +46,6 @@ class Tiles:
     gradients_slow: Tile
     recurrent: Tile
     fused: Tile | None
-    gate_span: int
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -87,7 +85,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
     return Tiles(
         chunk=C,
         split=3 if full else 2,
-        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 100.0),  # a longer sum is less exact in float32
+        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 180.0),  # a longer sum is less exact in float32
         precision="tf32x3" if full else "tf32",
         processors=processors,
         states=Tile(fit(K, most, least), fit(V, wide if gate else most, least), 4, 2 if full else 3 if gate else 4),
@@ -98,5 +96,4 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
         fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
-        gate_span=4,
     )
