@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from .adapters import Adapter
 from .adapters.base import Arrays
-from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of
+from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
 from .cases import Case, problem
 from .data import Problem, draw
+from .maps import MAPS
 from .witness import Witness
 
 __all__ = ["Declared", "Failure", "Run", "call_arguments"]
@@ -111,10 +112,16 @@ class Run:
         raise Failure(f"declares the call unsupported ({reason}) and then runs it")
 
     def call(self, arrays: Arrays, form: str | None = None, **options: Any) -> Arrays:
-        """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be."""
+        """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be.
+
+        Decoding leaves its state in ``arrays``, which serve once.
+        """
         keywords = self._keywords(arrays, options)
         with self.witness.permit():
-            o, state = self.function(form)(**keywords)
+            found = self.function(form)(**keywords)
+        if self.case.form == "decode":
+            return {"o": found, "state": arrays["state"]}
+        o, state = found
         wanted = keywords["output_final_state"]
         if not wanted and state is not None:
             raise Failure("a final state is returned that was not asked for")
@@ -124,8 +131,12 @@ class Run:
 
     def _keywords(self, arrays: Arrays, options: Mapping[str, Any]) -> dict[str, Any]:
         static = {**self.problem.options, **options}
-        phi = {"feature_map": self.problem.feature_map} if self.problem.feature_map else {}
+        phi = {"feature_map": self._feature_map(self.problem.feature_map)} if self.problem.feature_map else {}
         return {**call_arguments(self.case.op, arrays), **static, **phi, "backend": self.backend.name}
+
+    def _feature_map(self, name: str) -> Any:
+        phi = MAPS[name]
+        return phi.make(**{key: self.adapter.from_float64(value, "float32") for key, value in phi.parameters.items()})
 
     def gradients(self, arrays: Arrays, form: str | None = None) -> tuple[Arrays, Arrays]:
         """Outputs, and gradients by name, of one call."""
@@ -136,10 +147,10 @@ class Run:
     def snapshot(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         return {name: self.adapter.to_float64(x) for name, x in arrays.items()}
 
-    def check_untouched(self, before: Mapping[str, NDArray[Any]], arrays: Arrays) -> None:
-        """Inputs are never written to."""
+    def check_untouched(self, before: Mapping[str, NDArray[Any]], arrays: Arrays, but: str = "") -> None:
+        """Inputs are never written to, but for the state of decoding."""
         for name, x in arrays.items():
-            if not np.array_equal(before[name], self.adapter.to_float64(x), equal_nan=True):
+            if name != but and not np.array_equal(before[name], self.adapter.to_float64(x), equal_nan=True):
                 raise Failure(f"{name} was written to")
 
     def compare(self, got: Arrays, want: Mapping[str, Any], prefix: str = "") -> None:
@@ -222,7 +233,11 @@ _cache: dict[Any, Any] = {}
 def _prepare(case: Case, adapter: Adapter, gradients: bool) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
     drawn = draw(case)
     values = {name: rounded(adapter, x, drawn.dtypes[name]) for name, x in drawn.arrays.items()}
-    mapped = {name: apply_map(drawn.feature_map, x) if name in case.spec.mapped else x for name, x in values.items()}
+    mapped = {
+        name: MAPS[drawn.feature_map](x) if drawn.feature_map and name in case.spec.mapped else x for name, x in values.items()
+    }
+    if case.form == "decode":
+        return drawn, values, truth_of_decoding(drawn, case.op, mapped)
     feed = partial(draw_cotangents, case, adapter) if gradients else None
     return drawn, values, truth_of(drawn, case.op, mapped, feed)
 
@@ -240,18 +255,3 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
         for name, x in outputs.items()
         if x.dtype != "int32"
     }
-
-
-def apply_map(name: str | None, x: NDArray[Any]) -> NDArray[Any]:
-    """The feature maps of the specification that have no parameters, in float64."""
-    match name:
-        case "elu1":
-            return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-        case "relu":
-            return np.maximum(x, 0)
-        case "relu2":
-            return np.maximum(x, 0) ** 2
-        case "exp":
-            return np.exp(x)
-        case _:
-            return x

@@ -15,6 +15,7 @@ from linattn.spec import Arg
 from numpy.typing import NDArray
 
 from .cases import Case, problem
+from .maps import MAPS, width
 
 __all__ = ["Problem", "draw", "offsets"]
 
@@ -31,7 +32,7 @@ class Problem:
         symbols: ``name → symbolic shape`` as a tuple, e.g. ``("B", "T", "HV")``.
         options: The static keywords.
         feature_map: Name of a feature map, or None.
-        sizes: Sizes of the symbols.
+        sizes: Sizes of the symbols, after the feature map.
     """
 
     arrays: dict[str, Array]
@@ -52,7 +53,9 @@ def draw(case: Case) -> Problem:
     flags, spec = case.flags, case.spec
     rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()))
     options = static_options(case)
-    sizes = all_sizes(case)
+    phi = map_name(flags)
+    raw = all_sizes(case)
+    sizes = mapped_sizes(case, phi, raw)
     arrays: dict[str, Array] = {}
     dtypes: dict[str, str] = {}
     symbols: dict[str, tuple[str, ...]] = {}
@@ -63,10 +66,17 @@ def draw(case: Case) -> Problem:
         symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
         if arg.name == "cu_seqlens":
             arrays[arg.name] = offsets(case.size["T"])
+        elif arg.name == "state_indices":
+            arrays[arg.name] = slots(sizes["N"], sizes["P"], "padding" in flags)
         else:
-            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, sizes) for symbol in chosen), arrays)
-    phi = next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
+            known = raw if arg.name in spec.mapped else sizes
+            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
     return Problem(arrays, dtypes, symbols, options, phi, sizes)
+
+
+def map_name(flags: tuple[str, ...]) -> str | None:
+    """The feature map that a flag names."""
+    return next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
 
 
 def static_options(case: Case) -> dict[str, Any]:
@@ -79,9 +89,8 @@ def static_options(case: Case) -> dict[str, Any]:
             options[name] = True
         elif f"non{name}" in case.flags:
             options[name] = False
-    options["output_final_state"] = bool({"state", "final"} & set(case.flags))
-    options["chunk_size"] = case.size.get("C")
-    return options
+    asked = {"output_final_state": bool({"state", "final"} & set(case.flags)), "chunk_size": case.size.get("C")}
+    return options | {name: value for name, value in asked.items() if name in options}
 
 
 def all_sizes(case: Case) -> dict[str, int]:
@@ -90,9 +99,18 @@ def all_sizes(case: Case) -> dict[str, int]:
     packed = "varlen" in flags
     sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
     sizes["N"] = len(offsets(sizes["T"])) - 1 if packed else sizes["B"]
+    sizes["P"] = sizes["N"] + 2
     shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
     sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
     return sizes
+
+
+def mapped_sizes(case: Case, phi: str | None, sizes: dict[str, int]) -> dict[str, int]:
+    """The sizes that the recurrence sees: a feature map changes the width of what it is applied to."""
+    if phi is None:
+        return sizes
+    symbol = next(arg.shapes[0][-1] for arg in case.spec.args if arg.name in case.spec.mapped)
+    return {**sizes, symbol: width(phi, sizes[symbol])}
 
 
 def offsets(T: int) -> Array:
@@ -103,10 +121,18 @@ def offsets(T: int) -> Array:
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 
+def slots(N: int, P: int, padding: bool) -> Array:
+    """A state for each sequence, none in order; every third sequence, or every one, is padding."""
+    found = (np.arange(N) * 2 + 3) % P if P % 2 else (P - 1 - np.arange(N))
+    return np.where(padding | (np.arange(N) % 3 == 1), -1, found).astype(np.int32)
+
+
 def given(arg: Arg, flags: tuple[str, ...]) -> bool:
     """Whether an array is given: required, or its flag is there."""
     if arg.name == "cu_seqlens":
         return "varlen" in flags
+    if arg.name == "state_indices":
+        return bool({"slots", "padding"}.intersection(flags))
     if arg.name.partition(".")[0] == "initial_state":
         return "state" in flags
     return not arg.optional or arg.name in flags
@@ -141,6 +167,9 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     x = rng.standard_normal(shape)
     flags = case.flags
     delta = case.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
+    phi = map_name(flags)
+    if phi and name in case.spec.mapped:
+        return x * MAPS[phi].scale
     if name in ("q", "k"):
         if "normalize" in flags:  # a denominator that stays away from zero
             return np.abs(x) + 0.1
@@ -148,7 +177,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
             x = unit(x)
         if "carry" in flags:
             x = x * 2.0**-10
-        return x * 0.5 if "phi.exp" in flags else x
+        return x
     if name in ("g", "gv"):
         return gate(rng, x, case, name)
     if name == "beta":
@@ -162,6 +191,8 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return x * 2.0**60
     if name.startswith("initial_state."):
         return held(x, name, case, before)
+    if name == "state" and "normalize" in flags:  # the sums of keys
+        return np.abs(x) + 0.1
     if name in ("u", "bias"):
         return 0.5 * x
     return x

@@ -1,4 +1,4 @@
-"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``demo``, and the commands that other packages add.
+"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``new-backend``, and the commands that other packages add.
 
 A package adds a command with an entry point of the group ``linattn.commands`` whose object is a typer function.
 """
@@ -22,6 +22,7 @@ from .ops._family import operator_named
 from .plugin import API_VERSION, FORMS
 from .preference import ENVIRONMENT_VARIABLE, preference_of
 from .registry import registry
+from .scaffold.cli import new_backend
 from .spec import FAMILIES, SYMBOLS, Arg, OpSpec
 
 __all__ = ["app", "main"]
@@ -42,6 +43,7 @@ OPTIONAL = (
     ("jax", "jax", "JAX arrays"),
     ("mlx", "mlx", "MLX arrays"),
     ("pytest", "conformance", "conformance as a pytest plug-in"),
+    ("jinja2", "conformance", "linattn new-backend"),
     ("matplotlib", "bench", "linattn bench"),
 )
 
@@ -94,7 +96,8 @@ def explain(
         sizes.setdefault("HV", sizes["H"])
         sizes.setdefault("L", sizes["K"])
         options = _options(spec, option or [])
-        sizes["C"] = options["chunk_size"] if isinstance(options["chunk_size"], int) else 0  # refused below if it is none
+        chunk_size = options.get("chunk_size")
+        sizes["C"] = chunk_size if isinstance(chunk_size, int) else 0  # refused below if it is none
         facts = _facts(spec, options, sizes, given or [], shape or [], device, _dtype(dtype), _dtype(gate_dtype or dtype))
         preference = preference_of(backend or None, None, os.environ.get(ENVIRONMENT_VARIABLE))
         plan: Plan = plan_of(spec, function.form, framework, facts, options, preference, grad or None)
@@ -168,7 +171,7 @@ def _facts(
     for name in (*given, *chosen):
         if name not in args and not any(arg.startswith(f"{name}.") for arg in args):
             raise OptionError(f"{spec.name} has no array {name!r}: it has {', '.join(args)}")
-    sizes = {"N": sizes["B"]} | sizes
+    sizes = {"N": sizes["B"], "P": sizes["B"]} | sizes
     facts: list[tuple[str, Facts]] = []
     for arg in args.values():
         if arg.optional and not {arg.name, arg.name.partition(".")[0]}.intersection(given):
@@ -212,6 +215,9 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+app.command(name="new-backend")(new_backend)
 
 
 def _print(table: Table) -> None:

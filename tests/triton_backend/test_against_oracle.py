@@ -85,10 +85,22 @@ def test_a_sixteen_bit_gate():
 
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
-def test_fused_forward(family):
-    """Sixteen-bit operands and enough heads: the state never leaves registers."""
-    check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16))
+def test_one_pass(family):
+    """Sixteen-bit operands: the state never leaves registers."""
+    check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16, kind="weak"))
     check(family, arrays(family, T=60, HV=2, dtype=torch.float16, cu=[0, 0, 7, 60]))
+    check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_under_any_gate(kind):
+    check("simple_gla", arrays("simple_gla", T=70, dtype=torch.bfloat16, kind=kind))
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_one_pass_over_split_sequences(family, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    check(family, arrays(family, T=300, cu=[0, 3, 3, 260, 300], dtype=torch.float16, kind="weak"), chunk_size=16)
 
 
 def test_scale():

@@ -45,6 +45,33 @@ def test_without_the_interpreter_the_cpu_is_refused(monkeypatch):
     assert "TRITON_INTERPRET=1" in str(TritonBackend().supports(described()))
 
 
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("3.1.0", "does not run with Triton 3.1.0: it lacks what the kernels use"),
+        ("9.9.1+git1234", "does not run with Triton 9.9.1+git1234: seen to give wrong gradients"),
+        ("3.6.0", "None"),
+    ],
+)
+def test_a_release_of_triton_that_is_refused_is_named(release, reason, monkeypatch):
+    backend._release_complaint.cache_clear()
+    monkeypatch.setitem(backend.UNFIT, "==9.9.*", "seen to give wrong gradients")
+    monkeypatch.setattr(backend.triton, "__version__", release)
+    assert str(TritonBackend().supports(described())) == reason
+    backend._release_complaint.cache_clear()
+
+
+@pytest.mark.usefixtures("registered")
+def test_explain_says_that_a_release_is_refused(monkeypatch):
+    backend._release_complaint.cache_clear()
+    monkeypatch.setattr(backend.triton, "__version__", "3.1.0")
+    given = arrays("gla", T=11, state=False)
+    said = str(linattn.explain(linattn.chunk_gla, *given.values(), backend=["triton", "torch"]))
+    backend._release_complaint.cache_clear()
+    assert "triton: does not run with Triton 3.1.0: it lacks what the kernels use" in said
+    assert "runs         torch.chunk_gla" in said
+
+
 def test_old_architectures_are_named(monkeypatch):
     monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": "needs compute capability 8.0 or newer, got 7.5"})
     assert str(TritonBackend().supports(described(device="cuda:0"))).endswith("got 7.5")
@@ -62,9 +89,11 @@ def test_a_failed_launch_names_what_failed(monkeypatch):
     with pytest.raises(RuntimeError, match="out of resources") as caught:
         call("gla", given)
     (note,) = caught.value.__notes__
-    assert "'outputs'" in note
-    assert "q (1, 5, 1, 5) torch.float32" in note
-    assert "num_warps" in note
+    assert note.startswith(
+        "linattn triton: kernel outputs of gla failed on q (1, 5, 1, 5) torch.float32, k (1, 5, 1, 5) torch.float32, "
+        "v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; configuration K=5, V=7, C=32, "
+    )
+    assert note.endswith("num_warps=4, num_stages=1")
 
 
 @pytest.fixture

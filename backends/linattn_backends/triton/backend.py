@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from linattn.plugin import Backend, Call, Unsupported, form_methods
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
 from .library import diagonal_call
+from .steps import Tokens, decode, recurrent_call
 
 __all__ = ["TritonBackend"]
 
 WIDEST = 512
-OLDEST = Version("3.2")
+WIDEST_DELTA = 256
+DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+
+UNFIT = {"<3.2": "it lacks what the kernels use"}
+"""Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
 
 Result = tuple[Tensor, Tensor | None]
+
+
+def scale_of(arrays: dict[str, Tensor | None], scale: float | None) -> float:
+    """The scale, or its default."""
+    return arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def matrix_state(
@@ -34,7 +47,7 @@ def matrix_state(
 ) -> Result:
     """Any family with a diagonal gate."""
     q, k, v, g, gv, u = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u"))
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = scale_of(arrays, scale)
     if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
         g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
     o, final = diagonal_call(
@@ -44,16 +57,67 @@ def matrix_state(
 
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
-    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
+    """The ungated family."""
     if not causal:
         raise Unsupported("causal=False is left to the torch backend")
     if not normalize:
         return matrix_state(form, arrays, **options)
+    o, final = matrix_state(form, with_ones(arrays), wide=True, **options)
+    return divided(o, arrays["v"].dtype), final
+
+
+def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The normaliser is one more value column, of ones, that sums the keys."""
     v = arrays["v"]
-    o, final = matrix_state(form, dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1)), wide=True, **options)
+    return dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1))
+
+
+def divided(o: Tensor, dtype: torch.dtype) -> Tensor:
+    """All columns by the last one; a denominator of zero gives a zero row."""
     numerator, denominator = o[..., :-1], o[..., -1:]
     zero = denominator == 0
-    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(v.dtype), final
+    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(dtype)
+
+
+def delta(
+    form: str,
+    arrays: dict[str, Tensor | None],
+    *,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None,
+) -> Result:
+    """The delta families and ``dplr``, token by token."""
+    given = [arrays.get(name) for name in Tokens._fields]
+    o, final = recurrent_call(*given, initial_state, cu_seqlens, scale_of(arrays, scale), output_final_state)
+    return o, final if output_final_state else None
+
+
+def decoded(
+    form: str,
+    arrays: dict[str, Tensor | None],
+    *,
+    state: Tensor,
+    state_indices: Tensor | None,
+    scale: float | None,
+    normalize: bool = False,
+) -> Tensor:
+    """Any matrix-state family, on states that are overwritten."""
+    dtype = arrays["v"].dtype
+    arrays = with_ones(arrays) if normalize else arrays
+    given = [arrays.get(name) for name in Tokens._fields]
+    o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize)
+    return divided(o, dtype) if normalize else o
+
+
+@functools.cache
+def _release_complaint(release: str) -> str | None:
+    """Why the kernels must not run with this release of Triton."""
+    version = Version(release.partition("+")[0])
+    reasons = [reason for releases, reason in UNFIT.items() if SpecifierSet(releases).contains(version, prereleases=True)]
+    return f"does not run with Triton {release}: {reasons[0]}" if reasons else None
 
 
 def _device_complaint(device: str) -> str | None:
@@ -81,6 +145,8 @@ def _architectures() -> dict[str, str | None]:
 _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
+@form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
+@form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
 @form_methods(
     {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
     forms=("chunk", "recurrent"),
@@ -99,18 +165,18 @@ class TritonBackend(Backend):
 
     @staticmethod
     def _complaint(call: Call) -> str | None:
-        if Version(triton.__version__.partition("+")[0]) < OLDEST:
-            return f"needs Triton {OLDEST} or newer, got {triton.__version__}"
-        complaint = _device_complaint(call.device)
+        complaint = _release_complaint(triton.__version__) or _device_complaint(call.device)
         if complaint:
             return complaint
         if "float64" in call.dtypes.values():
             return "has no float64"
         extra = int(call.op == "linear_attn" and bool(call.option("normalize")))
         for symbol, size in (("K", call.K), ("V", call.V)):
-            most = WIDEST - extra * (symbol == "V")
+            most = WIDEST_DELTA if call.op in DELTA else WIDEST - extra * (symbol == "V")
             if size is not None and not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
+        if call.op in DELTA and call.needs_grad is not False:
+            return f"has no gradient of {call.op}"
         return None

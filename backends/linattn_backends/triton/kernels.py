@@ -137,8 +137,8 @@ def states(
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
-    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay``
-    and ``value_decay`` the sums of a segment's gates, base 2.
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
+    ``decay`` and ``value_decay`` the sums of a segment's gates, base 2.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -649,8 +649,9 @@ def gradients(
                 return
         gradients_of(
             pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
-            tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP,
-            VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+            tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
+            GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW,
+            SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 

@@ -15,13 +15,12 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels
-from .recurrent import recurrent
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
 
 INTERPRETED = bool(_INTERPRETED.value)
 
-__all__ = ["Diagonal", "backward", "forward", "recurrent_forward"]
+__all__ = ["Diagonal", "backward", "forward"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ def processors(device: torch.device) -> int:
 class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
-    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w`` is
-    the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w``
+    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
     """
 
     q: Tensor
@@ -171,7 +170,8 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
         else:
             start(kernel, count, device, args, config)
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name in "qkvgw" if (x := getattr(call, name)) is not None)
+        given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
+        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
         settings = ", ".join(f"{name}={value}" for name, value in config.items())
         error.add_note(
             f"linattn triton: kernel {kernel.__name__} of {call.family} failed on {shapes}; configuration {settings}"
@@ -240,7 +240,8 @@ def walk_states(
         kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
         x, y, call.g, call.w, begin, finish, decay, value_decay, kept.states, kept.ranges,
         pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu,
-        T, pieces.per if pieces else 1, span, call.N, HV, call.scale, *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+        T, pieces.per if pieces else 1, span, call.N, HV, call.scale,
+        *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
         BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
         KEEP=kept.states is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -393,24 +394,3 @@ def gradients(
             VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.range,
             DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-
-
-def recurrent_forward(call: Diagonal, gv: Tensor | None, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """The same by the recurrence."""
-    B, T, HV, V = call.v.shape
-    K, N = call.q.shape[-1], call.N
-    gv = None if gv is None else rows_contiguous(gv)
-    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
-    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
-    tile = call.tiles.recurrent
-    start = call.start
-    launch(
-        recurrent, N * HV * programs(1, V, 1, tile.BV), call,
-        call.q, call.k, call.v, call.g, gv, call.u, start, out, end, call.cu, T, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g), *strides(gv), *strides(start),
-        K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=call.group,
-        GATE_GROUP=1 if call.g is None else HV // call.g.shape[2], GATE=call.gate, VALUE_GATE=gv is not None,
-        EXCLUSIVE=call.u is not None, PACKED=call.cu is not None, START=start is not None, END=final,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return out, end
