@@ -30,7 +30,9 @@ from .tiles import (
     LOG2E,
     block_sums,
     decay_between,
+    facing_pairs,
     gated_values,
+    in_loop,
     level_scores,
     levels_mask,
     load_gate,
@@ -528,6 +530,34 @@ def gradients_of(
             bdg = qf * bdq
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
+    if GATE == 2 and SLOW:
+        if EXCLUSIVE:
+            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg = total(s > t, qf * bdq, SPLIT)
+        else:
+            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg = total(s >= t, qf * bdq, SPLIT)
+        stop = plain_blocks(bg, C, EXCLUSIVE, SPLIT, RANGE)
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            X = (tl.where(upper, 0.0, bk).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, e * times(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
+            bdq += Z
+            bdg += total(above_transposed(half, C, EXCLUSIVE), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
+            near = (t ^ s) < 2 * stop
+            Z = tl.exp2(Gq) * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
+            bdq += Z
+            bdg += total(near & (s >= t), qf * Z, SPLIT)
+            if EXCLUSIVE:
+                bdg -= qf * Z
+        if not TRANSPOSED:  # then it is the output, known already
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+
     # The key's side: dA transposed and dk [C, BK].
     dAT, bdk, met = facing(
         v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
@@ -569,45 +599,28 @@ def gradients_of(
         bdg += through[None, :]
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
     if GATE == 2 and SLOW:
-        if EXCLUSIVE:
-            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-            bdg = total(s > t, qf * bdq, SPLIT)
-        else:
-            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-            bdg = total(s >= t, qf * bdq, SPLIT)
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
         bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
-        stop = plain_blocks(bg, C, EXCLUSIVE, SPLIT, RANGE)
+        bdg += total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, 0, C, EXCLUSIVE)
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
-            W = tl.where(pairs, dA, 0.0)
-            W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
-            X = tl.where(upper, qf, kf) * e
-            Z = times(W.to(DT), X.to(DT), PREC)
-            bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
-            Z = Z * e
-            bdq += tl.where(upper, Z, 0.0)
-            bdk += tl.where(upper, 0.0, Z)
+            X = (tl.where(upper, bq, 0.0).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, 0.0, e * times(tl.where(facing_pairs(half, C), dAT, 0.0).to(DT), X, PREC))
+            bdk += Z
+            bdg += total(below_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
             Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
-            eq = tl.exp2(Gq)
-            ek = tl.exp2(-G)
             near = (t ^ s) < 2 * stop
-            Z = eq * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * ek).to(DT), PREC)
-            bdq += Z
-            Z = Z * qf
-            Y = ek * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * eq).to(DT), PREC)
-            bdk += Y
-            Y = Y * kf
-            if EXCLUSIVE:
-                bdg += total(near & (s > t), Z - Y, SPLIT) - Y
-            else:
-                bdg += total(near & (s >= t), Z - Y, SPLIT)
-        if not TRANSPOSED:  # then it is the output, known already
-            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+            Z = tl.exp2(-G) * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
+            bdk += Z
+            bdg -= total(near & (s >= t), kf * Z, SPLIT)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
 
@@ -698,15 +711,19 @@ def facing(
 
 
 @triton.jit
-def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """The transpose of ``levels_mask``'s second result: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
-    j = tl.arange(0, C)[:, None]
-    t = tl.arange(0, C)[None, :]
-    upper = (t & half) != 0
-    other = (j & half) != 0
+def above_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Of ``levels_mask``'s second result the upper half, transposed: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    both = ((t ^ j) < 2 * half) & ((t & half) != 0) & ((j & half) != 0)
     if EXCLUSIVE:
-        above = upper & other & (j < t)
-    else:
-        above = upper & other & (j <= t)
-    below = (upper == 0) & (other == 0) & (j > t)
-    return ((t ^ j) < 2 * half) & (above | below)
+        return both & (j < t)
+    return both & (j <= t)
+
+
+@triton.jit
+def below_transposed(half, C: tl.constexpr):
+    """The lower half of it."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    return ((t ^ j) < 2 * half) & ((t & half) == 0) & ((j & half) == 0) & (j > t)

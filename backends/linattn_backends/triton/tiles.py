@@ -159,14 +159,14 @@ def in_loop(half):
 
 
 @triton.jit
-def levels_mask(half, zero, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """Blocks of ``2·half`` tokens, cut in the middle: which gates lie between token ``t`` and the cut.
 
     Returns ``[C, 1]`` whether ``t`` is in the upper half, ``[C, C]`` the gates ``j`` to sum for ``t``, and ``[C, C]`` the pairs
     ``(t, s)`` of one block with ``s`` below and ``t`` above the cut.
     """
-    t = tl.arange(0, C)[:, None] + zero
-    j = tl.arange(0, C)[None, :] + zero
+    t = tl.arange(0, C)[:, None] + in_loop(half)
+    j = tl.arange(0, C)[None, :] + in_loop(half)
     upper = (t & half) != 0
     other = (j & half) != 0
     same = (t ^ j) < 2 * half
@@ -281,7 +281,7 @@ def level_scores(
     stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
     half = C // 2
     while half > stop:
-        upper, between, pairs = levels_mask(half, in_loop(half), C, EXCLUSIVE)
+        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
         X = (tl.where(upper, q, k).to(tl.float32) * tl.exp2(total(between, g, SPLIT) * LOG2E)).to(DT)
         XX = times(X, tl.trans(X), PREC)
         if REVERSE:
@@ -329,7 +329,7 @@ def gated_values(
     stop = plain_blocks(w, C, False, SPLIT, RANGE)
     half = C // 2
     while half > stop:
-        upper, between, pairs = levels_mask(half, in_loop(half), C, False)
+        upper, between, pairs = levels_mask(half, C, False)
         e = tl.exp2(total(between, w, SPLIT) * LOG2E)
         X = tl.where(upper, 0.0, y * e).to(DT)
         acc += tl.where(upper, e * times(tl.where(pairs, A, 0.0).to(DT), X, PREC), 0.0)
