@@ -7,6 +7,7 @@ a cheap key; a call under ``torch.compile`` asks for it once, at compile time; `
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -37,12 +38,15 @@ __all__ = [
 ]
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
-    "torch": ("triton", "torch"),
-    "jax": ("jax",),
+    "torch": ("triton", "torch", "fla", "flash_qla"),
+    "jax": ("jax", "jla"),
     "mlx": ("mlx",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
+
+PEERS = ("fla", "flash_qla", "jla")
+"""Adapters of other libraries, named after the package that each needs. Auto tries them after our own backends."""
 
 
 class Passed(NamedTuple):
@@ -95,7 +99,19 @@ class Plan:
             details = f": {self.details}" if self.details else ""
             lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
+        lines += [
+            f"  not tried    {peer}: another library, which auto tries after our own backends" for peer in _not_tried(self)
+        ]
         return "\n".join(lines)
+
+
+def _not_tried(plan: Plan) -> list[str]:
+    """The peers that are installed and that auto would have come to after the backend it chose."""
+    if plan.backend is None or "auto" not in plan.preference.backends:
+        return []
+    done = {plan.backend, *(passed.backend for passed in plan.passed)}
+    candidates = (name for name, _ in _candidates(plan.call, plan.preference))
+    return [name for name in candidates if name in PEERS and name not in done and importlib.util.find_spec(name)]
 
 
 @contextlib.contextmanager
