@@ -71,6 +71,11 @@ class MlxAdapter(Adapter):
         _, found = mx.vjp(wanted, [arrays[name] for name in names], [cotangents[name] for name in used])
         return outputs, dict(zip(names, found, strict=True))
 
+    def transforms(self) -> Any:
+        from .mlx_transforms import TRANSFORMS
+
+        return TRANSFORMS
+
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return mx.concatenate([*[x] * times, mx.split(x, [rest], axis)[0]], axis)
 
