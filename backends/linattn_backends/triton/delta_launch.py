@@ -1,0 +1,243 @@
+"""Host side of the delta families' chunk form: how sequences are cut, which tiles run, and the launches.
+
+As in :mod:`.launch`, nothing reads a tensor's data.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import delta_kernels as kernels
+from .delta_tuning import DeltaTiles, delta_tiles
+from .launch import Cut, cut, dtype, launch, processors, rows_contiguous, strides
+from .tuning import programs
+
+__all__ = ["Delta", "backward", "forward"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One call: its arrays and what the kernels need to know of them.
+
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``; ``beta`` ``[B, T, HV]`` or ``[B, T, HV, V]``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor
+    start: Tensor | None
+    cu: Tensor | None
+    scale: float
+    tiles: DeltaTiles
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, start: Tensor | None, cu: Tensor | None,
+        scale: float, chunk: int,
+    ) -> Delta:  # fmt: skip
+        """Take the arrays of a call: the last axis contiguous, tiles chosen."""
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        gate = 0 if g is None else g.dim() - 2
+        g = rows_contiguous(g) if gate == 2 else g
+        beta = rows_contiguous(beta) if beta.dim() == 4 else beta
+        start = None if start is None else start.contiguous()
+        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, beta.dim() == 4, chunk, processors(q.device))
+        return cls(q, k, v, g, beta, start, cu, scale, tiles)
+
+    @property
+    def gate(self) -> int:
+        """0 none, 1 a scalar, 2 a vector."""
+        return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def N(self) -> int:
+        """Number of sequences."""
+        return self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
+
+    @property
+    def group(self) -> int:
+        """Value heads that share a query/key head."""
+        return self.v.shape[2] // self.q.shape[2]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Of states, errors and ``M`` in memory and in products. float16 has not the range."""
+        return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
+
+    def chunks(self) -> Cut:
+        """Its sequences cut into chunks."""
+        return cut(self.v.shape[1], self.N, self.tiles.chunk, self.cu)
+
+    def common(self) -> dict[str, Any]:
+        """Compile-time facts that every kernel takes."""
+        return dict(
+            K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, GATE=self.gate, PER_VALUE=self.beta.dim() == 4,
+            PACKED=self.cu is not None, PREC=self.tiles.precision,
+        )  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """What there is to know of every chunk before the walk."""
+
+    A: Tensor
+    M: Tensor
+    rates: Tensor | None
+
+
+class Pieces(NamedTuple):
+    """Sequences cut into segments of ``length`` chunks, and what each does to the state before it, ``[K, K]``."""
+
+    cut: Cut
+    length: int
+    through: Tensor
+
+
+def prepared(call: Delta, chunks: Cut) -> Prepared:
+    """Launch ``prepare``."""
+    T, HV = call.v.shape[1:3]
+    C, tile = call.tiles.chunk, call.tiles.prepare
+    new = functools.partial(torch.empty, device=call.q.device)
+    A = new((chunks.count, HV, C, C), dtype=call.q.dtype)
+    M = new((chunks.count, HV, C, C), dtype=call.state_dtype)
+    rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
+    launch(
+        kernels.prepare, chunks.count * HV, call,
+        call.q, call.k, call.g, call.beta, A, M, rates, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV,
+        call.scale, *strides(call.q), *strides(call.k), *strides(call.g), *strides(call.beta),
+        **call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return Prepared(A, M, rates)
+
+
+def walk(
+    kernel: Any, call: Delta, y: Tensor | None, chunks: Cut, ready: Prepared, pieces: Cut | None, length: int,
+    start: Tensor | None, end: Tensor | None, outputs: tuple[Tensor | None, ...], width: int, **flags: bool,
+) -> None:  # fmt: skip
+    """Launch ``forwards`` (``y = v``) or ``backwards`` (``y = do``) over whole sequences, or over ``pieces``."""
+    T, HV = call.v.shape[1:3]
+    tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
+    count = call.N if pieces is None else pieces.count
+    at = pieces or Cut(0, 0, None, None)
+    launch(
+        kernel, count * HV * programs(1, width, 1, tile.BV), call,
+        call.q, call.k, y, call.beta, None, *ready, start, end, *outputs,
+        at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
+        *strides(call.q), *strides(call.k), *strides(y), *strides(call.beta), **call.common(), **flags,
+        V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        DT=dtype(call.v), ST=dtype(ready.M), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def pieces_of(call: Delta, chunks: Cut, ready: Prepared) -> Pieces | None:
+    """Segments, if there are too few heads to fill the device."""
+    T, HV, V = call.v.shape[1:]
+    K = call.q.shape[-1]
+    length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV))
+    if length == 0 or call.beta.dim() == 4:  # what it does to the state would be a [K, K] a value channel
+        return None
+    pieces = cut(T, call.N, length * call.tiles.chunk, call.cu)
+    through = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
+    walk(
+        kernels.forwards, call, None, chunks, ready, pieces, length, None, through, (None, None, None), K,
+        KEEP=False, OUT=False, IDENTITY=True,
+    )  # fmt: skip
+    return Pieces(pieces, length, through)
+
+
+def carried(call: Delta, pieces: Pieces, local: Tensor, start: Tensor | None, reverse: bool) -> Tensor:
+    """Turn what segments make of zero into the states before them; return those after the last."""
+    HV, V = call.v.shape[2:]
+    K, tile = call.q.shape[-1], call.tiles.carry
+    far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
+    launch(
+        kernels.carry, call.N * HV * programs(1, V, 1, tile.BV), call,
+        local, pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
+        K=K, V=V, BK=tile.BK, BV=tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
+        PREC=call.tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return far
+
+
+def scan(
+    kernel: Any, call: Delta, y: Tensor, chunks: Cut, ready: Prepared, pieces: Pieces | None, start: Tensor | None,
+    outputs: tuple[Tensor | None, ...], end: bool, **flags: bool,
+) -> Tensor | None:  # fmt: skip
+    """Walk every sequence, in segments if there are any; the state at the far end if asked for."""
+    HV, V = call.v.shape[2:]
+    K = call.q.shape[-1]
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    if pieces is None:
+        far = new((call.N, HV, K, V)) if end else None
+        walk(kernel, call, y, chunks, ready, None, 1 << 30, start, far, outputs, V, **flags)
+        return far
+    local = new((pieces.cut.count, HV, K, V))
+    silent = {name: False for name in flags}
+    nothing = (None,) * len(outputs)
+    walk(kernel, call, y, chunks, ready, pieces.cut, pieces.length, None, local, nothing, V, **silent)
+    far = carried(call, pieces, local, start, kernel is kernels.backwards)
+    walk(kernel, call, y, chunks, ready, pieces.cut, pieces.length, local, None, outputs, V, **flags)
+    return far
+
+
+def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states."""
+    chunks = call.chunks()
+    ready = prepared(call, chunks)
+    out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    pieces = pieces_of(call, chunks, ready)
+    flags = dict(KEEP=False, OUT=True, IDENTITY=False)
+    end = scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (None, None, out), final, **flags)
+    return out, end
+
+
+def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, beta`` and the initial state; what the forward pass knew is computed again."""
+    B, T, HV, V = call.v.shape
+    K = call.q.shape[-1]
+    new = functools.partial(torch.empty, device=call.v.device)
+    do = rows_contiguous(do)
+    dend = None if dend is None else dend.contiguous()
+    chunks = call.chunks()
+    ready = prepared(call, chunks)
+    pieces = pieces_of(call, chunks, ready)
+    kept, dkept = (new((chunks.count, HV, K, V), dtype=call.state_dtype) for _ in range(2))
+    errors, adjoint = (new((B, T, HV, V), dtype=call.state_dtype) for _ in range(2))
+    flags = dict(KEEP=True, OUT=False, IDENTITY=False)
+    scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (kept, errors, None), False, **flags)
+    dstart = scan(
+        kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
+    )  # fmt: skip
+
+    tile = call.tiles.gradients
+    tiles_k = programs(K, 1, tile.BK, 1)
+    narrow = call.q.dtype if call.group == 1 else torch.float32
+    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
+    dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
+    launch(
+        kernels.gradients, chunks.count * HV * tiles_k, call,
+        call.q, call.k, do, call.beta, call.g, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dbeta, dg,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(do), *strides(call.beta), *strides(call.g), **call.common(),
+        V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=dtype(ready.M),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if dg is not None:
+        dg = dg[0] if tiles_k == 1 else dg.sum(0)
+    dq, dk = (over_group(call, x) for x in (dq, dk))
+    return dict(q=dq, k=dk, v=dv, g=dg, beta=dbeta, start=dstart)
+
+
+def over_group(call: Delta, x: Tensor) -> Tensor:
+    """The gradient of a query/key head: the sum over its value heads'."""
+    if call.group == 1:
+        return x
+    B, T, HV, K = x.shape
+    return x.view(B, T, HV // call.group, call.group, K).sum(3).to(call.q.dtype)
