@@ -32,9 +32,9 @@ __all__ = ["backwards", "carry", "forwards", "gradients", "prepare", "solved"]
 
 
 @triton.jit
-def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, PER_VALUE: tl.constexpr):
-    """``beta`` of a chunk's tokens, ``[C, BV]`` or ``[C, 1]``, float32."""
-    if PER_VALUE:
+def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
+    """``beta`` of a chunk's tokens, float32: ``[C, 1]`` if ``BETA`` is 1, ``[C, BV]`` if it is 2."""
+    if BETA == 2:
         return load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
     return tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
 
@@ -60,7 +60,7 @@ def solved(L, beta, C: tl.constexpr, PREC: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def prepare(
     q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, PER_VALUE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``A, M [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
@@ -97,7 +97,7 @@ def prepare(
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
-    if not PER_VALUE:
+    if BETA < 2:
         bbeta = tl.load(
             beta + b * bb + (bos + rows) * bt + hv.to(tl.int64) * bh, mask=rows < L, other=0.0
         ).to(tl.float32)  # fmt: skip
@@ -148,18 +148,19 @@ def span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constexpr, PAC
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def forwards(
-    q, k, v, beta, ke, A, M, rates, start, end, kept, errors, out,
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, kept, errors, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, PER_VALUE: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a sequence or segment with a ``[K, BV]`` tile of the state.
 
-    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, ke`` are decayed
-    already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``.
+    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
+    already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
+    ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -177,10 +178,13 @@ def forwards(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
-        ke += b * kb + bos * kt + hv.to(tl.int64) * kh
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
+    if DPLR:
+        write2 += b * kb + bos * kt + hv.to(tl.int64) * kh
     if not IDENTITY:
         v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -201,18 +205,28 @@ def forwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             r = r * rate[:, None]
         if not IDENTITY:
-            r += load_tile(v, rows, vt, columns_v, L, V, BV).to(tl.float32)
-        bbeta = strength(beta, rows, bt, columns_v, L, V, BV, PER_VALUE)
-        if PER_VALUE:
+            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            if DPLR:
+                r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
+            else:
+                r += bv.to(tl.float32)
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if BETA == 2:
             e = substituted(r, bbeta, M + here * (C * C), C, False)
-        else:
+            x = e * bbeta
+        elif BETA == 1:
             bM = tl.load(M + here * (C * C) + t * C + s)
             e = r - times(bM, (r * bbeta).to(ST), PREC)
+            x = e * bbeta
+        else:
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            e = r - times(bM, r.to(ST), PREC)
+            x = e
         at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
         stored = (rows < L)[:, None] & (columns_v < V)[None, :]
         if KEEP:
             tl.store(errors + at_v, e.to(errors.dtype.element_ty), mask=stored)
-        x = e * bbeta
         if OUT:
             bq = load_tile(q, rows, qt, columns_k, L, K, BK)
             acc = times(bq.to(ST), S.to(ST), PREC) * scale
@@ -220,30 +234,35 @@ def forwards(
                 acc = acc * rate[:, None]
             bA = tl.load(A + here * (C * C) + t * C + s)
             acc = product(bA, x.to(DT), acc, PREC)
+            if DPLR:
+                acc = product(tl.load(A2 + here * (C * C) + t * C + s), bv.to(DT), acc, PREC)
             tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
         if GATE == 1:
             x = x * later[:, None]
             S = S * tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
             S = S * tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
-            bk = load_tile(ke, rows, kt, columns_k, L, K, BK)
+            bk = load_tile(write, rows, kt, columns_k, L, K, BK)
         S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
+        if DPLR and not IDENTITY:
+            bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
+            S = product(tl.trans(bk.to(ST)), bv.to(ST), S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def backwards(
-    q, k, do, beta, ke, A, M, rates, start, end, kept, adjoint,
+    q, k, do, beta, write, A, M, rates, start, end, kept, adjoint,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, PER_VALUE: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks from the last with a ``[K, BV]`` tile of the state's gradient.
 
-    ``KEEP`` writes the gradient of the state after every chunk, and ``y``.
+    ``KEEP`` writes the gradient of the state after every chunk, and ``y``. Otherwise as ``forwards``.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -261,9 +280,10 @@ def backwards(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
-        ke += b * kb + bos * kt + hv.to(tl.int64) * kh
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -278,7 +298,7 @@ def backwards(
             tl.store(kept + here * (K * V) + tile, dS.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         if GATE == 2:
-            bke = load_tile(ke, rows, kt, columns_k, L, K, BK)
+            bke = load_tile(write, rows, kt, columns_k, L, K, BK)
             dx = times(bke.to(ST), dS.to(ST), PREC)
         else:
             dx = times(bk.to(ST), dS.to(ST), PREC)
@@ -289,16 +309,22 @@ def backwards(
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         bA = tl.load(A + here * (C * C) + s * C + t)
         dx = product(bA, bdo.to(DT), dx, PREC)
-        bbeta = strength(beta, rows, bt, columns_v, L, V, BV, PER_VALUE)
-        if PER_VALUE:
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if BETA == 2:
             y = substituted(dx, bbeta, M + here * (C * C), C, True)
-        else:
+            dr = -y * bbeta
+        elif BETA == 1:
             bM = tl.load(M + here * (C * C) + s * C + t)
             y = dx - times(bM, (dx * bbeta).to(ST), PREC)
+            dr = -y * bbeta
+        else:
+            bM = tl.load(M + here * (C * C) + s * C + t)
+            y = dx - times(bM, dx.to(ST), PREC)
+            dr = -y
         if KEEP:
             at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
             tl.store(adjoint + at_v, y.to(adjoint.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
-        dr = -y * bbeta
         do_read = bdo.to(tl.float32) * scale
         if GATE == 1:
             dr = dr * rate[:, None]
@@ -366,7 +392,7 @@ def gradients(
     owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, PER_VALUE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]``, ``dv``, ``dbeta`` and ``dg``, for at most a scalar gate.
@@ -414,7 +440,7 @@ def gradients(
     for iv in range(NV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        x = x * strength(beta, rows, bt, columns_v, L, V, BV, PER_VALUE)
+        x = x * strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         tile = columns_k[:, None] * V + columns_v[None, :]
         bS = tl.load(kept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
@@ -442,7 +468,7 @@ def gradients(
     for iv in range(NV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        x = x * strength(beta, rows, bt, columns_v, L, V, BV, PER_VALUE)
+        x = x * strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         tile = columns_k[:, None] * V + columns_v[None, :]
         inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
@@ -468,7 +494,7 @@ def gradients(
     share = tl.zeros((C,), tl.float32)
     for iv in range(NV):
         columns_v = iv * BV + tl.arange(0, BV)
-        bbeta = strength(beta, rows, bt, columns_v, L, V, BV, PER_VALUE)
+        bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         e = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
         y = load_tile(adjoint, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
         bdv = y * bbeta
@@ -476,7 +502,7 @@ def gradients(
             at_v = at[:, None] * V + columns_v[None, :]
             in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
             tl.store(dv + at_v, bdv.to(dv.dtype.element_ty), mask=in_v)
-            if PER_VALUE:
+            if BETA == 2:
                 tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
             else:
                 share += tl.sum(y * e, 1)
@@ -487,7 +513,7 @@ def gradients(
         dL = product(bdv, tl.trans(x), dL, PREC)
         dLT = product(x, tl.trans(bdv), dLT, PREC)
         compared = product(bdv, tl.trans(bS), compared, PREC)
-    if not PER_VALUE:
+    if BETA < 2:
         if ik == 0:
             tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
     dL = tl.where(s < t, dL, 0.0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import delta_kernels as kernels
+from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .launch import Cut, cut, dtype, launch, processors, rows_contiguous, strides
 from .tuning import programs
@@ -24,14 +25,17 @@ __all__ = ["Delta", "backward", "forward"]
 class Delta:
     """One call: its arrays and what the kernels need to know of them.
 
-    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``; ``beta`` ``[B, T, HV]`` or ``[B, T, HV, V]``.
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``; ``beta`` ``[B, T, HV]``, ``[B, T, HV, V]`` or, for ``dplr``, which
+    has ``a`` and ``b``, ``None``.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor | None
-    beta: Tensor
+    beta: Tensor | None
+    a: Tensor | None
+    b: Tensor | None
     start: Tensor | None
     cu: Tensor | None
     scale: float
@@ -39,22 +43,25 @@ class Delta:
 
     @classmethod
     def of(
-        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, start: Tensor | None, cu: Tensor | None,
-        scale: float, chunk: int,
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
+        start: Tensor | None, cu: Tensor | None, scale: float, chunk: int,
     ) -> Delta:  # fmt: skip
         """Take the arrays of a call: the last axis contiguous, tiles chosen."""
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        gate = 0 if g is None else g.dim() - 2
-        g = rows_contiguous(g) if gate == 2 else g
-        beta = rows_contiguous(beta) if beta.dim() == 4 else beta
+        q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         start = None if start is None else start.contiguous()
-        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, beta.dim() == 4, chunk, processors(q.device))
-        return cls(q, k, v, g, beta, start, cu, scale, tiles)
+        gate, per_value = 0 if g is None else g.dim() - 2, beta is not None and beta.dim() == 4
+        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, per_value, chunk, processors(q.device))
+        return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
 
     @property
     def gate(self) -> int:
         """0 none, 1 a scalar, 2 a vector."""
         return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def strength(self) -> int:
+        """0 no ``beta``, 1 one a token, 2 one a value channel."""
+        return 0 if self.beta is None else self.beta.dim() - 2
 
     @property
     def N(self) -> int:
@@ -78,17 +85,24 @@ class Delta:
     def common(self) -> dict[str, Any]:
         """Compile-time facts that every kernel takes."""
         return dict(
-            K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, GATE=self.gate, PER_VALUE=self.beta.dim() == 4,
-            PACKED=self.cu is not None, PREC=self.tiles.precision,
+            K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, BETA=self.strength, PACKED=self.cu is not None,
+            PREC=self.tiles.precision,
         )  # fmt: skip
 
 
 class Prepared(NamedTuple):
-    """What there is to know of every chunk before the walk."""
+    """What there is to know of every chunk before the walk: scores and ``M``; with a vector gate, decayed rows too."""
 
+    q: Tensor
+    k: Tensor
+    write: Tensor | None
+    write2: Tensor | None
     A: Tensor
     M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
     rates: Tensor | None
+    ranges: Tensor | None
 
 
 class Pieces(NamedTuple):
@@ -100,20 +114,38 @@ class Pieces(NamedTuple):
 
 
 def prepared(call: Delta, chunks: Cut) -> Prepared:
-    """Launch ``prepare``."""
-    T, HV = call.v.shape[1:3]
-    C, tile = call.tiles.chunk, call.tiles.prepare
+    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not."""
+    B, T, HV, _ = call.v.shape
+    K, C, tile, dplr = call.q.shape[-1], call.tiles.chunk, call.tiles.prepare, call.a is not None
     new = functools.partial(torch.empty, device=call.q.device)
-    A = new((chunks.count, HV, C, C), dtype=call.q.dtype)
-    M = new((chunks.count, HV, C, C), dtype=call.state_dtype)
-    rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
-    launch(
-        kernels.prepare, chunks.count * HV, call,
-        call.q, call.k, call.g, call.beta, A, M, rates, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV,
-        call.scale, *strides(call.q), *strides(call.k), *strides(call.g), *strides(call.beta),
-        **call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages,
+    square = (chunks.count, HV, C, C)
+    A, M = new(square, dtype=call.q.dtype), new(square, dtype=call.state_dtype)
+    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    strided = (stride for x in (call.q, call.k, call.g, call.beta) for stride in strides(x))
+    shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
+    if call.gate < 2:
+        rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
+        launch(
+            kernels.prepare, chunks.count * HV, call,
+            call.q, call.k, call.g, call.beta, A, M, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
+        )  # fmt: skip
+        return Prepared(call.q, call.k, None, None, A, M, None, None, rates, None)
+    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+    ready = Prepared(
+        rows(), rows(), rows(), rows() if dplr else None, A, M,
+        new(square, dtype=call.q.dtype) if dplr else None, new(square, dtype=call.state_dtype) if dplr else None,
+        new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    return Prepared(A, M, rates)
+    strided = (*strided, *strides(call.a), *strides(call.b))
+    count = chunks.count * HV
+    for slow in (False, True):
+        launch(
+            vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
+            call.q, call.a, call.b, call.k, call.g, call.beta, A, M, ready.A2, ready.L2, ready.rates,
+            ready.q, ready.k, ready.write, ready.write2, ready.ranges, *where, count, call.scale, *strided,
+            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+        )  # fmt: skip
+    return ready
 
 
 def walk(
@@ -125,12 +157,19 @@ def walk(
     tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
     count = call.N if pieces is None else pieces.count
     at = pieces or Cut(0, 0, None, None)
+    second = (ready.A2, ready.L2) if kernel is kernels.forwards else ()
+    written = (ready.write, ready.write2) if kernel is kernels.forwards else (ready.write,)
+    shared = call.common()
+    if kernel is kernels.forwards:
+        shared["DPLR"] = call.a is not None
+    if call.gate == 2:
+        shared["GROUP"] = 1
     launch(
         kernel, count * HV * programs(1, width, 1, tile.BV), call,
-        call.q, call.k, y, call.beta, None, *ready, start, end, *outputs,
+        ready.q, ready.k, y, call.beta, *written, ready.A, ready.M, *second, ready.rates, start, end, *outputs,
         at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(y), *strides(call.beta), **call.common(), **flags,
-        V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
+        GATE=call.gate, V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
         DT=dtype(call.v), ST=dtype(ready.M), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -140,7 +179,7 @@ def pieces_of(call: Delta, chunks: Cut, ready: Prepared) -> Pieces | None:
     T, HV, V = call.v.shape[1:]
     K = call.q.shape[-1]
     length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV))
-    if length == 0 or call.beta.dim() == 4:  # what it does to the state would be a [K, K] a value channel
+    if length == 0 or call.strength == 2:  # what it does to the state would be a [K, K] a value channel
         return None
     pieces = cut(T, call.N, length * call.tiles.chunk, call.cu)
     through = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
@@ -215,7 +254,17 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
         kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
     )  # fmt: skip
 
-    tile = call.tiles.gradients
+    grads = gradients if call.gate < 2 else vector_gradients
+    return dict(start=dstart, **grads(call, do, chunks, ready, kept, dkept, errors, adjoint))
+
+
+def gradients(
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor
+) -> dict[str, Tensor | None]:
+    """Every chunk's share, for at most a scalar gate."""
+    B, T, HV, V = call.v.shape
+    K, tile = call.q.shape[-1], call.tiles.gradients
+    new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
@@ -226,13 +275,43 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
         call.q, call.k, do, call.beta, call.g, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dbeta, dg,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.beta), *strides(call.g), **call.common(),
-        V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=dtype(ready.M),
+        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=dtype(ready.M),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if dg is not None:
         dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    dq, dk = (over_group(call, x) for x in (dq, dk))
-    return dict(q=dq, k=dk, v=dv, g=dg, beta=dbeta, start=dstart)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+
+
+def vector_gradients(
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor
+) -> dict[str, Tensor | None]:
+    """Every chunk's share, for a vector gate."""
+    B, T, HV, V = call.v.shape
+    K, tile, dplr = call.q.shape[-1], call.tiles.gradients, call.a is not None
+    new = functools.partial(torch.empty, device=call.v.device)
+    narrow = call.q.dtype if call.group == 1 else torch.float32
+    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dv, dg = new((B, T, HV, V), dtype=call.v.dtype), new((B, T, HV, K), dtype=call.g.dtype)
+    dbeta, da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.beta, call.a, call.b))
+    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    shared = dict(call.common(), V=V, BK=tile.BK, BV=tile.BV, DT=dtype(call.v), ST=dtype(ready.M), num_warps=tile.warps, num_stages=tile.stages)
+    count = chunks.count * HV * programs(K, 1, tile.BK, 1)
+    for slow in (False, True):
+        launch(
+            vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
+            call.q, call.a, call.b, call.k, call.v, do, call.beta, call.g, errors, adjoint, kept, dkept,
+            dq, da, db, dk, dv, dbeta, dg, ready.ranges, *where, count, call.scale,
+            *(stride for x in (call.q, call.k, call.g, call.beta, call.a, call.b, call.v, do) for stride in strides(x)),
+            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared,
+        )  # fmt: skip
+    if dplr:
+        del shared["GROUP"], shared["BETA"]
+        launch(
+            vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+            do, adjoint, ready.A2, ready.L2, ready.write2, dkept, dv, *where, *strides(do), **shared,
+        )  # fmt: skip
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta, a=da, b=db)
 
 
 def over_group(call: Delta, x: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ def delta(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    beta: Tensor,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
@@ -26,12 +28,12 @@ def delta(
     final: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and final states, which are an empty tensor unless ``final``."""
-    o, end = forward(Delta.of(q, k, v, g, beta, initial_state, cu_seqlens, scale, chunk), final)
+    o, end = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
     return o, v.new_empty(0, dtype=torch.float32) if end is None else end
 
 
 @delta.register_fake
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, chunk, final):
+def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, final):
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
     return v.new_empty(v.shape), v.new_empty(state, dtype=torch.float32)
@@ -45,21 +47,23 @@ def delta_backward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    beta: Tensor,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
     chunk: int,
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments."""
-    grads = backward(Delta.of(q, k, v, g, beta, initial_state, cu_seqlens, scale, chunk), do, dfinal)
-    given = dict(q=q, k=k, v=v, g=g, beta=beta, start=initial_state)
+    grads = backward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), do, dfinal)
+    given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @delta_backward.register_fake
-def _(do, dfinal, q, k, v, g, beta, initial_state, cu_seqlens, scale, chunk):
-    given = (q, k, v, g, beta, initial_state)
+def _(do, dfinal, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, beta, a, b, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
@@ -73,7 +77,7 @@ def _backward(ctx, do, dfinal):
     *floats, cu_seqlens = ctx.saved_tensors
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
-        return (None,) * 10
+        return (None,) * 12
     do = torch.zeros_like(floats[2]) if do is None else do
     grads = iter(_backward_call(do, dfinal, *floats, cu_seqlens, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in floats), *(None,) * 4)
