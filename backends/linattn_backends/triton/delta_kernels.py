@@ -35,8 +35,10 @@ __all__ = ["backwards", "carry", "forwards", "gradients", "prepare", "solved"]
 def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
     """``beta`` of a chunk's tokens, float32: ``[C, 1]`` if ``BETA`` is 1, ``[C, BV]`` if it is 2."""
     if BETA == 2:
-        return load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
-    return tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
+        beta = load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
+    else:
+        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
+    return beta
 
 
 @triton.jit
@@ -428,11 +430,9 @@ def gradients(
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
     if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
-        D = decay_matrix(bg, C, False, SPLIT)
-        DR = decay_matrix(bg, C, True, SPLIT)
-        rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-        later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
+        g += b * gb + bos * gt + hv.to(tl.int64) * gh
+        rates += here * (2 * C)
+        last = tl.load(rates + C - 1)
 
     # The query's side: dA [C, C] and dq [C, BK].
     dA = tl.zeros((C, C), tl.float32)
@@ -451,8 +451,8 @@ def gradients(
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1:
-        bdq = bdq * rate[:, None]
-        dA = dA * D
+        bdq = bdq * tl.load(rates + tl.arange(0, C))[:, None]
+        dA = dA * decay_matrix(row_gate(g, rows, gt, L), C, False, SPLIT)
         if SPLIT == 3:
             pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
             read = tl.sum(bq.to(tl.float32) * bdq, 1)
@@ -480,9 +480,9 @@ def gradients(
             met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
     dAT = tl.where(t <= s, dAT * scale, 0.0)
     if GATE == 1:
-        wrote = wrote * later[:, None]
-        dAT = dAT * DR
-        state = tl.sum(met, 0) * tl.load(rates + here * (2 * C) + C - 1)
+        wrote = wrote * tl.load(rates + C + tl.arange(0, C))[:, None]
+        dAT = dAT * decay_matrix(row_gate(g, rows, gt, L), C, True, SPLIT)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     wrote = product(dAT.to(DT), bq, wrote, PREC)
@@ -520,20 +520,21 @@ def gradients(
     dLT = tl.where(t < s, dLT, 0.0)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1:
-        compared = compared * rate[:, None]
-        dL = dL * D
-        dLT = dLT * DR
+        bg = row_gate(g, rows, gt, L)
+        compared = compared * tl.load(rates + tl.arange(0, C))[:, None]
+        dL = dL * decay_matrix(bg, C, False, SPLIT)
+        dLT = dLT * decay_matrix(bg, C, True, SPLIT)
         if SPLIT == 3:
             pairs += dL * times(bk, tl.trans(bk), PREC)
             read += tl.sum(bk.to(tl.float32) * compared, 1)
         compared = product(dL.to(DT), bk, compared, PREC)
         wrote = product(dLT.to(DT), bk, wrote, PREC)
         if SPLIT == 3:  # the sums that define dg, with no cancellation
-            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1) + state
+            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1) + tl.sum(met, 0) * last
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
             across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
-            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + state
+            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + tl.sum(met, 0) * last
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
     else:
