@@ -169,6 +169,10 @@ RULES = (
         f"unknown feature map 'elu11': did you mean 'elu1'? known are {', '.join(MAPS)}",
     ),
     Rule(
+        "feature-map-incomplete", "gla", option(feature_map="cosformer"), O,
+        "feature map 'cosformer' needs M: pass the object linattn.feature_maps.Cosformer(M)",
+    ),
+    Rule(
         "unknown-argument", "gla", option(causal=False), TypeError,
         "chunk_gla() got an unexpected keyword argument 'causal'",
     ),

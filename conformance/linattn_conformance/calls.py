@@ -19,6 +19,7 @@ from .adapters.base import Arrays
 from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of
 from .cases import Case, problem
 from .data import Problem, draw
+from .maps import MAPS
 from .witness import Witness
 
 __all__ = ["Declared", "Failure", "Run", "call_arguments"]
@@ -124,8 +125,12 @@ class Run:
 
     def _keywords(self, arrays: Arrays, options: Mapping[str, Any]) -> dict[str, Any]:
         static = {**self.problem.options, **options}
-        phi = {"feature_map": self.problem.feature_map} if self.problem.feature_map else {}
+        phi = {"feature_map": self._feature_map(self.problem.feature_map)} if self.problem.feature_map else {}
         return {**call_arguments(self.case.op, arrays), **static, **phi, "backend": self.backend.name}
+
+    def _feature_map(self, name: str) -> Any:
+        phi = MAPS[name]
+        return phi.make(**{key: self.adapter.from_float64(value, "float32") for key, value in phi.parameters.items()})
 
     def gradients(self, arrays: Arrays, form: str | None = None) -> tuple[Arrays, Arrays]:
         """Outputs, and gradients by name, of one call."""
@@ -222,7 +227,9 @@ _cache: dict[Any, Any] = {}
 def _prepare(case: Case, adapter: Adapter, gradients: bool) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
     drawn = draw(case)
     values = {name: rounded(adapter, x, drawn.dtypes[name]) for name, x in drawn.arrays.items()}
-    mapped = {name: apply_map(drawn.feature_map, x) if name in case.spec.mapped else x for name, x in values.items()}
+    mapped = {
+        name: MAPS[drawn.feature_map](x) if drawn.feature_map and name in case.spec.mapped else x for name, x in values.items()
+    }
     feed = partial(draw_cotangents, case, adapter) if gradients else None
     return drawn, values, truth_of(drawn, case.op, mapped, feed)
 
@@ -240,18 +247,3 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
         for name, x in outputs.items()
         if x.dtype != "int32"
     }
-
-
-def apply_map(name: str | None, x: NDArray[Any]) -> NDArray[Any]:
-    """The feature maps of the specification that have no parameters, in float64."""
-    match name:
-        case "elu1":
-            return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-        case "relu":
-            return np.maximum(x, 0)
-        case "relu2":
-            return np.maximum(x, 0) ** 2
-        case "exp":
-            return np.exp(x)
-        case _:
-            return x

@@ -41,6 +41,7 @@ from linattn.plugin import FORMS
 from linattn.spec import FAMILIES, OpSpec
 
 from .bad_input import RULES
+from .maps import MAPS, WIDTH
 
 __all__ = ["DTYPES", "Case", "content_hash", "every_case"]
 
@@ -48,7 +49,6 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "flo
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
 GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": "delta_rule", "kda": "delta_rule"}
 """Gated families, and what each is when its gates are zero."""
-FEATURE_MAPS = ("identity", "elu1", "relu", "relu2", "exp")
 TRANSFORMS = ("compile", "export", "fake", "func-grad", "vmap", "autocast")
 
 
@@ -266,11 +266,16 @@ def properties(spec: OpSpec) -> Iterator[Case]:
 
 
 def feature_maps(spec: OpSpec) -> Iterator[Case]:
-    """Each map by its name."""
-    # relu keeps keys no longer than one: the delta families would amplify every error with longer ones
-    names = FEATURE_MAPS if spec.name in ("linear_attn", "mixed_attn") else ("relu",)
-    for name in names:
-        yield from make(spec, "chunk", "fp32", f"phi.{name}-state", "forward", {"T": 33})
+    """Each map."""
+    if spec.name not in ("linear_attn", "mixed_attn"):
+        # relu keeps keys no longer than one: the delta families would amplify every error with longer ones
+        yield from make(spec, "chunk", "fp32", "phi.relu-state", "forward", {"T": 33})
+        return
+    sizes = {"T": 33, "K": WIDTH} | ({"L": WIDTH} if spec.name == "mixed_attn" else {})
+    for name, phi in MAPS.items():
+        yield from make(spec, "chunk", "fp32", f"phi.{name}-state", "forward", sizes)
+        if spec.name == "linear_attn" and phi.normalizes:
+            yield from make(spec, "chunk", "fp32", f"phi.{name}-normalize-final", "forward", sizes)
 
 
 def transforms(spec: OpSpec) -> Iterator[Case]:

@@ -15,6 +15,7 @@ from linattn.spec import Arg
 from numpy.typing import NDArray
 
 from .cases import Case, problem
+from .maps import MAPS, width
 
 __all__ = ["Problem", "draw", "offsets"]
 
@@ -31,7 +32,7 @@ class Problem:
         symbols: ``name → symbolic shape`` as a tuple, e.g. ``("B", "T", "HV")``.
         options: The static keywords.
         feature_map: Name of a feature map, or None.
-        sizes: Sizes of the symbols.
+        sizes: Sizes of the symbols, after the feature map.
     """
 
     arrays: dict[str, Array]
@@ -52,7 +53,9 @@ def draw(case: Case) -> Problem:
     flags, spec = case.flags, case.spec
     rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()))
     options = static_options(case)
-    sizes = all_sizes(case)
+    phi = map_name(flags)
+    raw = all_sizes(case)
+    sizes = mapped_sizes(case, phi, raw)
     arrays: dict[str, Array] = {}
     dtypes: dict[str, str] = {}
     symbols: dict[str, tuple[str, ...]] = {}
@@ -64,9 +67,14 @@ def draw(case: Case) -> Problem:
         if arg.name == "cu_seqlens":
             arrays[arg.name] = offsets(case.size["T"])
         else:
-            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, sizes) for symbol in chosen), arrays)
-    phi = next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
+            known = raw if arg.name in spec.mapped else sizes
+            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
     return Problem(arrays, dtypes, symbols, options, phi, sizes)
+
+
+def map_name(flags: tuple[str, ...]) -> str | None:
+    """The feature map that a flag names."""
+    return next((flag.removeprefix("phi.") for flag in flags if flag.startswith("phi.")), None)
 
 
 def static_options(case: Case) -> dict[str, Any]:
@@ -93,6 +101,14 @@ def all_sizes(case: Case) -> dict[str, int]:
     shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
     sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
     return sizes
+
+
+def mapped_sizes(case: Case, phi: str | None, sizes: dict[str, int]) -> dict[str, int]:
+    """The sizes that the recurrence sees: a feature map changes the width of what it is applied to."""
+    if phi is None:
+        return sizes
+    symbol = next(arg.shapes[0][-1] for arg in case.spec.args if arg.name in case.spec.mapped)
+    return {**sizes, symbol: width(phi, sizes[symbol])}
 
 
 def offsets(T: int) -> Array:
@@ -141,6 +157,9 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     x = rng.standard_normal(shape)
     flags = case.flags
     delta = case.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
+    phi = map_name(flags)
+    if phi and name in case.spec.mapped:
+        return x * MAPS[phi].scale
     if name in ("q", "k"):
         if "normalize" in flags:  # a denominator that stays away from zero
             return np.abs(x) + 0.1
@@ -148,7 +167,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
             x = unit(x)
         if "carry" in flags:
             x = x * 2.0**-10
-        return x * 0.5 if "phi.exp" in flags else x
+        return x
     if name in ("g", "gv"):
         return gate(rng, x, case, name)
     if name == "beta":

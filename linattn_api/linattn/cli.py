@@ -1,4 +1,4 @@
-"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``demo``, and the commands that other packages add.
+"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``new-backend``, and the commands that other packages add.
 
 A package adds a command with an entry point of the group ``linattn.commands`` whose object is a typer function.
 """
@@ -22,6 +22,7 @@ from .ops._family import operator_named
 from .plugin import API_VERSION, FORMS
 from .preference import ENVIRONMENT_VARIABLE, preference_of
 from .registry import registry
+from .scaffold.cli import new_backend
 from .spec import FAMILIES, SYMBOLS, Arg, OpSpec
 
 __all__ = ["app", "main"]
@@ -42,6 +43,7 @@ OPTIONAL = (
     ("jax", "jax", "JAX arrays"),
     ("mlx", "mlx", "MLX arrays"),
     ("pytest", "conformance", "conformance as a pytest plug-in"),
+    ("jinja2", "conformance", "linattn new-backend"),
     ("matplotlib", "bench", "linattn bench"),
 )
 
@@ -212,6 +214,9 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+app.command(name="new-backend")(new_backend)
 
 
 def _print(table: Table) -> None:

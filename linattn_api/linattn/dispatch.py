@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, preference
-from .errors import BackendError, FrameworkError, UnknownBackend, Unsupported
+from .errors import BackendError, FrameworkError, ShapeError, SignedWeightsWarning, UnknownBackend, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
@@ -36,6 +37,7 @@ __all__ = [
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch"),
     "jax": ("jax",),
+    "mlx": ("mlx",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
@@ -60,6 +62,7 @@ class Plan:
         steps: The families from the caller's to the one that the backend runs; more than one if the call is lowered.
         form: The form that runs.
         options: The call's static options, defaults filled in.
+        details: How the backend will run it, if it has something to say.
     """
 
     call: Call
@@ -69,6 +72,7 @@ class Plan:
     steps: tuple[str, ...]
     form: str
     options: tuple[tuple[str, Any], ...]
+    details: str | None = None
 
     @property
     def method(self) -> str:
@@ -84,7 +88,8 @@ class Plan:
             lines.append("  runs         nothing: no candidate can")
         else:
             lowered = f" (lowered: {' → '.join(self.steps)})" if len(self.steps) > 1 else ""
-            lines.append(f"  runs         {self.backend}.{self.method}{lowered}")
+            details = f": {self.details}" if self.details else ""
+            lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
         return "\n".join(lines)
 
@@ -143,9 +148,10 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
     for name, auto in _candidates(call, preference):
         reasons: list[str] = []
         for form in forms:
-            steps = _fit(name, auto, replace(call, form=form), reasons)
-            if steps:
-                return Plan(call, preference, tuple(passed), name, steps, form, tuple(options.items()))
+            fit = _fit(name, auto, replace(call, form=form), reasons)
+            if fit:
+                details = registry.loaded[name].details(fit.call)
+                return Plan(call, preference, tuple(passed), name, fit.steps, form, tuple(options.items()), details)
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 
@@ -165,8 +171,15 @@ def _auto(framework: str) -> Iterator[str]:
     yield from sorted(name for name, record in registry.records.items() if not record.built_in)
 
 
-def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ...] | None:
-    """The steps by which backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
+class _Fit(NamedTuple):
+    """The steps from a call to the one that a backend runs, and that one."""
+
+    steps: tuple[str, ...]
+    call: Call
+
+
+def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> _Fit | None:
+    """How backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
     try:
         backend = registry.load(name, auto=auto)
     except UnknownBackend:
@@ -184,7 +197,7 @@ def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> tuple[str, ..
     while True:
         refusal = _refusal(backend, lowered)
         if refusal is None:
-            return steps
+            return _Fit(steps, lowered)
         reasons.append(refusal)
         lowering = FAMILIES[lowered.op].lowering
         if lowering is None:
@@ -337,7 +350,12 @@ def run(
         name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
         function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
     else:
-        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        try:
+            plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        except ShapeError as error:
+            if feature_map is not None:
+                error.add_note("K (L in mixed_attn) is the width after the feature map")
+            raise
         if keywords["cu_seqlens"] is not None:
             _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
         if function is None:
@@ -357,7 +375,7 @@ def _prepare(
 ) -> tuple[tuple[Any, ...], Framework, list[Any]]:
     """Apply the feature map; return the arrays, their framework, and every array of the call in one list."""
     if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, feature_map)
+        arrays = _map_features(spec, form, arrays, keywords, feature_map)
     first: Any = arrays[0]
     framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     if spec.state_type is None:
@@ -389,9 +407,15 @@ def _run_lowered(
 
 
 def _map_features(
-    spec: OpSpec, form: str | None, arrays: tuple[Any, ...], feature_map: str | feature_maps.FeatureMap
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    feature_map: str | feature_maps.FeatureMap,
 ) -> tuple[Any, ...]:
     phi = feature_maps.resolve(feature_map)
+    if phi.signed and keywords.get("normalize"):
+        _warn_of_signed_weights(_name(spec, form), type(phi).__name__)
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
@@ -399,6 +423,18 @@ def _map_features(
             x = phi(x)
         mapped.append(x)
     return tuple(mapped)
+
+
+def _warn_of_signed_weights(operator: str, feature_map: str) -> None:
+    warnings.warn(
+        f"{operator}: normalize=True divides by a sum of weights, and those of {feature_map} can be negative: the sum can come "
+        f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize",
+        SignedWeightsWarning,
+        stacklevel=6,  # the caller of the operator
+    )
+
+
+_warn_of_signed_weights._dynamo_marked_constant = True  # type: ignore[attr-defined]  # said when compiled
 
 
 def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:

@@ -18,6 +18,8 @@
         └── Unsupported      (NotImplementedError)  the backend declares that it cannot run this call
 
 An exception raised inside a backend's kernel is none of these: it reaches the caller unchanged.
+
+One warning, ``SignedWeightsWarning`` (``UserWarning``): a call is valid, and its result may be of no use.
 """
 
 from __future__ import annotations
@@ -83,3 +85,7 @@ class Unsupported(BackendError, NotImplementedError):
     Args:
         reason: One sentence fragment that says what is missing, e.g. ``"K must be at most 256, got 512"``.
     """
+
+
+class SignedWeightsWarning(UserWarning):
+    """``normalize=True`` with a feature map whose weights can be negative: the denominator can come close to zero."""

@@ -5,12 +5,14 @@ A framework also offers the few array functions that lowerings, gates and featur
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import preference
 from .errors import FrameworkError
@@ -73,6 +75,10 @@ class Framework:
         """The device that holds ``x``: its kind, a colon and its number where it has one."""
         return "cpu"
 
+    def placement(self, x: Any) -> str | None:
+        """The device that holds ``x``; ``None`` for an array that runs where its call does."""
+        return self.device(x)
+
     def tracing(self) -> bool:
         """True while this very Python code is being compiled, when only static facts may be touched."""
         return False
@@ -115,6 +121,15 @@ class Framework:
         B, T, H, *rest = x.shape
         return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(B, T, heads, *rest)
 
+    def softmax(self, x: Any) -> Any:
+        """``e^x / Σ e^x`` along the last axis."""
+        powers = self.module.exp(x - self.module.max(x, axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+    def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
+        """The NumPy array ``draw(*args)``, drawn once, with the dtype and device of ``like``."""
+        return self.module.asarray(_drawn(draw, args), dtype=like.dtype)
+
     def __getattr__(self, name: str) -> Any:
         """Array functions with one spelling everywhere (``exp``, ``where``, ``logaddexp`` …) come from the framework."""
         if name in _SHARED_FUNCTIONS:
@@ -122,7 +137,48 @@ class Framework:
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
-_SHARED_FUNCTIONS = frozenset({"abs", "broadcast_to", "exp", "expm1", "log", "logaddexp", "maximum", "where", "zeros_like"})
+_SHARED_FUNCTIONS = frozenset(
+    {
+        "abs",
+        "broadcast_to",
+        "cos",
+        "exp",
+        "expm1",
+        "log",
+        "logaddexp",
+        "maximum",
+        "sign",
+        "sin",
+        "swapaxes",
+        "where",
+        "zeros_like",
+    }
+)
+
+Draw = Callable[..., NDArray[Any]]
+
+
+@functools.cache
+def _drawn(draw: Draw, args: tuple[Any, ...]) -> NDArray[Any]:
+    drawn = draw(*args)
+    drawn.flags.writeable = False
+    return drawn
+
+
+@functools.cache
+def _drawn_for_torch(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
+    """Kept, so that it is copied to a device once; no inference tensor, so that it may be saved for a backward."""
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False):
+        return torch.tensor(_drawn(draw, args), dtype=getattr(torch, dtype), device=device)
+
+
+def _torch_constant(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
+    return _drawn_for_torch(draw, args, dtype, device)
+
+
+# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.
+_torch_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Numpy(Framework):
@@ -144,6 +200,10 @@ class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
     name, roots, import_name = "torch", ("torch",), "torch"
+
+    def __init__(self) -> None:
+        super().__init__()
+        BY_TYPE[self.module.nn.Parameter] = self  # Dynamo cannot walk the base classes of this one
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
@@ -187,6 +247,14 @@ class Torch(Framework):
     def arange(self, stop: int, like: Any) -> Any:
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
 
+    def softmax(self, x: Any) -> Any:
+        return self.module.softmax(x, -1)
+
+    def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
+        if type(like) is not self.module.Tensor:  # a fake tensor meets fake tensors only, so nothing may be kept
+            return self.module.tensor(_drawn(draw, args), dtype=like.dtype, device=like.device)
+        return _torch_constant(draw, args, self.dtype(like), self.device(like))
+
 
 class Jax(Framework):
     """JAX arrays and tracers."""
@@ -215,6 +283,9 @@ class Jax(Framework):
         devices = sorted(x.devices(), key=lambda device: device.id)
         return devices[0].platform if len(devices) > 1 else f"{devices[0].platform}:{devices[0].id}"
 
+    def placement(self, x: Any) -> str | None:
+        return self.device(x) if self._placed(x) else None
+
     def offsets(self, x: Any) -> Sequence[int] | None:
         on_host = self._placed(x) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
@@ -236,10 +307,23 @@ class Mlx(Framework):
         return str(x.dtype).removeprefix("mlx.core.")
 
     def device(self, x: Any) -> str:
-        return "metal" if self.module.default_device().type == self.module.DeviceType.gpu else "cpu"
+        if self.module.default_device().type != self.module.DeviceType.gpu:
+            return "cpu"
+        return "metal" if self.module.metal.is_available() else "cuda"
+
+    def offsets(self, x: Any) -> Sequence[int] | None:
+        if self.device(x) != "cpu":
+            return None
+        try:
+            return x.tolist()
+        except ValueError:  # how MLX says that mx.compile or mx.vmap is tracing: nothing else tells
+            return None
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
+
+    def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
+        return self.module.array(_drawn(draw, args).tolist(), dtype=like.dtype)
 
 
 _CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)

@@ -205,6 +205,13 @@ class Backend:
         """
         return None
 
+    def details(self, call: Call) -> str | None:
+        """How this backend will run a call that it supports, in a few words for ``explain``; ``None``: nothing to add.
+
+        For a backend that has several ways, e.g. ``"Metal kernels"``. Pure, as :meth:`supports` is.
+        """
+        return None
+
 
 B = TypeVar("B", bound=type[Backend])
 

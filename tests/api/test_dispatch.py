@@ -269,6 +269,18 @@ def test_explain_prints_the_decision(make):
     assert text.splitlines()[2] == "  runs         recorder.chunk_gla (lowered: simple_gla → gla)"
 
 
+def test_a_backend_may_say_how_it_will_run_a_call(make):
+    class Talker(Recorder):
+        def details(self, call):
+            return f"the {call.op} way"
+
+    linattn.register_backend(Talker)
+    x = make(2, 8, 2, 16)
+    plan = linattn.explain("simple_gla", x, x, x, x[..., 0], backend="recorder")
+    assert plan.details == "the gla way"
+    assert str(plan).splitlines()[2] == "  runs         recorder.chunk_gla (lowered: simple_gla → gla): the gla way"
+
+
 def test_explain_runs_nothing(call):
     linattn.register_backend(Recorder)
     linattn.explain("chunk_gla", *call, backend="recorder")

@@ -2,36 +2,111 @@
 
 from __future__ import annotations
 
+import sys
+
 import linattn
 import numpy as np
 import pytest
 from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
-from linattn import feature_maps
+from linattn import errors, feature_maps
+from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, Rebased, Rfa, T2r
+from linattn.feature_maps.random_features import directions
+from maps_for_tests import EXAMPLES, H, K
 
-X = np.array([-200.0, -3.0, -1e-3, 0.0, 1e-3, 0.5, 3.0, 50.0])
 
-# name: (value, derivative), in float64 NumPy
-MAPS = {
-    "identity": (X, np.ones_like(X)),
-    "elu1": (np.where(X > 0, X + 1, np.exp(np.minimum(X, 0))), np.where(X > 0, 1, np.exp(np.minimum(X, 0)))),
-    "relu": (np.maximum(X, 0), np.where(X < 0, 0.0, 1.0)),
-    "relu2": (np.maximum(X, 0) ** 2, 2 * np.maximum(X, 0)),
-    "exp": (np.exp(X), np.exp(X)),
-}
+def draw(*shape):
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+def maker(framework):
+    return lambda x: array(framework, x)
+
+
+@pytest.fixture(autouse=True)
+def every_map_is_compiled_afresh():
+    """Dynamo counts the maps as recompilations of one function, and allows eight."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+
+
+# -- values and gradients --------------------------------------------------------------------------------------------
+
+
+def test_every_map_has_an_example():
+    assert {name.split()[0] for name in EXAMPLES} == set(feature_maps.MAPS)
+    for name, example in EXAMPLES.items():
+        assert type(example.map(maker("numpy"))) is feature_maps.MAPS[name.split()[0]]
 
 
 @pytest.mark.parametrize("framework", INSTALLED)
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_values(framework, name):
-    phi = feature_maps.resolve(name)
-    for function in (phi, compiled(framework, phi)):
-        np.testing.assert_allclose(np.asarray(function(array(framework, X))), MAPS[name][0], rtol=2e-5, atol=1e-37)
+    x = draw(2, 5, H, K)
+    found = np.asarray(EXAMPLES[name].map(maker(framework))(array(framework, x)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, EXAMPLES[name].truth(x), rtol=3e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE)
-@pytest.mark.parametrize("name", MAPS)
-def test_gradients(framework, name):
-    np.testing.assert_allclose(gradient(framework, feature_maps.resolve(name), X), MAPS[name][1], rtol=2e-5, atol=1e-37)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_traced(framework, name):
+    x = draw(2, 5, H, K)
+    phi = EXAMPLES[name].map(maker(framework))
+    found = np.asarray(compiled(framework, lambda x: phi(x))(array(framework, x)))
+    np.testing.assert_allclose(found, EXAMPLES[name].truth(x), rtol=3e-5, atol=3e-6)
+
+
+def central(function, x, direction, step=1e-6):
+    """Derivative of the sum of ``function`` along a direction, in float64."""
+    return (function(x + step * direction) - function(x - step * direction)).sum() / (2 * step)
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_gradient_in_x(framework, name):
+    x, weigh, along = draw(2, 5, H, K), None, draw(2, 5, H, K)
+    weigh = draw(*EXAMPLES[name].truth(x).shape)
+    phi, w = EXAMPLES[name].map(maker(framework)), array(framework, weigh)
+    found = (gradient(framework, lambda x: phi(x) * w, x).astype(np.float64) * along).sum()
+    expected = central(lambda x: EXAMPLES[name].truth(x) * weigh, x.astype(np.float64), along)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-2)
+
+
+LEARNED = [(name, parameter) for name, example in EXAMPLES.items() for parameter in example.parameters]
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+@pytest.mark.parametrize(("name", "parameter"), LEARNED)
+def test_gradient_in_a_parameter(framework, name, parameter):
+    example, x = EXAMPLES[name], draw(2, 5, H, K)
+    weigh, along = draw(*example.truth(x).shape), draw(*example.parameters[parameter].shape)
+    x_there, w = array(framework, x), array(framework, weigh)
+    others = {n: array(framework, p) for n, p in example.parameters.items() if n != parameter}
+    found = gradient(framework, lambda p: example.make(**others, **{parameter: p})(x_there) * w, example.parameters[parameter])
+    wide = {n: p.astype(np.float64) for n, p in example.parameters.items()}
+    expected = central(lambda p: example.define(x, **{**wide, parameter: p}) * weigh, wide[parameter], along)
+    assert (found.astype(np.float64) * along).sum() == pytest.approx(expected, rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_tokens(framework, name):
+    phi = EXAMPLES[name].map(maker(framework))
+    assert tuple(phi(array(framework, draw(2, 0, H, K))).shape) == (2, 0, *EXAMPLES[name].truth(draw(2, 1, H, K)).shape[2:])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_dtypes(torch, name, dtype):
+    """Features have the dtype of x, and are rounded to it once."""
+    x = torch.from_numpy(draw(2, 5, H, K)).to(getattr(torch, dtype))
+    found = EXAMPLES[name].map(maker("torch"))(x)
+    assert found.dtype == x.dtype
+    truth = EXAMPLES[name].truth(x.double().numpy())
+    unit = {"float16": 2**-11, "bfloat16": 2**-8, "float64": 2**-40}[dtype]
+    twice = 4 if name in ("elu1", "relu2") else 1  # these compute in the dtype itself
+    np.testing.assert_allclose(found.double().numpy(), truth, rtol=twice * unit * 1.01, atol=3e-7)
 
 
 def test_elu1_does_not_overflow_behind_the_where():
@@ -40,13 +115,117 @@ def test_elu1_does_not_overflow_behind_the_where():
         np.testing.assert_array_equal(gradient(framework, feature_maps.Elu1(), x), [1, 1])
 
 
-def test_temperature():
-    np.testing.assert_allclose(feature_maps.Exp(t=2.0)(np.array([0.5, -1.0])), np.exp([1.0, -2.0]))
-    assert feature_maps.Exp(t=2.0) == feature_maps.Exp(t=2.0) != feature_maps.Exp()
+def test_relu_keeps_nan():
+    assert np.isnan(feature_maps.Relu()(np.array([np.nan]))).all()
 
 
-def test_every_map_is_listed():
-    assert set(MAPS) == set(feature_maps.MAPS)
+# -- parameters ------------------------------------------------------------------------------------------------------
+
+
+def test_initial_hedgehog_is_exp_of_x_and_of_its_negative():
+    x = draw(2, 5, H, K)
+    np.testing.assert_allclose(Hedgehog(**Hedgehog.init(H, K))(x), np.exp(np.concatenate([x, -x], -1)), rtol=1e-6)
+
+
+def test_initial_parameters():
+    assert {name: p.shape for name, p in T2r.init(H, K, features=5).items()} == {"W": (H, K, 5), "b": (H, 5)}
+    assert T2r.init(16, 64)["W"].var() == pytest.approx(1 / 64, rel=0.05)
+    assert (T2r.init(H, K, seed=1)["W"] == T2r.init(H, K, seed=1)["W"]).all()
+    assert (T2r.init(H, K, seed=1)["W"] != T2r.init(H, K, seed=2)["W"]).all()
+    q, k = draw(1, 1, H, K), draw(1, 1, H, K)
+    phi = Rebased(**Rebased.init(H, K))
+    unit = [(x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) for x in (q, k)]
+    np.testing.assert_allclose((phi(q) * phi(k)).sum(-1), (unit[0] * unit[1]).sum(-1) ** 2 / K, rtol=1e-3)
+    for parameters in (Hedgehog.init(H, K), T2r.init(H, K), Rebased.init(H, K)):
+        assert all(p.dtype == np.float32 for p in parameters.values())
+
+
+# -- random features -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phi", [Performer(seed=3), Rfa(seed=3), Performer(), Rfa()])
+def test_one_seed_gives_the_same_features_everywhere(phi):
+    x = 1e-3 * np.eye(K, dtype=np.float32)  # so that what is compared is the numbers drawn
+    for framework in INSTALLED:
+        np.testing.assert_allclose(np.asarray(phi(array(framework, x))), phi(x), rtol=1e-6)
+
+
+def test_seeds_differ_and_draws_are_known():
+    x = draw(5, K)
+    assert not np.allclose(Performer(seed=1)(x), Performer(seed=2)(x))
+    # the first numbers of two seeds, written down: a release that drew others would break stored models
+    np.testing.assert_allclose(directions(0, 4, 3, False)[0], [0.12573022, -0.13210486, 0.64042265], rtol=1e-6)
+    np.testing.assert_allclose(directions(7, 4, 8, True)[0, :3], [-0.83954106, -0.60226992, -0.10180218], rtol=1e-6)
+
+
+def test_orthogonal_directions_are_orthogonal_in_blocks():
+    w = directions(5, 4, 10, True)
+    assert w.shape == (4, 10)
+    for block in (w[:, :4], w[:, 4:8], w[:, 8:]):
+        products = block.T @ block
+        np.testing.assert_allclose(products - np.diag(np.diag(products)), 0, atol=1e-12)
+
+
+def test_random_features_in_torch_s_modes(torch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for phi in (Performer(seed=11), Rfa(seed=11)):
+        with FakeTensorMode() as mode:
+            assert phi(mode.from_tensor(torch.randn(2, 5, H, K))).shape == (2, 5, H, 2 * K)
+        with torch.inference_mode():
+            phi(torch.randn(2, 5, H, K))
+        x = torch.randn(2, 5, H, K, requires_grad=True)
+        phi(x).sum().backward()  # nothing of the modes before is left over
+        assert torch.isfinite(x.grad).all()
+        torch.testing.assert_close(torch.func.vmap(phi)(x), phi(x))
+        exported = torch.export.export(_Module(torch, phi), (x,)).module()(x)
+        torch.testing.assert_close(exported, phi(x))
+
+
+def _Module(torch, phi):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return phi(x)
+
+    return Module()
+
+
+# -- positions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_cosformer_starts_where_it_is_told(framework):
+    x = array(framework, draw(2, 6, H, K))
+    whole = np.asarray(Cosformer(M=16)(x))
+    for start in (4, np.int64(4), array(framework, np.array(4)), array(framework, np.array([4, 4]))):
+        np.testing.assert_allclose(np.asarray(Cosformer(M=16, start=start)(x[:, 4:])), whole[:, 4:], rtol=1e-5, atol=1e-6)
+
+
+def test_cosformer_decodes_from_a_state(make):
+    q, k, v = make(1, 9, 2, 8), make(1, 9, 2, 8), make(1, 9, 2, 4)
+    whole, _ = linattn.linear_attn(q, k, v, feature_map=Cosformer(M=32), normalize=True)
+    o, state = linattn.linear_attn(
+        q[:, :5], k[:, :5], v[:, :5], feature_map=Cosformer(M=32), normalize=True, output_final_state=True
+    )
+    found = [o]
+    for t in range(5, 9):
+        here, options = slice(t, t + 1), {"initial_state": state, "output_final_state": True, "normalize": True}
+        o, state = linattn.linear_attn(q[:, here], k[:, here], v[:, here], feature_map=Cosformer(M=32, start=t), **options)
+        found.append(o)
+    np.testing.assert_allclose(np.concatenate([np.asarray(o) for o in found], 1), np.asarray(whole), rtol=1e-4, atol=1e-5)
+
+
+def test_cosformer_needs_no_positions_in_packed_sequences(make):
+    q, k, v = make(1, 9, 2, 8), make(1, 9, 2, 8), make(1, 9, 2, 4)
+    offsets = np.array([0, 4, 9])
+    given = offsets if isinstance(q, np.ndarray) else pytest.importorskip("torch").from_numpy(offsets)
+    options = {"feature_map": Cosformer(M=32), "normalize": True}
+    packed, _ = linattn.linear_attn(q, k, v, cu_seqlens=given, **options)
+    alone, _ = linattn.linear_attn(q[:, 4:], k[:, 4:], v[:, 4:], **options)
+    np.testing.assert_allclose(np.asarray(packed[:, 4:]), np.asarray(alone), rtol=1e-4, atol=1e-5)
+
+
+# -- in operators ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operator", ["chunk_gla", "linear_attn", "recurrent_kda"])
@@ -54,10 +233,31 @@ def test_an_operator_maps_queries_and_keys_and_nothing_else(make, operator):
     q, k, v = (make(1, 5, 2, 8) for _ in range(3))
     extra = {"chunk_gla": (-abs(v),), "linear_attn": (), "recurrent_kda": (-abs(v), abs(v[..., 0]))}[operator]
     function = getattr(linattn, operator)
-    phi = feature_maps.Exp(t=0.5)
+    phi = Exp(t=0.5)
     mapped, _ = function(q, k, v, *extra, feature_map=phi)
     plain, _ = function(phi(q), phi(k), v, *extra)
     assert (mapped == plain).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_linear_attention_with_every_map(make, name):
+    """Normalised weights sum to one: values of one give an output of one, wherever weights are positive."""
+    q, k = make(2, 9, H, K), make(2, 9, H, K)
+    phi = EXAMPLES[name].map(lambda x: _like(q, x))
+    v = q[..., :4] * 0 + 1
+    if phi.signed:
+        assert tuple(linattn.linear_attn(q, k, v, feature_map=phi)[0].shape) == tuple(v.shape)
+        return
+    o, _ = linattn.linear_attn(q, k, v, feature_map=phi, normalize=True)
+    weights = np.asarray(feature_maps.attention_weights(phi, q, k))
+    sums = weights.sum(-1).swapaxes(1, 2)[..., None]  # zero where nothing is attended to
+    np.testing.assert_allclose(np.where(sums < 0.5, 0, 1), sums, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(o), np.broadcast_to(sums, o.shape), atol=1e-5)
+    assert weights.min() > -1e-6
+
+
+def _like(x, parameter):
+    return parameter if isinstance(x, np.ndarray) else pytest.importorskip("torch").from_numpy(parameter)
 
 
 def test_mixed_attn_maps_its_linear_heads(make):
@@ -69,11 +269,168 @@ def test_mixed_attn_maps_its_linear_heads(make):
 
 
 def test_a_map_of_one_s_own(make):
-    class Twice(feature_maps.FeatureMap):
+    class Twice(FeatureMap):
         def __call__(self, x):
             return x + x
 
     x = make(1, 5, 2, 8)
-    mapped, _ = linattn.linear_attn(x, x, x, feature_map=Twice())
-    plain, _ = linattn.linear_attn(x + x, x + x, x)
+    mapped, _ = linattn.linear_attn(x, x, x, feature_map=Twice(), normalize=True)
+    plain, _ = linattn.linear_attn(x + x, x + x, x, normalize=True)
     assert (mapped == plain).all()
+
+
+def test_a_map_that_is_made_inside_a_compiled_model(torch):
+    parameters = torch.nn.ParameterDict({name: torch.from_numpy(p) for name, p in Hedgehog.init(H, K).items()})
+
+    def model(x, start):
+        o, _ = linattn.linear_attn(x, x, x, feature_map=Hedgehog(**parameters), normalize=True)
+        o, _ = linattn.linear_attn(o, o, o, feature_map="performer", normalize=True)
+        return linattn.linear_attn(o, o, o, feature_map=Cosformer(M=64, start=start), normalize=True)[0]
+
+    fast = torch.compile(model, fullgraph=True, backend="eager")
+    for start in range(4):
+        x = torch.randn(1, 6 + start // 2, H, K)
+        torch.testing.assert_close(fast(x, start), model(x, start))
+    fast(x, 0).sum().backward()
+    assert parameters["W"].grad.abs().sum() > 0
+
+
+def test_a_map_that_is_made_inside_a_jax_gradient():
+    jax = pytest.importorskip("jax")
+    parameters, x = Hedgehog.init(H, K), draw(1, 6, H, K)
+
+    @jax.jit
+    def loss(parameters):
+        return linattn.linear_attn(jax.numpy.asarray(x), x_, x_, feature_map=Hedgehog(**parameters))[0].sum()
+
+    x_ = jax.numpy.asarray(x)
+    gradients = jax.grad(loss)(parameters)
+    assert {name: g.shape for name, g in gradients.items()} == {name: p.shape for name, p in parameters.items()}
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_temperature():
+    np.testing.assert_allclose(Exp(t=2.0)(np.array([0.5, -1.0])), np.exp([1.0, -2.0]))
+    assert Exp(t=2.0) == Exp(t=2.0) != Exp()
+
+
+def test_equal_maps_are_equal():
+    assert Performer(seed=1) == Performer(seed=1) != Performer(seed=2)
+    assert Rfa() != Rfa(features=3)
+
+
+@pytest.mark.parametrize("name", feature_maps.MAPS)
+def test_a_name_makes_the_map_or_says_what_it_needs(name):
+    needs = {"hedgehog": "W", "t2r": "W", "cosformer": "M", "rebased": "gamma, beta"}
+    if name not in needs:
+        assert feature_maps.resolve(name) == feature_maps.MAPS[name]()
+        return
+    cls = feature_maps.MAPS[name].__name__
+    with pytest.raises(errors.OptionError) as caught:
+        feature_maps.resolve(name)
+    assert str(caught.value) == (
+        f"feature map '{name}' needs {needs[name]}: pass the object linattn.feature_maps.{cls}({needs[name]})"
+    )
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+WRONG = {
+    "head count": (
+        Hedgehog(zeros(4, K, K)),
+        errors.ShapeError,
+        "hedgehog: W must be [H, K, D] = [3, 8, D], got [4, 8, 8]",
+    ),
+    "width": (T2r(zeros(H, 16, 5)), errors.ShapeError, "t2r: W must be [H, K, D] = [3, 8, D], got [3, 16, 5]"),
+    "bias": (Hedgehog(zeros(H, K, 5), zeros(H, K)), errors.ShapeError, "hedgehog: b must be [H, D] = [3, 5], got [3, 8]"),
+    "gamma": (Rebased(zeros(K), zeros(H, K)), errors.ShapeError, "rebased: gamma must be [H, K] = [3, 8], got [8]"),
+    "beta": (Rebased(zeros(H, K), zeros(H, 1)), errors.ShapeError, "rebased: beta must be [H, K] = [3, 8], got [3, 1]"),
+    "no array": (
+        Hedgehog([[1.0]]),
+        errors.FrameworkError,
+        "hedgehog: W: expected an array of numpy, torch, jax or mlx, got list",
+    ),
+    "too many rolls": (feature_maps.Dpfp(nu=16), errors.OptionError, "dpfp: nu must be in 1 … 2K-1 = 15, got 16"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_parameters(what):
+    phi, error, text = WRONG[what]
+    x = draw(2, 5, H, K)
+    with pytest.raises(error) as caught:
+        linattn.linear_attn(x, x, x, feature_map=phi)
+    assert str(caught.value) == text
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Performer(features=0), "performer: features must be at least 1, got 0"),
+        (lambda: Rfa(features=-1), "rfa: features must be at least 1, got -1"),
+        (lambda: Cosformer(M=0), "cosformer: M must be at least 1, got 0"),
+        (lambda: feature_maps.Dpfp(nu=0), "dpfp: nu must be at least 1, got 0"),
+        (lambda: T2r.init(2, 3, features=0), "t2r: features must be at least 1, got 0"),
+    ],
+)
+def test_wrong_options(make, text):
+    with pytest.raises(errors.OptionError) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("phi", [Hedgehog(**Hedgehog.init(H, K)), Rebased(**Rebased.init(H, K)), Cosformer(M=8)])
+def test_maps_that_need_heads_or_positions_say_so(phi):
+    with pytest.raises(errors.ShapeError, match=r"^\w+: x must be \[\.\.\., T, H, K\], got \[5, 8\]$"):
+        phi(draw(5, K))
+
+
+def test_parameters_of_another_framework(torch):
+    x = torch.randn(1, 5, H, K)
+    with pytest.raises(errors.FrameworkError) as caught:
+        linattn.linear_attn(x, x, x, feature_map=Hedgehog(**Hedgehog.init(H, K)))
+    assert str(caught.value) == "hedgehog: W is a numpy array but x is a torch array: convert it, nothing is copied for you"
+
+
+def test_parameters_on_another_device(torch):
+    W = torch.empty(H, K, K, device="meta")
+    with pytest.raises(errors.DeviceError) as caught:
+        Hedgehog(W)(torch.randn(1, 5, H, K))
+    assert str(caught.value) == "hedgehog: W is on meta but x is on cpu: move it, nothing is copied for you"
+
+
+def test_a_state_of_the_width_before_the_map(make):
+    x, state = make(1, 5, H, K), make(1, H, K, K)
+    with pytest.raises(errors.ShapeError) as caught:
+        linattn.linear_attn(x, x, x, initial_state=state, feature_map="taylor2")
+    assert str(caught.value) == "linear_attn: initial_state must be [N, HV, K, V] = [1, 3, 73, 8], got [1, 3, 8, 8]"
+    assert caught.value.__notes__ == ["K (L in mixed_attn) is the width after the feature map"]
+
+
+@pytest.mark.parametrize(("name", "cls"), [("identity", "Identity"), ("rfa", "Rfa")])
+def test_signed_weights_and_a_normaliser_give_a_warning(make, name, cls):
+    x = make(1, 5, H, K)
+    with pytest.warns(errors.SignedWeightsWarning) as caught:
+        linattn.chunk_linear_attn(x, x, x, feature_map=name, normalize=True)
+    assert [str(warning.message) for warning in caught] == [
+        f"chunk_linear_attn: normalize=True divides by a sum of weights, and those of {cls} can be negative: the sum can come "
+        f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize"
+    ]
+    assert caught[0].filename == __file__
+
+
+def test_signed_weights_warn_once_when_compiled(torch):
+    x = torch.randn(1, 5, H, K)
+    f = torch.compile(
+        lambda x: linattn.linear_attn(x, x, x, feature_map="rfa", normalize=True)[0], fullgraph=True, backend="eager"
+    )
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Rfa can be negative"):
+        f(x)

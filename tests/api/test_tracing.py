@@ -11,7 +11,6 @@ import linattn
 import numpy as np
 import pytest
 from backends_for_tests import named
-from linattn import errors
 
 
 class Constant:
@@ -239,17 +238,6 @@ def test_jax_shapes_and_gradients(two_backends):
         assert jax.eval_shape(gla, x).shape == (1, 8, 2, 16)
         assert jax.vmap(gla)(x[None]).shape == (1, 1, 8, 2, 16)
         assert jax.grad(lambda x: gla(x).sum())(x).shape == x.shape
-
-
-def test_a_backend_is_missing_for_mlx_arrays():
-    mx = pytest.importorskip("mlx.core")
-    x = mx.ones((1, 8, 2, 16))
-    known = ", ".join(sorted(linattn.registry.registry.records))
-    with pytest.raises(linattn.Unsupported) as caught:
-        linattn.chunk_gla(x, x, x, x)
-    assert str(caught.value) == f"no backend takes mlx arrays: installed are {known}"
-    with pytest.raises(errors.DtypeError, match="chunk_gla: q must be float16, bfloat16, float32 or float64, got int32"):
-        linattn.chunk_gla(*[x.astype(mx.int32)] * 4)
 
 
 def test_numpy_bfloat16():

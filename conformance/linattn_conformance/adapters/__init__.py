@@ -8,7 +8,7 @@ from .base import Adapter
 
 __all__ = ["Adapter", "adapter_for"]
 
-ADAPTERS = {"numpy": "NumpyAdapter", "torch": "TorchAdapter", "jax": "JaxAdapter"}
+ADAPTERS = {"numpy": "NumpyAdapter", "torch": "TorchAdapter", "jax": "JaxAdapter", "mlx": "MlxAdapter"}
 
 
 def adapter_for(framework: str, device: str) -> Adapter:

@@ -1,0 +1,5 @@
+"""The MLX backend."""
+
+from .backend import MlxBackend
+
+__all__ = ["MlxBackend"]

@@ -1,0 +1,72 @@
+"""Metal kernels for the families whose state is a matrix: an engine beside the one of MLX operations.
+
+``forward`` and ``backward`` take dicts of arrays, as every engine of this backend does; ``unfit`` says which calls they take.
+Nothing is kept between them but the inputs: the backward pass runs the recurrence again for the states that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from . import recurrent
+from .recurrent import WIDEST, Arrays
+
+__all__ = ["backward", "forward", "unfit"]
+
+DTYPES = ("float16", "bfloat16", "float32", "int32", "int64")
+
+
+class Facts(Protocol):
+    """The static facts of a call: see :class:`linattn_backends.mlx.selection.Facts`."""
+
+    @property
+    def operands(self) -> Mapping[str, tuple[int, str]]:
+        """Number of dimensions and dtype of each array, by name."""
+        ...
+
+    @property
+    def K(self) -> int:
+        """Key width."""
+        ...
+
+
+class Options(Protocol):
+    """What is static about a call besides: see :class:`linattn_backends.mlx.segments.Options`."""
+
+    @property
+    def scale(self) -> float:
+        """Multiplies the output."""
+        ...
+
+    @property
+    def keep(self) -> bool:
+        """The final states are wanted."""
+        ...
+
+
+def unfit(facts: Facts) -> str | None:
+    """Why the kernels cannot run a call on an Apple GPU; ``None`` if they can."""
+    for name, (_, dtype) in facts.operands.items():
+        if dtype not in DTYPES:
+            return f"{name} is {dtype}"
+    if facts.K > WIDEST:
+        return f"K must be at most {WIDEST}, got {facts.K}"
+    return None
+
+
+def forward(arrays: Arrays, options: Options) -> dict[str, Any]:
+    """``o``, the ``final`` states if they are to be kept, and nothing else for the backward pass."""
+    found = recurrent.forward(arrays, options.scale)
+    final = {"final": found["final"]} if options.keep else {}
+    return {"o": found["o"], "kept": [], **final}
+
+
+def backward(arrays: Arrays, cotangents: dict[str, Any], outputs: dict[str, Any], options: Options) -> Arrays:
+    """The gradient of every array."""
+    gradients = recurrent.backward(arrays, cotangents["o"], cotangents.get("final"), options.scale)
+    if "cu_seqlens" in arrays:
+        gradients["cu_seqlens"] = mx.zeros_like(arrays["cu_seqlens"])
+    return gradients

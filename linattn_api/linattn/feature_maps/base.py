@@ -1,0 +1,84 @@
+"""What every feature map is, and what those with parameters or random numbers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ..errors import DeviceError, FrameworkError, ShapeError
+from ..frameworks import Framework, framework_of
+
+__all__ = ["FeatureMap", "Wide", "outer", "parameter", "rectified"]
+
+
+class FeatureMap:
+    """Base class of feature maps: ``map(x)`` turns ``[…, K]`` into ``[…, K']``.
+
+    Attributes:
+        signed: True if ``φ(q)·φ(k)`` can be negative. Dividing by a sum of such weights (``normalize=True``) can divide by
+            nearly zero, so that is warned of.
+    """
+
+    signed: ClassVar[bool] = False
+
+    def __call__(self, x: Any) -> Any:
+        """Features of ``x``, an array ``[…, K]`` of any framework; same dtype and device."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+
+class Wide(FeatureMap):
+    """A map that computes in the accumulation dtype, and rounds its features once."""
+
+    def __call__(self, x: Any) -> Any:
+        xp = framework_of(x, "x")
+        return xp.astype(self.features_of(xp, xp.astype(x, xp.accumulation(x))), xp.dtype(x))
+
+    def features_of(self, xp: Framework, x: Any) -> Any:
+        """Features of ``x``, which is float32 or float64."""
+        raise NotImplementedError
+
+
+def rectified(xp: Framework, x: Any) -> Any:
+    """``max(x, 0)``, with NaN kept."""
+    return xp.where(x < 0, xp.zeros_like(x), x)
+
+
+def outer(x: Any) -> Any:
+    """``vec(x xᵀ)``: ``[…, K]`` to ``[…, K²]``, so that ``outer(q)·outer(k) = (q·k)²``."""
+    return (x[..., :, None] * x[..., None, :]).reshape(*x.shape[:-1], x.shape[-1] ** 2)
+
+
+def parameter(xp: Framework, x: Any, owner: str, name: str, value: Any, symbols: str, sizes: Sequence[int | None]) -> Any:
+    """A map's parameter in the dtype of ``x``, once it is known to fit.
+
+    Args:
+        xp: The framework of ``x``.
+        x: What the map is applied to, in the accumulation dtype.
+        owner: The map's name, for messages.
+        name: The parameter's name.
+        value: The parameter.
+        symbols: Its symbolic shape, e.g. ``"H K D"``.
+        sizes: The sizes expected, ``None`` where any will do.
+    """
+    other = framework_of(value, name, f"{owner}: ")
+    if other is not xp:
+        raise FrameworkError(
+            f"{owner}: {name} is a {other.name} array but x is a {xp.name} array: convert it, nothing is copied for you"
+        )
+    _check_shape(owner, name, tuple(value.shape), symbols, sizes)
+    _check_device(xp, x, owner, name, value)
+    return xp.astype(value, xp.dtype(x))
+
+
+def _check_shape(owner: str, name: str, shape: tuple[int, ...], symbols: str, sizes: Sequence[int | None]) -> None:
+    named = symbols.split()
+    fits = len(shape) == len(sizes) and all(want in (None, size) for want, size in zip(sizes, shape, strict=True))
+    if not fits:
+        expected = ", ".join([symbol if size is None else str(size) for symbol, size in zip(named, sizes, strict=True)])
+        raise ShapeError(f"{owner}: {name} must be [{', '.join(named)}] = [{expected}], got {list(shape)}")
+
+
+def _check_device(xp: Framework, x: Any, owner: str, name: str, value: Any) -> None:
+    here, there = xp.placement(x), xp.placement(value)
+    if here and there and here != there:
+        raise DeviceError(f"{owner}: {name} is on {there} but x is on {here}: move it, nothing is copied for you")

@@ -1,0 +1,50 @@
+"""A map that depends on the position of a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import OptionError, ShapeError
+from ..frameworks import Framework
+from .base import Wide, rectified
+
+__all__ = ["Cosformer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cosformer(Wide):
+    """``φ(x_t) = [relu(x_t) cos(πt/2M), relu(x_t) sin(πt/2M)]``; width ``2K`` (Qin et al. 2022, eq. 10).
+
+    ``φ(q_i)·φ(k_j) = relu(q_i)·relu(k_j) cos(π(i − j)/2M)``: only distances count. So packed sequences need no positions of
+    their own, and a sequence that goes on from a state needs ``start``.
+
+    Args:
+        M: The largest distance; weights between tokens further apart than ``M`` are negative.
+        start: Position of the first token: an int, or integers of the caller's framework, ``[]`` or one for each row ``[B]``.
+            Default 0.
+    """
+
+    M: int
+    start: Any = 0
+
+    def __post_init__(self) -> None:
+        if self.M < 1:
+            raise OptionError(f"cosformer: M must be at least 1, got {self.M}")
+
+    def features_of(self, xp: Framework, x: Any) -> Any:
+        if len(x.shape) < 3:
+            raise ShapeError(f"cosformer: x must be [..., T, H, K], got {list(x.shape)}")
+        angle = (xp.arange(x.shape[-3], like=x)[:, None, None] + self._start(xp, x)) * (math.pi / (2 * self.M))
+        r = rectified(xp, x)
+        return xp.concat([r * xp.cos(angle), r * xp.sin(angle)], axis=-1)
+
+    def _start(self, xp: Framework, x: Any) -> Any:
+        start = self.start
+        if isinstance(start, (int, np.generic)):  # a symbolic int, under torch.compile, is one
+            return cast(Any, start)
+        start = xp.astype(start, xp.dtype(x))
+        return start[:, None, None, None] if len(start.shape) else start

@@ -1,0 +1,150 @@
+"""fidelity, distillation_loss and attention_weights against their definitions, on every framework."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
+from linattn import errors, feature_maps
+from maps_for_tests import EXAMPLES, H, K
+
+
+def draw(*shape):
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+def softmax_weights(q, k, causal, scale):
+    s = scale * np.einsum("bihk,bjhk->bhij", q, k)
+    if causal:
+        s = np.where(np.tri(s.shape[-1], dtype=bool), s, -np.inf)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return s, e / e.sum(-1, keepdims=True)
+
+
+def map_weights(example, q, k, causal):
+    a = np.einsum("bihk,bjhk->bhij", example.truth(q), example.truth(k))
+    a = np.tril(a) if causal else a
+    total = a.sum(-1, keepdims=True)
+    return np.where(total == 0, 0, a / np.where(total == 0, 1, total))
+
+
+def floored(w):
+    return np.log(np.maximum(w, feature_maps.FLOOR))
+
+
+def kendall(s, w, causal):
+    """Pair by pair, as the definition says."""
+    _, H, T, _ = s.shape
+    counted = np.zeros(H)
+    pairs = 0
+    for i in range(T):
+        for lag in (2**n for n in range(10)):
+            for j in range((i + 1 if causal else T) - lag):
+                counted += (np.sign(s[:, :, i, j + lag] - s[:, :, i, j]) * np.sign(w[:, :, i, j + lag] - w[:, :, i, j])).mean(0)
+                pairs += 1
+    return counted / max(pairs, 1)
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["elu1", "relu", "taylor2", "hedgehog", "cosformer", "performer"])
+def test_fidelity(framework, name, causal):
+    example, q, k = EXAMPLES[name], draw(2, 9, H, K), draw(2, 9, H, K)
+    phi = example.map(lambda x: array(framework, x))
+    given = (array(framework, q), array(framework, k))
+    found = feature_maps.fidelity(phi, *given, causal=causal, scale=0.6)
+    s, p = softmax_weights(q.astype(np.float64), k.astype(np.float64), causal, 0.6)
+    w = map_weights(example, q, k, causal)
+    expected = {
+        "entropy": -(w * floored(w)).sum(-1).mean((0, 2)),
+        "softmax_entropy": -(p * floored(p)).sum(-1).mean((0, 2)),
+        "monotonicity": kendall(s, np.where(abs(w) < 1e-15, 0, w), causal),
+        "kl": (p * (floored(p) - floored(w))).sum(-1).mean((0, 2)),
+    }
+    for field, value in expected.items():
+        np.testing.assert_allclose(np.asarray(getattr(found, field)), value, rtol=1e-4, atol=1e-4, err_msg=field)
+    loss = feature_maps.distillation_loss(phi, *given, causal=causal, scale=0.6)
+    np.testing.assert_allclose(np.asarray(loss), -(p * floored(w)).sum(-1).mean(), rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(feature_maps.attention_weights(phi, *given, causal=causal)), w, atol=1e-5)
+
+
+class Softmax(feature_maps.FeatureMap):
+    """Weights that grow with q·k: many positive features of the right scale."""
+
+    def __call__(self, x):
+        return feature_maps.Performer(8192, scale=K**-0.25)(x)
+
+
+def test_softmax_itself_is_monotone_and_a_constant_is_not():
+    q, k = draw(1, 16, 1, K), draw(1, 16, 1, K)
+    assert feature_maps.fidelity(Softmax(), q, k).monotonicity[0] > 0.85
+    one = feature_maps.Relu()
+    assert abs(feature_maps.fidelity(one, q * 0 + 1, k * 0 + 1).monotonicity[0]) == 0.0
+
+
+def test_spiky_and_flat():
+    """The hotter the map, the lower its entropy (Zhang et al. 2024, §3.2)."""
+    q, k = draw(1, 64, 2, K), draw(1, 64, 2, K)
+    entropies = [feature_maps.fidelity(feature_maps.Exp(t), q, k).entropy.mean() for t in (0.01, 0.5, 1.0, 2.0)]
+    assert entropies == sorted(entropies, reverse=True)
+    flat = np.log(np.arange(1, 65)).mean()
+    assert entropies[0] == pytest.approx(flat, abs=1e-2)
+
+
+def test_default_scale_and_names():
+    q, k = draw(1, 7, 1, K), draw(1, 7, 1, K)
+    assert feature_maps.distillation_loss("elu1", q, k) == feature_maps.distillation_loss(
+        feature_maps.Elu1(), q, k, scale=K**-0.5
+    )
+    with pytest.raises(errors.OptionError, match="unknown feature map 'elu11': did you mean 'elu1'"):
+        feature_maps.fidelity("elu11", q, k)
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+def test_distillation_loss_is_differentiable_in_parameters(framework):
+    example, q, k = EXAMPLES["hedgehog"], draw(1, 6, H, K), draw(1, 6, H, K)
+    there = {name: array(framework, p) for name, p in example.parameters.items()}
+    q_there, k_there = array(framework, q), array(framework, k)
+
+    def loss(W):
+        return feature_maps.distillation_loss(feature_maps.Hedgehog(W, there["b"]), q_there, k_there)
+
+    along, step = draw(*example.parameters["W"].shape).astype(np.float64), 1e-6
+    W, b = (example.parameters[name].astype(np.float64) for name in ("W", "b"))
+
+    def wide(W):
+        q64, k64 = q.astype(np.float64), k.astype(np.float64)
+        return float(feature_maps.distillation_loss(feature_maps.Hedgehog(W, b), q64, k64))
+
+    expected = (wide(W + step * along) - wide(W - step * along)) / (2 * step)
+    found = (gradient(framework, loss, example.parameters["W"]) * along).sum()
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(np.asarray(compiled(framework, loss)(there["W"])), wide(W), rtol=1e-4)
+
+
+def test_low_precision_is_measured_in_float32(torch):
+    q, k = (torch.from_numpy(draw(1, 9, H, K)).bfloat16() for _ in range(2))
+    found = feature_maps.fidelity("exp", q, k)
+    assert all(x.dtype == torch.float32 and x.shape == (H,) for x in found)
+    torch.testing.assert_close(found.kl, feature_maps.fidelity("exp", q.float(), k.float()).kl)
+
+
+def test_a_single_token_has_no_pairs():
+    found = feature_maps.fidelity("elu1", draw(1, 1, H, K), draw(1, 1, H, K))
+    for value in found:
+        np.testing.assert_allclose(value, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", [feature_maps.fidelity, feature_maps.distillation_loss, feature_maps.attention_weights])
+def test_wrong_shapes(call):
+    for q, k in (((1, 5, 2, 8), (1, 6, 2, 8)), ((5, 8), (5, 8))):
+        with pytest.raises(errors.ShapeError) as caught:
+            call("elu1", draw(*q), draw(*k))
+        assert str(caught.value) == f"q and k must both be [B, T, H, K], got {list(q)} and {list(k)}"
+
+
+def test_arrays_of_two_frameworks(torch):
+    q = draw(1, 5, 2, 8)
+    with pytest.raises(errors.FrameworkError) as caught:
+        feature_maps.fidelity("elu1", q, torch.from_numpy(q))
+    assert str(caught.value) == "k is a torch array but q is a numpy array: convert it, nothing is copied for you"

@@ -1,0 +1,62 @@
+"""The kernels give the oracle's numbers."""
+
+import mlx.core as mx
+import pytest
+from metal_cases import GATES, VARIANTS, Options, draw
+
+OPTIONS = Options()
+
+
+def check(case, backward=True):
+    errors = case.errors(OPTIONS, backward)
+    assert max(errors.values()) < 1, errors
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_forward_and_backward(emulated, variant):
+    emulated()
+    H = 4 if variant == "dplr" else 2
+    check(draw(variant, H=H))
+    check(draw(variant, H=H, seed=1, T=1))
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("variant", ["simple_gla", "gla_gv", "kda"])
+def test_gates_from_weak_to_hard_resets(emulated, variant, kind):
+    emulated()
+    check(draw(variant, kind=kind, seed=2))
+
+
+@pytest.mark.parametrize(("variant", "dtype"), [("gla_gv", mx.bfloat16), ("gated_delta_rule", mx.float16)])
+def test_operands_of_16_bits(emulated, variant, dtype):
+    emulated()
+    check(draw(variant, dtype=dtype))
+
+
+@pytest.mark.parametrize(("lengths", "state"), [([3, 0, 14, 2], True), ([19], True), ([0, 1, 5, 0], False), ([1] * 9, True)])
+def test_packed_sequences(emulated, lengths, state):
+    emulated()
+    check(draw("gated_delta_rule", lengths=lengths, state=state))
+
+
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 70), (130, 6), (520, 3)])
+def test_any_width(emulated, K, V):
+    emulated()
+    check(draw("gla", T=5, B=1, H=1, HV=1, K=K, V=V))
+
+
+def test_segments_join(emulated):
+    """More tokens than a segment of the backward pass has."""
+    emulated()
+    check(draw("kda", T=50))
+    check(draw("gated_delta_rule", lengths=[33, 1, 20, 0]))
+
+
+def test_equal_calls_give_equal_bits_in_any_order(emulated):
+    case = draw("kda", T=9)
+    found = []
+    for seed in (1, 1000):
+        emulated(seed=seed)
+        outputs = case.errors(OPTIONS)
+        found.append(outputs)
+    assert found[0] == found[1]

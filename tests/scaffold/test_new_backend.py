@@ -1,0 +1,194 @@
+"""``linattn new-backend``: the project that it writes can be installed, is found, and conforms."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from linattn import cli
+from linattn.scaffold import Project, write
+from linattn.scaffold.project import FRAMEWORKS, WITHOUT_TEMPLATE
+from linattn.spec import FAMILIES
+from linattn_conformance.adapters import ADAPTERS
+from typer.testing import CliRunner
+
+FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""Every case has shapes of its own and runs once."""
+MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx.core", "numpy": "numpy"}
+
+
+def new_backend(*words: str):
+    return CliRunner().invoke(cli.app, ["new-backend", *words])
+
+
+def told(done) -> str:
+    """What the command says, without the frame that is drawn around it."""
+    return " ".join(done.output.replace("│", " ").split())
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = new_backend("acme")
+    assert done.exit_code == 0, done.output
+    listed, _, following = done.stdout.partition("\n\nNext:\n")
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert listed.splitlines() == files
+    assert files == [
+        "linattn-acme/.github/workflows/conformance.yml",
+        "linattn-acme/.gitignore",
+        "linattn-acme/README.md",
+        "linattn-acme/pyproject.toml",
+        "linattn-acme/src/linattn_acme/__init__.py",
+        "linattn-acme/src/linattn_acme/backend.py",
+        "linattn-acme/src/linattn_acme/loop.py",
+        "linattn-acme/tests/test_backend.py",
+    ]
+    assert "linattn conformance --backend acme --profile core" in following
+
+
+def test_names_are_derived():
+    project = Project("my-fast_3d")
+    assert (project.distribution, project.package, project.kind) == (
+        "linattn-my-fast_3d",
+        "linattn_my_fast_3d",
+        "MyFast3dBackend",
+    )
+
+
+EVERY = [f"{form}_{op}" for op in FAMILIES if op not in WITHOUT_TEMPLATE for form in ("chunk", "recurrent", "parallel")]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_written_is_tidy(framework, tmp_path):
+    """As the project's own CI would see it."""
+    write(Project("acme", framework, EVERY), tmp_path / "acme")
+    for words in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--no-cache", "."], cwd=tmp_path / "acme", capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+RULE = "the name of a backend must be lower case letters, digits, '_' and '-', with a letter first, and not 'auto', got "
+FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_attn, rwkv6, simple_gla"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["Acme"], f"{RULE}'Acme'"),
+        (["3d"], f"{RULE}'3d'"),
+        (["auto"], f"{RULE}'auto'"),
+        (["acme kernels"], f"{RULE}'acme kernels'"),
+        (["../acme"], f"{RULE}'../acme'"),
+        (["numpy"], "backend 'numpy' is already provided by linattn 1.0.0: choose another name"),
+        (["acme", "--framework", "tensorflow"], "unknown framework 'tensorflow': known are torch, jax, mlx, numpy"),
+        (
+            ["acme", "--op", "chunk_gal"],
+            "unknown operator 'chunk_gal': did you mean 'chunk_gla'? families are delta_rule, dplr, gated_delta_rule, gla, "
+            "kda, linear_attn, mixed_attn, rwkv6, simple_gla, forms recurrent, chunk, parallel",
+        ),
+        (
+            ["acme", "--op", "kda"],
+            "kda is a family, and a backend has forms of it: chunk_kda, recurrent_kda or parallel_kda",
+        ),
+        (
+            ["acme", "--op", "chunk_mixed_attn"],
+            "there is no template for chunk_mixed_attn, whose state is no matrix: there is one for " + FAMILIES_WITH_TEMPLATE,
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_refusals(words, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    done = new_backend(*words)
+    assert done.exit_code == 2
+    assert complaint in told(done)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    (tmp_path / "linattn-acme").mkdir()
+    done = new_backend("acme")
+    assert done.exit_code == 2
+    assert "linattn-acme exists already: nothing was written" in told(done)
+    assert not list((tmp_path / "linattn-acme").iterdir())
+
+
+def test_without_jinja_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = new_backend("acme")
+    assert done.exit_code == 2
+    assert "needs the package jinja2: pip install 'linattn[conformance]'" in told(done)
+
+
+# -- installed, and held to what it claims -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> tuple[Path, Path]:
+    """The Python of a clean environment with one new project for each framework installed, and their folder.
+
+    It sees the packages of this environment, so that nothing is downloaded.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.EnvBuilder(symlinks=True).create(folder / "venv")
+    python = folder / "venv" / "bin" / "python"
+    here = sysconfig.get_path("purelib")
+    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (site / "outer.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
+    for framework in FRAMEWORKS:
+        write(Project(f"my-{framework}", framework), folder / framework)
+    install = ["install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    projects = [str(folder / framework) for framework in FRAMEWORKS]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install, *projects], check=True)
+    return python, folder
+
+
+def run(python: Path, *words: str, **variables: str) -> str:
+    done = subprocess.run(
+        [python, *words], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200", **variables}, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_new_backend_is_listed(environment):
+    python, _ = environment
+    listed = run(python, "-m", "linattn", "backends").splitlines()
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in listed}
+    for framework, module in MODULES.items():
+        try:
+            __import__(module)
+        except ImportError:
+            continue
+        assert rows[f"my-{framework}"] == f"linattn-my-{framework} 0.1.0 {framework} gla (chunk) ready"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_new_backend_passes_its_own_tests_and_conforms_to_the_core(framework, environment):
+    pytest.importorskip(MODULES[framework])
+    python, folder = environment
+    run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / framework / "tests"))
+    if framework not in ADAPTERS:
+        pytest.skip(f"the suite has no adapter for {framework} yet")
+    words = ["--backend", f"my-{framework}", "--profile", "core", "-n", "1"]
+    said = run(python, "-m", "linattn_conformance", *words, XLA_FLAGS=FAST_COMPILER)
+    assert "3 operators claimed" in said  # chunk_gla, and the two families that are lowered to it
+    assert said.splitlines()[-1] == "verdict: conformant: core"
