@@ -36,23 +36,36 @@ def sum_of(parts):
     return result
 
 
-def arrays(family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0):
-    """Seeded arguments by name, in the family's order."""
+def arrays(
+    family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0,
+    per_value=False,
+):  # fmt: skip
+    """Seeded arguments by name, in the family's order; keys of the delta families have unit length."""
     torch.manual_seed(seed)
     result = dict(q=torch.randn(B, T, H, K), k=torch.randn(B, T, H, K), v=torch.randn(B, T, HV, V))
     result = {name: x.to(dtype) for name, x in result.items()}
-    if family == "simple_gla":
+    if family in ("simple_gla", "gated_delta_rule"):
         result["g"] = gate(shape or (B, T, HV), kind)
-    if family in ("gla", "rwkv6"):
+    if family in ("gla", "rwkv6", "kda", "dplr"):
         result["g"] = gate(shape or (B, T, HV, K), kind)
     if family == "rwkv6":
         result["u"] = torch.randn(HV, K)
+    if "delta" in family or family == "kda":
+        result["k"] = unit(result["k"])
+        result["beta"] = torch.rand((B, T, HV, V) if per_value else (B, T, HV)) * 1.9
+    if family == "dplr":
+        result["a"] = -unit(torch.randn(B, T, HV, K)).to(dtype)
+        result["b"] = -result["a"] * torch.rand(B, T, HV, 1).to(dtype)
     N = B if cu is None else len(cu) - 1
     if state:
         result["initial_state"] = torch.randn(N, HV, K, V)
     if cu is not None:
         result["cu_seqlens"] = torch.tensor(cu)
     return result
+
+
+def unit(x):
+    return torch.nn.functional.normalize(x, dim=-1)
 
 
 def call(family, given, form="chunk", **options):

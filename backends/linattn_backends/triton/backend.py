@@ -8,11 +8,14 @@ from linattn.plugin import Backend, Call, Unsupported, form_methods
 from packaging.version import Version
 from torch import Tensor
 
+from .delta_library import delta_call
 from .library import diagonal_call
 
 __all__ = ["TritonBackend"]
 
 WIDEST = 512
+WIDEST_DELTA = 256
+DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 OLDEST = Version("3.2")
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
@@ -56,6 +59,23 @@ def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, no
     return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(v.dtype), final
 
 
+def delta(
+    form: str,
+    arrays: dict[str, Tensor | None],
+    *,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None,
+) -> Result:
+    """The delta families and ``dplr``."""
+    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    scale = arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, scale, chunk_size or 0, output_final_state)
+    return o, final if output_final_state else None
+
+
 def _device_complaint(device: str) -> str | None:
     """Why kernels cannot run on a device: what there is to know before any array arrives."""
     kind = device.partition(":")[0]
@@ -81,12 +101,13 @@ def _architectures() -> dict[str, str | None]:
 _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
+@form_methods(dict.fromkeys(DELTA, delta), forms=("chunk",))
 @form_methods(
     {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
+    """Triton kernels for every matrix-state family, on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -108,7 +129,7 @@ class TritonBackend(Backend):
             return "has no float64"
         extra = int(call.op == "linear_attn" and bool(call.option("normalize")))
         for symbol, size in (("K", call.K), ("V", call.V)):
-            most = WIDEST - extra * (symbol == "V")
+            most = WIDEST_DELTA if call.op in DELTA else WIDEST - extra * (symbol == "V")
             if size is not None and not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):

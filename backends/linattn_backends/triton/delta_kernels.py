@@ -513,7 +513,7 @@ def gradients(
         dL = product(bdv, tl.trans(x), dL, PREC)
         dLT = product(x, tl.trans(bdv), dLT, PREC)
         compared = product(bdv, tl.trans(bS), compared, PREC)
-    if BETA < 2:
+    if BETA < 2:  # noqa: SIM102
         if ik == 0:
             tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
     dL = tl.where(s < t, dL, 0.0)

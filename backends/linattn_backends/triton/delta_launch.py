@@ -49,8 +49,8 @@ class Delta:
         """Take the arrays of a call: the last axis contiguous, tiles chosen."""
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         start = None if start is None else start.contiguous()
-        gate, per_value = 0 if g is None else g.dim() - 2, beta is not None and beta.dim() == 4
-        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, per_value, chunk, processors(q.device))
+        gate, strength = 0 if g is None else g.dim() - 2, 0 if beta is None else beta.dim() - 2
+        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device))
         return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
 
     @property
@@ -217,7 +217,7 @@ def scan(
         walk(kernel, call, y, chunks, ready, None, 1 << 30, start, far, outputs, V, **flags)
         return far
     local = new((pieces.cut.count, HV, K, V))
-    silent = {name: False for name in flags}
+    silent = dict.fromkeys(flags, False)
     nothing = (None,) * len(outputs)
     walk(kernel, call, y, chunks, ready, pieces.cut, pieces.length, None, local, nothing, V, **silent)
     far = carried(call, pieces, local, start, kernel is kernels.backwards)
@@ -295,7 +295,16 @@ def vector_gradients(
     dv, dg = new((B, T, HV, V), dtype=call.v.dtype), new((B, T, HV, K), dtype=call.g.dtype)
     dbeta, da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.beta, call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
-    shared = dict(call.common(), V=V, BK=tile.BK, BV=tile.BV, DT=dtype(call.v), ST=dtype(ready.M), num_warps=tile.warps, num_stages=tile.stages)
+    shared = dict(
+        call.common(),
+        V=V,
+        BK=tile.BK,
+        BV=tile.BV,
+        DT=dtype(call.v),
+        ST=dtype(ready.M),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     count = chunks.count * HV * programs(K, 1, tile.BK, 1)
     for slow in (False, True):
         launch(

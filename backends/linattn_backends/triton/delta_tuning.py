@@ -46,14 +46,18 @@ class DeltaTiles:
 
 
 @functools.lru_cache(maxsize=1024)
-def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, per_value: bool, chunk: int, processors: int) -> DeltaTiles:
-    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector) and, unless 0, the caller's ``chunk``."""
+def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int) -> DeltaTiles:
+    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector), a ``beta`` (0 none: ``dplr``, 1 a token, 2 a value
+    channel) and, unless 0, the caller's ``chunk``.
+    """
     full = dtype != torch.bfloat16
-    usual = 32 if full or per_value or K > 128 else 64
+    usual = 32 if full or beta == 2 or K > 128 else 64
     C = min(max(power_of_two(chunk), 16), usual) if chunk else usual
     rows = max(power_of_two(K), 16 if full else 64)
     least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
-    walk = Tile(rows, fit(V, 32 if full else 64, least if full else 64), 4, 1 if full or K > 128 else 2)
+    walk = Tile(
+        rows, fit(V, 32 if full else 64, least if full else 64), 4, 1 if full or K > 128 or (beta == 0 and K > 64) else 2
+    )
     return DeltaTiles(
         chunk=C,
         split=3 if dtype == torch.float32 else 2,

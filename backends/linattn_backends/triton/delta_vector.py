@@ -1,6 +1,6 @@
 """Chunk kernels of the delta families with a decay per key channel: ``kda``, and ``dplr``.
 
-As in :mod:`.delta_kernels`, where the recurrence across chunks is. Both are one recurrence of *readers* ``q, r`` and *writers*::
+As in :mod:`.delta_kernels`, which walks the chunks. Both are one recurrence of *readers* ``q, r`` and *writers* ``w``::
 
     kda     r = k            writes  x with k
     dplr    r = -a           writes  w with b, and v with k         (r reads before the token's own gate: ``EXCLUSIVE``)
@@ -8,9 +8,9 @@ As in :mod:`.delta_kernels`, where the recurrence across chunks is. Both are one
     scores  A_ts = scale Σ_k q_t w_s e^{G_t - G_s}, s ≤ t           L_ts = Σ_k r_t w_s e^{G_t - G_s}, s < t
             A' and L' likewise with the second writer               e = -L' v - (r ∘ e^G) S - L e  for dplr
 
-``prepare`` makes the scores and ``M``, and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``, ``w ∘ e^{G_C - G}``.
-``gradients`` goes the other way. A relation of a reader and a writer contributes
-``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the same products or levels as its scores: every exponent
+``prepare`` makes the scores and ``M``, and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
+``w ∘ e^{G_C - G}``. ``gradients`` goes the other way. A relation of a reader and a writer contributes
+``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
 is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
 """
 
@@ -111,7 +111,7 @@ def prepare(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
     PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """``prepare_of`` for every chunk. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others note and leave those."""
+    """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
     pid = tl.program_id(0)
     if SLOW:
         if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
@@ -207,7 +207,7 @@ def facing(
     BK: tl.constexpr, BV: tl.constexpr, BETA_A: tl.constexpr, BETA_B: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr,
     ST: tl.constexpr,
 ):  # fmt: skip
-    """``x yᵀ [C, C]``, ``x Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for ``x = a`` or ``c ∘ a``, ``y = b`` or ``d ∘ b``."""
+    """``x yᵀ [C, C]``, ``x Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2``: ``x = a`` or ``c ∘ a``, ``y = b`` or ``d ∘ b``."""
     R = tl.zeros((C, C), tl.float32)
     X = tl.zeros((C, BK), tl.float32)
     met = tl.zeros((BK,), tl.float32)
@@ -315,10 +315,12 @@ def gradients_of(
 
     # The other reader and the first writer: dL, its transpose, dr and the rest of dw.
     dA, bdr, _ = facing(
-        adjoint, et, beta, bt, errors, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False, PREC, ST
+        adjoint, et, beta, bt, errors, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False,
+        PREC, ST
     )  # fmt: skip
     dAT, _, _ = facing(
-        errors, et, beta, bt, adjoint, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False, PREC, ST
+        errors, et, beta, bt, adjoint, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False,
+        PREC, ST
     )  # fmt: skip
     if DPLR:
         br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
