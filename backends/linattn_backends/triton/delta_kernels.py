@@ -13,9 +13,10 @@ In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum
 ``-a`` for the key that reads, ``b`` for the key that writes and no ``beta``; ``k, v`` are written besides, and read by ``a``.
 With a ``beta`` a value channel every channel has a system of its own, solved by substitution: ``M`` then holds ``L``.
 
-``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``M`` of every chunk at once,
-``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers, ``gradients`` does each chunk's share of
-``dq, dk, dv, dbeta, dg``. None adds to shared memory locations, waits for another or asks the host for a size.
+``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``L`` of every chunk at once,
+``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers, ``pairs``
+makes the gradients of scores, ``gradients`` those of the operands. None adds to shared memory locations, waits for another or
+asks the host for a size.
 
 For few heads the walk is cut into segments. What a segment does to the state before it is affine: ``S' = P S + local``, with
 ``local`` its walk from zero and ``P [K, K]`` its walk from the identity without values (``IDENTITY``). ``carry`` chains them;
@@ -26,9 +27,9 @@ import triton
 import triton.language as tl
 
 from .kernels import sequence_of
-from .tiles import LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
+from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
 
-__all__ = ["backwards", "carry", "forwards", "gradients", "prepare", "solved"]
+__all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "solve"]
 
 
 @triton.jit
@@ -42,37 +43,124 @@ def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, B
 
 
 @triton.jit
-def solved(L, beta, C: tl.constexpr, PREC: tl.constexpr):
-    """``(I + L beta)⁻¹ L`` for a strictly lower triangular ``L [C, C]`` and ``beta [C]``, blocks merged from two tokens up.
+def solved(L, beta, PREC: tl.constexpr):
+    """``(I + L beta)⁻¹ L`` for a strictly lower triangular ``L [BLOCK, BLOCK]`` and ``beta [BLOCK]``, row by row."""
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    M = L
+    scaled = L * beta[None, :]
+    for j in range(BLOCK - 1):
+        column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
+        row = tl.sum(tl.where(t == j, M, 0.0), 0)
+        M -= column[:, None] * row[None, :]
+    return M
+
+
+@triton.jit
+def block(L, i: tl.constexpr, j: tl.constexpr, C: tl.constexpr):
+    """Where block ``i, j`` of a ``[C, C]`` matrix is."""
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    return L + (i * BLOCK + t) * C + j * BLOCK + s
+
+
+@triton.jit
+def minus(x, y, beta, z, PREC: tl.constexpr):
+    """``x - y (beta z)``."""
+    return x - times(y * beta[None, :], z, PREC)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def solve(
+    L, M, beta, owner, first, cu, T, PER, N, HV, bb, bt, bh,
+    C: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64.
 
     With ``M₁, M₂`` of two neighbours and ``L₂₁`` between them, ``M₂₁ = (I - M₂ beta) L₂₁ (I - beta M₁)``.
     """
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    M = tl.where(((t ^ s) < 2) & (s < t), L, 0.0)
-    half = 2
-    while half < C:
-        between = tl.where(((t ^ s) < 2 * half) & ((t & half) != 0) & ((s & half) == 0), L, 0.0)
-        Y = between - times(M * beta[None, :], between, PREC)
-        M += Y - times(Y * beta[None, :], M, PREC)
-        half = half * 2
-    return M
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    at = (i.to(tl.int64) * HV + hv) * (C * C)
+    L += at
+    M += at
+    rows = piece * C + tl.arange(0, BLOCK)
+    if BETA == 1:
+        p = beta + b * bb + bos * bt + hv.to(tl.int64) * bh
+        b0 = tl.load(p + rows.to(tl.int64) * bt, mask=rows < length, other=0.0).to(tl.float32)
+    else:
+        b0 = tl.full((BLOCK,), 1.0, tl.float32)
+    type = M.dtype.element_ty
+    M00 = solved(tl.load(block(L, 0, 0, C)), b0, PREC)
+    tl.store(block(M, 0, 0, C), M00.to(type))
+    if C > BLOCK:
+        zero = tl.zeros((BLOCK, BLOCK), type)
+        if BETA == 1:
+            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
+        else:
+            b1 = b0
+        M11 = solved(tl.load(block(L, 1, 1, C)), b1, PREC)
+        L10 = tl.load(block(L, 1, 0, C))
+        Y = minus(L10, M11, b1, L10, PREC)
+        M10 = minus(Y, Y, b0, M00, PREC)
+        tl.store(block(M, 1, 1, C), M11.to(type))
+        tl.store(block(M, 1, 0, C), M10.to(type))
+        tl.store(block(M, 0, 1, C), zero)
+    if C > 2 * BLOCK:
+        if BETA == 1:
+            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
+            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
+        else:
+            b2 = b0
+            b3 = b0
+        M22 = solved(tl.load(block(L, 2, 2, C)), b2, PREC)
+        M33 = solved(tl.load(block(L, 3, 3, C)), b3, PREC)
+        L32 = tl.load(block(L, 3, 2, C))
+        Y = minus(L32, M33, b3, L32, PREC)
+        M32 = minus(Y, Y, b2, M22, PREC)
+        tl.store(block(M, 2, 2, C), M22.to(type))
+        tl.store(block(M, 3, 3, C), M33.to(type))
+        tl.store(block(M, 3, 2, C), M32.to(type))
+        L20 = tl.load(block(L, 2, 0, C))
+        L30 = tl.load(block(L, 3, 0, C))
+        L21 = tl.load(block(L, 2, 1, C))
+        L31 = tl.load(block(L, 3, 1, C))
+        Y20 = minus(L20, M22, b2, L20, PREC)
+        Y21 = minus(L21, M22, b2, L21, PREC)
+        Y30 = minus(minus(L30, M33, b3, L30, PREC), M32, b2, L20, PREC)
+        Y31 = minus(minus(L31, M33, b3, L31, PREC), M32, b2, L21, PREC)
+        M20 = minus(minus(Y20, Y20, b0, M00, PREC), Y21, b1, M10, PREC)
+        M30 = minus(minus(Y30, Y30, b0, M00, PREC), Y31, b1, M10, PREC)
+        tl.store(block(M, 2, 0, C), M20.to(type))
+        tl.store(block(M, 3, 0, C), M30.to(type))
+        tl.store(block(M, 2, 1, C), minus(Y21, Y21, b1, M11, PREC).to(type))
+        tl.store(block(M, 3, 1, C), minus(Y31, Y31, b1, M11, PREC).to(type))
+        tl.store(block(M, 0, 2, C), zero)
+        tl.store(block(M, 0, 3, C), zero)
+        tl.store(block(M, 1, 2, C), zero)
+        tl.store(block(M, 1, 3, C), zero)
+        tl.store(block(M, 2, 3, C), zero)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def prepare(
-    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
+    q, k, g, A, L, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``A, M [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
+    """``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -83,14 +171,14 @@ def prepare(
     kk = tl.zeros((C, C), tl.float32)
     for ik in range((K + BK - 1) // BK):
         columns = ik * BK + tl.arange(0, BK)
-        bq = load_tile(q, rows, qt, columns, L, K, BK)
-        bk = load_tile(k, rows, kt, columns, L, K, BK)
+        bq = load_tile(q, rows, qt, columns, length, K, BK)
+        bk = load_tile(k, rows, kt, columns, length, K, BK)
         qk = product(bq, tl.trans(bk), qk, PREC)
         kk = product(bk, tl.trans(bk), kk, PREC)
     qk = tl.where(s <= t, qk * scale, 0.0)
     kk = tl.where(s < t, kk, 0.0)
     if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, length)
         D = decay_matrix(bg, C, False, SPLIT)
         qk = tl.where(s <= t, qk * D, 0.0)
         kk = tl.where(s < t, kk * D, 0.0)
@@ -99,12 +187,7 @@ def prepare(
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
-    if BETA < 2:
-        bbeta = tl.load(
-            beta + b * bb + (bos + rows) * bt + hv.to(tl.int64) * bh, mask=rows < L, other=0.0
-        ).to(tl.float32)  # fmt: skip
-        kk = solved(kk, bbeta, C, PREC)
-    tl.store(M + square, kk.to(M.dtype.element_ty))
+    tl.store(L + square, kk)
 
 
 @triton.jit
@@ -198,13 +281,20 @@ def forwards(
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
+        # What no product prefetches comes first, so that its latency is the first product's.
+        if GATE == 1:
+            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (2 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
             tl.store(kept + here * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         r = -times(bk.to(ST), S.to(ST), PREC)
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             r = r * rate[:, None]
         if not IDENTITY:
             bv = load_tile(v, rows, vt, columns_v, L, V, BV)
@@ -212,8 +302,6 @@ def forwards(
                 r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
             else:
                 r += bv.to(tl.float32)
-        if BETA > 0:
-            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if BETA == 2:
             e = substituted(r, bbeta, M + here * (C * C), C, False)
             x = e * bbeta
@@ -241,9 +329,9 @@ def forwards(
             tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
         if GATE == 1:
             x = x * later[:, None]
-            S = S * tl.load(rates + here * (2 * C) + C - 1)
+            S = S * decay
         if GATE == 2:
-            S = S * tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            S = S * decay
             bk = load_tile(write, rows, kt, columns_k, L, K, BK)
         S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
         if DPLR and not IDENTITY:
@@ -296,6 +384,14 @@ def backwards(
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
+        if GATE == 1:
+            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (2 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
             tl.store(kept + here * (K * V) + tile, dS.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
@@ -305,14 +401,10 @@ def backwards(
         else:
             dx = times(bk.to(ST), dS.to(ST), PREC)
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             dx = dx * later[:, None]
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         bA = tl.load(A + here * (C * C) + s * C + t)
         dx = product(bA, bdo.to(DT), dx, PREC)
-        if BETA > 0:
-            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if BETA == 2:
             y = substituted(dx, bbeta, M + here * (C * C), C, True)
             dr = -y * bbeta
@@ -331,9 +423,9 @@ def backwards(
         if GATE == 1:
             dr = dr * rate[:, None]
             do_read = do_read * rate[:, None]
-            dS = dS * tl.load(rates + here * (2 * C) + C - 1)
+            dS = dS * decay
         if GATE == 2:
-            dS = dS * tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            dS = dS * decay
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         dS = product(tl.trans(bq.to(ST)), do_read.to(ST), dS, PREC)
         dS = product(tl.trans(bk.to(ST)), dr.to(ST), dS, PREC)
@@ -388,22 +480,128 @@ def carry(
     tl.store(end + at + tile, S, mask=inside)
 
 
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def pairs(
+    do, beta, g, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
+    ob, ot, oh, bb, bt, bh, gb, gt, gh, vb, vt, vh,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
+
+    ``errors`` and ``adjoint`` become ``x`` and ``dv`` where there is a ``beta``. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
+    """
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    if DPLR:
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+        bdA2 = tl.zeros((C, C), tl.float32)
+        bdL2 = tl.zeros((C, C), tl.float32)
+    at = (b * T + bos + rows) * HV + hv
+    bdA = tl.zeros((C, C), tl.float32)
+    bdL = tl.zeros((C, C), tl.float32)
+    share = tl.zeros((C,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        at_v = at[:, None] * V + columns_v[None, :]
+        in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        x = tl.load(errors + at_v, mask=in_v, other=0.0)
+        y = tl.load(adjoint + at_v, mask=in_v, other=0.0)
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+            e = x.to(tl.float32)
+            y = y.to(tl.float32)
+            if BETA == 2:
+                tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
+            else:
+                share += tl.sum(y * e, 1)
+            x = (e * bbeta).to(ST)
+            y = y * bbeta
+            tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
+            y = y.to(ST)
+            tl.store(errors + at_v, x, mask=in_v)
+            tl.store(adjoint + at_v, y, mask=in_v)
+        bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
+        bdL = product(y, tl.trans(x), bdL, PREC)
+        if DPLR:
+            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            bdA2 = product(bdo.to(DT), tl.trans(bv), bdA2, PREC)
+            bdL2 = product(y, tl.trans(bv.to(ST)), bdL2, PREC)
+    if BETA == 1:
+        tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
+    bdA = tl.where(s <= t, bdA * scale, 0.0)
+    bdL = tl.where(s < t, -bdL, 0.0)
+    if GATE == 1:
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        D = decay_matrix(bg, C, False, SPLIT)
+        bdA = bdA * D
+        bdL = bdL * D
+    square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
+    tl.store(dA + square, bdA.to(dA.dtype.element_ty))
+    tl.store(dL + square, bdL.to(dL.dtype.element_ty))
+    if DPLR:
+        tl.store(dA2 + square, tl.where(s <= t, bdA2 * scale, 0.0).to(dA.dtype.element_ty))
+        tl.store(dL2 + square, tl.where(s < t, -bdL2, 0.0).to(dL.dtype.element_ty))
+
+
+@triton.jit
+def facing(
+    a, at, rate, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, RATED: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``(rate ∘ a) Sᵀ [C, BK]``."""
+    X = tl.zeros((C, BK), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        x = load_tile(a, rows, at, columns_v, L, V, BV)
+        if RATED:
+            x = x.to(tl.float32) * rate[:, None]
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        bS = tl.load(states + columns_k[:, None] * V + columns_v[None, :], mask=inside, other=0.0)
+        X = product(x.to(ST), tl.trans(bS), X, PREC)
+    return X
+
+
+@triton.jit
+def meeting(
+    states, other, columns_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
+):  # fmt: skip
+    """``Σ_v S ∘ S2 [BK]``."""
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        tile = columns_k[:, None] * V + columns_v[None, :]
+        bS = tl.load(states + tile, mask=inside, other=0.0).to(tl.float32)
+        met += tl.sum(bS * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+    return met
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, beta, g, errors, adjoint, rates, kept, dkept, dq, dk, dv, dbeta, dg,
-    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, gb, gt, gh,
+    q, k, do, g, x, dv, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr, ST: tl.constexpr,
+    GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk [C, BK]``, ``dv``, ``dbeta`` and ``dg``, for at most a scalar gate.
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, for at most a scalar gate.
 
-    ``dA = scale do xᵀ``, ``dL = -dv xᵀ``; ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from
-    ``t ≥ j``, writes from ``t < j``, and the state itself.
+    ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from ``t ≥ j``, writes from ``t < j``, and the
+    state itself.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
-    NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     ik = pid % NK
     hv = pid // NK % HV
@@ -412,131 +610,66 @@ def gradients(
         if tl.load(owner + i) >= N:
             return
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    rows = piece * C + tl.arange(0, C)
+    token = tl.arange(0, C)
+    rows = piece * C + token
     columns_k = ik * BK + tl.arange(0, BK)
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
+    t = token[:, None]
+    s = token[None, :]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    x += ((b * T + bos) * HV + hv) * V
+    dv += ((b * T + bos) * HV + hv) * V
     here = i.to(tl.int64) * HV + hv
     kept += here * (K * V)
     dkept += here * (K * V)
-    head_v = ((b * T + bos) * HV + hv) * V
-    errors += head_v
-    adjoint += head_v
+    square = here * (C * C) + t * C + s
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
+    rate = tl.full((C,), 1.0, tl.float32)
+    later = rate
     if GATE == 1:
-        g += b * gb + bos * gt + hv.to(tl.int64) * gh
         rates += here * (2 * C)
-        last = tl.load(rates + C - 1)
+        rate = tl.load(rates + token)
+        later = tl.load(rates + C + token)
 
-    # The query's side: dA [C, C] and dq [C, BK].
-    dA = tl.zeros((C, C), tl.float32)
-    bdq = tl.zeros((C, BK), tl.float32)
-    for iv in range(NV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        x = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        x = x * strength(beta, rows, bt, columns_v, L, V, BV, BETA)
-        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        bS = tl.load(kept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
-        dA = product(bdo.to(DT), tl.trans(x.to(DT)), dA, PREC)
-        bdq = product(bdo.to(ST), tl.trans(bS), bdq, PREC)
-    bdq = bdq * scale
-    dA = tl.where(s <= t, dA * scale, 0.0)
+    # The query's side.
+    acc = facing(do, ot, rate * scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-    if GATE == 1:
-        bdq = bdq * tl.load(rates + tl.arange(0, C))[:, None]
-        dA = dA * decay_matrix(row_gate(g, rows, gt, L), C, False, SPLIT)
-        if SPLIT == 3:
-            pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
-            read = tl.sum(bq.to(tl.float32) * bdq, 1)
-    bdq = product(dA.to(DT), bk, bdq, PREC)
-    tl.store(dq + at_k, bdq.to(dq.dtype.element_ty), mask=in_k)
+    if GATE == 1 and SPLIT == 3:
+        read = tl.sum(bq.to(tl.float32) * acc, 1)
+        crossing = tl.where(s < t, tl.load(dA + square) * times(bq, tl.trans(bk), PREC), 0.0)
+    acc = product(tl.load(dA + square), bk, acc, PREC)
+    tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
     if GATE == 1 and SPLIT < 3:
-        read = tl.sum(bq.to(tl.float32) * bdq, 1)
+        read = tl.sum(bq.to(tl.float32) * acc, 1)
 
-    # The key that is written: dA transposed, and its part of dk [C, BK].
-    dAT = tl.zeros((C, C), tl.float32)
-    wrote = tl.zeros((C, BK), tl.float32)
-    met = tl.zeros((BK,), tl.float32)
-    for iv in range(NV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        x = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        x = x * strength(beta, rows, bt, columns_v, L, V, BV, BETA)
-        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        bdS = tl.load(dkept + tile, mask=inside, other=0.0)
-        dAT = product(x.to(DT), tl.trans(bdo.to(DT)), dAT, PREC)
-        wrote = product(x.to(ST), tl.trans(bdS), wrote, PREC)
-        if GATE == 1:
-            bS = tl.load(kept + tile, mask=inside, other=0.0)
-            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
-    dAT = tl.where(t <= s, dAT * scale, 0.0)
-    if GATE == 1:
-        wrote = wrote * tl.load(rates + C + tl.arange(0, C))[:, None]
-        dAT = dAT * decay_matrix(row_gate(g, rows, gt, L), C, True, SPLIT)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        late = tl.sum(bk.to(tl.float32) * wrote, 1)
-    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    wrote = product(dAT.to(DT), bq, wrote, PREC)
-
-    # The key that reads: dL [C, C], its transpose, and the rest of dk; dv and dbeta on the way.
-    dL = tl.zeros((C, C), tl.float32)
-    dLT = tl.zeros((C, C), tl.float32)
-    compared = tl.zeros((C, BK), tl.float32)
-    share = tl.zeros((C,), tl.float32)
-    for iv in range(NV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
-        e = load_tile(errors, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        y = load_tile(adjoint, rows, HV * V, columns_v, L, V, BV).to(tl.float32)
-        bdv = y * bbeta
-        if ik == 0:
-            at_v = at[:, None] * V + columns_v[None, :]
-            in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
-            tl.store(dv + at_v, bdv.to(dv.dtype.element_ty), mask=in_v)
-            if BETA == 2:
-                tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
-            else:
-                share += tl.sum(y * e, 1)
-        x = (e * bbeta).to(ST)
-        bdv = (-bdv).to(ST)
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        bS = tl.load(kept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
-        dL = product(bdv, tl.trans(x), dL, PREC)
-        dLT = product(x, tl.trans(bdv), dLT, PREC)
-        compared = product(bdv, tl.trans(bS), compared, PREC)
-    if BETA < 2:  # noqa: SIM102
-        if ik == 0:
-            tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
-    dL = tl.where(s < t, dL, 0.0)
-    dLT = tl.where(t < s, dLT, 0.0)
+    # The key that is written, then the key that reads.
+    acc = facing(x, HV * V, later, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1:
-        bg = row_gate(g, rows, gt, L)
-        compared = compared * tl.load(rates + tl.arange(0, C))[:, None]
-        dL = dL * decay_matrix(bg, C, False, SPLIT)
-        dLT = dLT * decay_matrix(bg, C, True, SPLIT)
-        if SPLIT == 3:
-            pairs += dL * times(bk, tl.trans(bk), PREC)
-            read += tl.sum(bk.to(tl.float32) * compared, 1)
-        compared = product(dL.to(DT), bk, compared, PREC)
-        wrote = product(dLT.to(DT), bk, wrote, PREC)
+        late = tl.sum(bk.to(tl.float32) * acc, 1)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    acc = product(tl.trans(tl.load(dA + square)), bq, acc, PREC)
+    acc = product(tl.trans(tl.load(dL + square).to(DT)), bk, acc, PREC)
+    if GATE == 1:
+        wrote = tl.sum(bk.to(tl.float32) * acc, 1)
+    compared = facing(dv, HV * V, -rate, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    if GATE == 1 and SPLIT == 3:
+        read += tl.sum(bk.to(tl.float32) * compared, 1)
+        crossing += tl.load(dL + square) * times(bk, tl.trans(bk), PREC)
+    compared = product(tl.load(dL + square).to(DT), bk, compared, PREC)
+    tl.store(dk + at_k, (acc + compared).to(dk.dtype.element_ty), mask=in_k)
+    if GATE == 1:
+        through = tl.sum(meeting(kept, dkept, columns_k, K, V, BK, BV), 0) * tl.load(rates + C - 1)
         if SPLIT == 3:  # the sums that define dg, with no cancellation
-            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1) + tl.sum(met, 0) * last
+            across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
-            across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
-            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + tl.sum(met, 0) * last
+            bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+            across = read + tl.sum(bk.to(tl.float32) * compared, 1) - wrote
+            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
-    else:
-        compared = product((dL + dLT).to(DT), bk, compared, PREC)
-    tl.store(dk + at_k, (compared + wrote).to(dk.dtype.element_ty), mask=in_k)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from . import delta_kernels as kernels
@@ -19,6 +20,12 @@ from .launch import Cut, cut, dtype, launch, processors, rows_contiguous, stride
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
+
+
+@functools.cache
+def roomy(device: torch.device) -> bool:
+    """Whether a block may have 220 KB of shared memory, as on Hopper."""
+    return device.type != "cuda" or torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 220 << 10
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Delta:
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         start = None if start is None else start.contiguous()
         gate, strength = 0 if g is None else g.dim() - 2, 0 if beta is None else beta.dim() - 2
-        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device))
+        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device), roomy(q.device))
         return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
 
     @property
@@ -77,6 +84,11 @@ class Delta:
     def state_dtype(self) -> torch.dtype:
         """Of states, errors and ``M`` in memory and in products. float16 has not the range."""
         return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
+
+    @property
+    def state_type(self) -> Any:
+        """The same, as Triton names it."""
+        return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
 
     def chunks(self) -> Cut:
         """Its sequences cut into chunks."""
@@ -119,20 +131,21 @@ def prepared(call: Delta, chunks: Cut) -> Prepared:
     K, C, tile, dplr = call.q.shape[-1], call.tiles.chunk, call.tiles.prepare, call.a is not None
     new = functools.partial(torch.empty, device=call.q.device)
     square = (chunks.count, HV, C, C)
-    A, M = new(square, dtype=call.q.dtype), new(square, dtype=call.state_dtype)
+    A, L = new(square, dtype=call.q.dtype), new(square, dtype=torch.float32)
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
-    strided = (stride for x in (call.q, call.k, call.g, call.beta) for stride in strides(x))
+    strided = (*strides(call.q), *strides(call.k), *strides(call.g))
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
+    del shared["BETA"]
     if call.gate < 2:
         rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
         launch(
             kernels.prepare, chunks.count * HV, call,
-            call.q, call.k, call.g, call.beta, A, M, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
+            call.q, call.k, call.g, A, L, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
         )  # fmt: skip
-        return Prepared(call.q, call.k, None, None, A, M, None, None, rates, None)
+        return Prepared(call.q, call.k, None, None, A, solved(call, chunks, L), None, None, rates, None)
     rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
     ready = Prepared(
-        rows(), rows(), rows(), rows() if dplr else None, A, M,
+        rows(), rows(), rows(), rows() if dplr else None, A, L,
         new(square, dtype=call.q.dtype) if dplr else None, new(square, dtype=call.state_dtype) if dplr else None,
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
@@ -141,11 +154,26 @@ def prepared(call: Delta, chunks: Cut) -> Prepared:
     for slow in (False, True):
         launch(
             vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.g, call.beta, A, M, ready.A2, ready.L2, ready.rates,
+            call.q, call.a, call.b, call.k, call.g, A, L, ready.A2, ready.L2, ready.rates,
             ready.q, ready.k, ready.write, ready.write2, ready.ranges, *where, count, call.scale, *strided,
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
-    return ready
+    return ready._replace(M=solved(call, chunks, L))
+
+
+def solved(call: Delta, chunks: Cut, L: Tensor) -> Tensor:
+    """``M`` of every chunk; ``L`` itself with a ``beta`` a value channel."""
+    if call.strength == 2:
+        return L
+    M = torch.empty(L.shape, dtype=call.state_dtype, device=L.device)
+    T, HV = call.v.shape[1:3]
+    launch(
+        kernels.solve, chunks.count * HV, call,
+        L, M, call.beta, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.beta),
+        C=call.tiles.chunk, BETA=call.strength, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        num_warps=call.tiles.solve.warps, num_stages=1,
+    )  # fmt: skip
+    return M
 
 
 def walk(
@@ -170,7 +198,7 @@ def walk(
         at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
         *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
         GATE=call.gate, V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
-        DT=dtype(call.v), ST=dtype(ready.M), num_warps=tile.warps, num_stages=tile.stages,
+        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -254,73 +282,108 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
         kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
     )  # fmt: skip
 
-    grads = gradients if call.gate < 2 else vector_gradients
-    return dict(start=dstart, **grads(call, do, chunks, ready, kept, dkept, errors, adjoint))
+    scores, grads = pairs(call, do, chunks, errors, adjoint)
+    shares = gradients if call.gate < 2 else vector_gradients
+    shared = shares(call, do, chunks, ready, kept, dkept, errors, adjoint, scores)
+    return grads | shared | dict(start=dstart)
+
+
+class Scores(NamedTuple):
+    """Gradients of ``A`` and ``L``, and of those of ``dplr``'s second writer."""
+
+    dA: Tensor
+    dL: Tensor
+    dA2: Tensor | None
+    dL2: Tensor | None
+
+
+def pairs(
+    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
+) -> tuple[Scores, dict[str, Tensor | None]]:  # fmt: skip
+    """Gradients of scores, ``v`` and ``beta``; ``errors`` and ``adjoint`` become ``x`` and ``dv``."""
+    B, T, HV, V = call.v.shape
+    C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
+    new = functools.partial(torch.empty, device=call.v.device)
+    square = functools.partial(new, (chunks.count, HV, C, C))
+    scores = Scores(
+        square(dtype=call.v.dtype), square(dtype=call.state_dtype),
+        square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
+    )  # fmt: skip
+    dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
+    dbeta = None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype)
+    launch(
+        kernels.pairs, chunks.count * HV, call,
+        do, call.beta, call.g, call.v, errors, adjoint, *scores, dv, dbeta,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
+        *(stride for x in (do, call.beta, call.g, call.v) for stride in strides(x)),
+        V=V, C=C, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
+        SPLIT=call.tiles.split, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return scores, dict(v=dv, beta=dbeta)
 
 
 def gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
 ) -> dict[str, Tensor | None]:
-    """Every chunk's share, for at most a scalar gate."""
+    """``dq, dk, dg`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
     dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
+    shared = call.common()
+    del shared["BETA"]
     launch(
         kernels.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.beta, call.g, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dbeta, dg,
+        call.q, call.k, do, call.g, x, dv, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(do), *strides(call.beta), *strides(call.g), **call.common(),
-        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=dtype(ready.M),
+        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), **shared,
+        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if dg is not None:
         dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), g=dg)
 
 
 def vector_gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
 ) -> dict[str, Tensor | None]:
-    """Every chunk's share, for a vector gate."""
+    """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
     B, T, HV, V = call.v.shape
-    K, tile, dplr = call.q.shape[-1], call.tiles.gradients, call.a is not None
+    K, dplr = call.q.shape[-1], call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dv, dg = new((B, T, HV, V), dtype=call.v.dtype), new((B, T, HV, K), dtype=call.g.dtype)
-    dbeta, da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.beta, call.a, call.b))
+    dg = new((B, T, HV, K), dtype=call.g.dtype)
+    da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
-    shared = dict(
-        call.common(),
-        V=V,
-        BK=tile.BK,
-        BV=tile.BV,
-        DT=dtype(call.v),
-        ST=dtype(ready.M),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    count = chunks.count * HV * programs(K, 1, tile.BK, 1)
+    shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
+    del shared["BETA"]
     for slow in (False, True):
+        tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.beta, call.g, errors, adjoint, kept, dkept,
-            dq, da, db, dk, dv, dbeta, dg, ready.ranges, *where, count, call.scale,
-            *(stride for x in (call.q, call.k, call.g, call.beta, call.a, call.b, call.v, do) for stride in strides(x)),
-            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, x, dv, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
+            *where, count, call.scale,
+            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do) for stride in strides(x)),
+            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+    grads = dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
-        del shared["GROUP"], shared["BETA"]
+        grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
+        del shared["GROUP"]
         launch(
             vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-            do, adjoint, ready.A2, ready.L2, ready.write2, dkept, dv, *where, *strides(do), **shared,
+            do, dv, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
+            BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta, a=da, b=db)
+    return grads
 
 
 def over_group(call: Delta, x: Tensor) -> Tensor:

@@ -30,10 +30,13 @@ class DeltaTiles:
     precision: str
     processors: int
     prepare: Tile
+    solve: Tile
     forwards: Tile
     backwards: Tile
     carry: Tile
+    pairs: Tile
     gradients: Tile
+    gradients_slow: Tile
 
     def segment(self, T: int, N: int, heads: int, tiles: int) -> int:
         """Chunks a segment, if ``heads`` sequences of ``tiles`` programs each must be split to fill the device; else 0."""
@@ -46,9 +49,9 @@ class DeltaTiles:
 
 
 @functools.lru_cache(maxsize=1024)
-def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int) -> DeltaTiles:
+def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int, roomy: bool) -> DeltaTiles:
     """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector), a ``beta`` (0 none: ``dplr``, 1 a token, 2 a value
-    channel) and, unless 0, the caller's ``chunk``.
+    channel) and, unless 0, the caller's ``chunk``; ``roomy`` is a device with Hopper's shared memory.
     """
     full = dtype != torch.bfloat16
     usual = 32 if full or beta == 2 or K > 128 else 64
@@ -65,8 +68,11 @@ def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk:
         precision="tf32x3" if dtype == torch.float32 else "tf32",
         processors=processors,
         prepare=Tile(fit(K, 32 if full else 64, least), 0, 4, 1),
-        forwards=walk,
+        solve=Tile(0, 0, 1, 1),
+        forwards=walk._replace(stages=3) if walk.stages == 2 and gate < 2 else walk,
         backwards=walk,
-        carry=Tile(rows, fit(V, 16 if K > 128 else 32), 4, 1),
-        gradients=Tile(fit(K, 32 if full else 64, least), fit(V, 32 if full else 64, least), 4, 1),
+        carry=Tile(rows, fit(V, 16 if K > 128 else 32), 4, 1 if K > 128 or not roomy else 2),
+        pairs=Tile(0, fit(V, 32 if full else 64, least), 4, 1),
+        gradients=Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), fit(V, 32 if full else 64, least), 4, 1),
+        gradients_slow=Tile(fit(K, 32 if full else 64, least), fit(V, 32 if full else 64, least), 4, 1),
     )

@@ -8,7 +8,7 @@ As in :mod:`.delta_kernels`, which walks the chunks. Both are one recurrence of 
     scores  A_ts = scale Σ_k q_t w_s e^{G_t - G_s}, s ≤ t           L_ts = Σ_k r_t w_s e^{G_t - G_s}, s < t
             A' and L' likewise with the second writer               e = -L' v - (r ∘ e^G) S - L e  for dplr
 
-``prepare`` makes the scores and ``M``, and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
+``prepare`` makes the scores and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
 ``w ∘ e^{G_C - G}``. ``gradients`` goes the other way. A relation of a reader and a writer contributes
 ``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
 is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
@@ -17,7 +17,7 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from .delta_kernels import solved, strength
+from .delta_kernels import facing, meeting
 from .kernels import levels_mask_transposed, sequence_of, strongest
 from .tiles import BLOCK, LOG2E, block_sums, blocks, levels_mask, load_gate, load_tile, product, times, total, vector_scores
 
@@ -26,10 +26,10 @@ __all__ = ["gradients", "prepare", "values"]
 
 @triton.jit
 def prepare_of(
-    pid, q, r, w, k, g, beta, A, M, A2, L2, rates, read, compare, write, write2, ranges,
-    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
-    PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one value head."""
     hv = pid % HV
@@ -66,50 +66,66 @@ def prepare_of(
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
         bg = load_gate(g, rows, gt, columns, L, K, BK)
-        bq = load_tile(q, rows, qt, columns, L, K, BK)
-        bk = load_tile(k, rows, kt, columns, L, K, BK)
-        none = tl.zeros((BK,), tl.float32)
-        later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
         if DPLR:
             br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
-            bw = load_tile(w, rows, wt, columns, L, K, BK)
-            more, left = vector_scores(bq, bk, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
-            qk += more
-            more, left = vector_scores(br, bk, bg, none, C, False, True, SPLIT, SLOW, RANGE, DT, PREC)
-            rk += more
-            tl.store(write2 + p, (bk.to(tl.float32) * later).to(write2.dtype.element_ty), mask=keep)
+            bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
         else:
             br = bk
             bw = bk
-        more, left = vector_scores(bq, bw, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
-        qw += more
-        tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
-        more, left = vector_scores(br, bw, bg, none, C, False, DPLR, SPLIT, SLOW, RANGE, DT, PREC)
-        rw += more
-        tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
-        tl.store(write + p, (bw.to(tl.float32) * later).to(write.dtype.element_ty), mask=keep)
-    square = at * (C * C) + t * C + s
-    tl.store(A + square, (qw * scale).to(A.dtype.element_ty))
-    if DPLR:
-        tl.store(A2 + square, (qk * scale).to(A2.dtype.element_ty))
-        tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
-    rw = tl.where(s < t, rw, 0.0)
-    if BETA < 2:
-        if BETA == 1:
-            p = beta + b * bb + (bos + rows) * bt + hv.to(tl.int64) * bh
-            bbeta = tl.load(p, mask=rows < L, other=0.0).to(tl.float32)
+        if SLOW:
+            none = tl.zeros((BK,), tl.float32)
+            later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            if DPLR:
+                more, left = vector_scores(bq, bk, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
+                qk += more
+                more, left = vector_scores(br, bk, bg, none, C, False, True, SPLIT, SLOW, RANGE, DT, PREC)
+                rk += more
+                tl.store(write2 + p, (bk * later).to(write2.dtype.element_ty), mask=keep)
+            more, left = vector_scores(bq, bw, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
+            qw += more
+            tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+            more, left = vector_scores(br, bw, bg, none, C, False, DPLR, SPLIT, SLOW, RANGE, DT, PREC)
+            rw += more
+            tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
+            tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
         else:
-            bbeta = tl.full((C,), 1.0, tl.float32)
-        rw = solved(rw, bbeta, C, PREC)
-    tl.store(M + square, rw.to(M.dtype.element_ty))
+            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding.
+            c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+            G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+            half = tl.exp2(c)[None, :]
+            right = bw * tl.exp2(-G)
+            tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
+            right = tl.trans(right.to(DT))
+            left = bq * tl.exp2(G)
+            qw = product(left.to(DT), right, qw, PREC)
+            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+            if DPLR:
+                right2 = bk * tl.exp2(-G)
+                tl.store(write2 + p, (right2 * half).to(write2.dtype.element_ty), mask=keep)
+                right2 = tl.trans(right2.to(DT))
+                qk = product(left.to(DT), right2, qk, PREC)
+                left = br * tl.exp2(G - bg.to(tl.float32) * LOG2E)
+                rk = product(left.to(DT), right2, rk, PREC)
+            else:
+                left = br * tl.exp2(G)
+            rw = product(left.to(DT), right, rw, PREC)
+            tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+    square = at * (C * C) + t * C + s
+    tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
+    tl.store(M + square, tl.where(s < t, rw, 0.0))
+    if DPLR:
+        tl.store(A2 + square, tl.where(s <= t, qk * scale, 0.0).to(A2.dtype.element_ty))
+        tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def prepare(
-    q, r, w, k, g, beta, A, M, A2, L2, rates, read, compare, write, write2, ranges,
-    owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
-    PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
     pid = tl.program_id(0)
@@ -122,123 +138,93 @@ def prepare(
                 wanted = wanted & (tl.load(owner + item // HV) < N)
             if wanted:
                 prepare_of(
-                    item, q, r, w, k, g, beta, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
-                    PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh,
-                    K, C, BK, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+                    item, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+                    PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + pid // HV) >= N:
                 return
         prepare_of(
-            pid, q, r, w, k, g, beta, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
-            PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh,
-            K, C, BK, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+            pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+            PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+            K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit
-def pair_gradients(
-    left, right, g, dA, dAT, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, SLOW: tl.constexpr,
-    RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
+def levels_gradients(
+    left, right, g, dA, dAT, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    DT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Gradients of ``left, right, g [C, BK]`` through ``A_ts = Σ_k left_tk right_sk e^{G_tk - G_sk}``, ``s < t``.
 
-    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The paths are those of ``vector_scores``.
+    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The levels are those of ``vector_scores``.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    if not SLOW:
-        c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
-        if EXCLUSIVE:
-            Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
-            G = Gq + g.to(tl.float32) * LOG2E
-        else:
-            Gq = total(s <= t, g, SPLIT) * LOG2E - c[None, :]
-            G = Gq
+    dleft = tl.zeros(left.shape, tl.float32)
+    dright = tl.zeros(left.shape, tl.float32)
+    dg = tl.zeros(left.shape, tl.float32)
+    stop, c = blocks(g, C, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+        e = tl.exp2(total(between, g, SPLIT) * LOG2E)
+        W = tl.where(pairs, dA, 0.0)
+        W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
+        X = tl.where(upper, left, right) * e
+        Z = times(W.to(DT), X.to(DT), PREC)
+        dg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
+        Z = Z * e
+        dleft += tl.where(upper, Z, 0.0)
+        dright += tl.where(upper, 0.0, Z)
+        half = half // 2
+    if stop > 0:
+        Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
         eq = tl.exp2(Gq)
         ek = tl.exp2(-G)
-        dleft = eq * times(dA.to(DT), (right * ek).to(DT), PREC)
-        dright = ek * times(dAT.to(DT), (left * eq).to(DT), PREC)
-        lean = left * dleft - right * dright
+        near = (t ^ s) < BLOCK
+        Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
+        Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
+        dleft += Z
+        dright += Y
+        Z = Z * left
+        Y = Y * right
         if EXCLUSIVE:
-            dg = total(s > t, lean, SPLIT) - right * dright
+            dg += total(near & (s > t), Z - Y, SPLIT) - Y
         else:
-            dg = total(s >= t, lean, SPLIT)
-    else:
-        dleft = tl.zeros(left.shape, tl.float32)
-        dright = tl.zeros(left.shape, tl.float32)
-        dg = tl.zeros(left.shape, tl.float32)
-        stop, c = blocks(g, C, SPLIT, RANGE)
-        half = C // 2
-        while half > stop:
-            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
-            e = tl.exp2(total(between, g, SPLIT) * LOG2E)
-            W = tl.where(pairs, dA, 0.0)
-            W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
-            X = tl.where(upper, left, right) * e
-            Z = times(W.to(DT), X.to(DT), PREC)
-            dg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
-            Z = Z * e
-            dleft += tl.where(upper, Z, 0.0)
-            dright += tl.where(upper, 0.0, Z)
-            half = half // 2
-        if stop > 0:
-            Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
-            eq = tl.exp2(Gq)
-            ek = tl.exp2(-G)
-            near = (t ^ s) < BLOCK
-            Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
-            Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
-            dleft += Z
-            dright += Y
-            Z = Z * left
-            Y = Y * right
-            if EXCLUSIVE:
-                dg += total(near & (s > t), Z - Y, SPLIT) - Y
-            else:
-                dg += total(near & (s >= t), Z - Y, SPLIT)
+            dg += total(near & (s >= t), Z - Y, SPLIT)
     return dleft, dright, dg
 
 
 @triton.jit
-def facing(
-    a, at, c, ct, b, bt, d, dt, states, other, rows, columns_k, L, V: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BETA_A: tl.constexpr, BETA_B: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr,
-    ST: tl.constexpr,
-):  # fmt: skip
-    """``x yᵀ [C, C]``, ``x Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2``: ``x = a`` or ``c ∘ a``, ``y = b`` or ``d ∘ b``."""
-    R = tl.zeros((C, C), tl.float32)
-    X = tl.zeros((C, BK), tl.float32)
-    met = tl.zeros((BK,), tl.float32)
-    for iv in range((V + BV - 1) // BV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        x = load_tile(a, rows, at, columns_v, L, V, BV)
-        y = load_tile(b, rows, bt, columns_v, L, V, BV)
-        if BETA_A > 0:
-            x = (x.to(tl.float32) * strength(c, rows, ct, columns_v, L, V, BV, BETA_A)).to(ST)
-        if BETA_B > 0:
-            y = (y.to(tl.float32) * strength(d, rows, dt, columns_v, L, V, BV, BETA_B)).to(ST)
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        bS = tl.load(states + tile, mask=inside, other=0.0)
-        R = product(x.to(ST), tl.trans(y.to(ST)), R, PREC)
-        X = product(x.to(ST), tl.trans(bS), X, PREC)
-        if MEET:
-            met += tl.sum(bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
-    return R, X, met
+def scores_gradient(p, C: tl.constexpr):
+    """A gradient of scores, what is below its diagonal and the transpose of that, and its diagonal."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    d = tl.load(p + t * C + s).to(tl.float32)
+    transposed = tl.load(p + s * C + t).to(tl.float32)
+    return tl.where(s < t, d, 0.0), tl.where(t < s, transposed, 0.0), tl.sum(tl.where(s == t, d, 0.0), 1)[:, None]
+
+
+@triton.jit
+def own_of(p, C: tl.constexpr):
+    """The diagonal of a matrix in memory, ``[C, 1]``."""
+    return tl.load(p + tl.arange(0, C) * (C + 1)).to(tl.float32)[:, None]
 
 
 @triton.jit
 def gradients_of(
-    pid, q, r, w, k, v, do, beta, g, errors, adjoint, kept, dkept, dq, dr, dw, dk, dv, dbeta, dg,
+    pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
     owner, first, cu, T, PER, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]``, and of ``dv, dbeta`` (``kda``) or ``dr, dw`` (``dplr``)."""
+    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``; ``x`` and ``dv`` are ``e`` and ``y`` there."""
     NK: tl.constexpr = (K + BK - 1) // BK
     ik = pid % NK
     hv = pid // NK % HV
@@ -252,135 +238,146 @@ def gradients_of(
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     g += b * gb + bos * gt + hv.to(tl.int64) * gh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    if BETA > 0:
-        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    here = i.to(tl.int64) * HV + hv
+    dA += here * (C * C)
+    dL += here * (C * C)
     if DPLR:
         r += b * rb + bos * rt + hv.to(tl.int64) * rh
         w += b * wb + bos * wt + hv.to(tl.int64) * wh
         v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    here = i.to(tl.int64) * HV + hv
+        dA2 += here * (C * C)
+        dL2 += here * (C * C)
     kept += here * (K * V)
     dkept += here * (K * V)
-    errors += ((b * T + bos) * HV + hv) * V
-    adjoint += ((b * T + bos) * HV + hv) * V
-    et = HV * V
+    x += ((b * T + bos) * HV + hv) * V
+    dv += ((b * T + bos) * HV + hv) * V
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-
-    # q and the first writer: dA [C, C], its transpose, dq and dw [C, BK].
-    dA, bdq, met = facing(
-        do, ot, beta, bt, errors, et, beta, bt, kept, dkept, rows, columns_k, L, V, C, K, BK, BV, 0, BETA, True, PREC, ST
-    )  # fmt: skip
-    dAT, bdw, _ = facing(
-        errors, et, beta, bt, do, ot, beta, bt, dkept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, 0, False, PREC, ST
-    )  # fmt: skip
+    none = tl.zeros((C,), tl.float32)
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
-    bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-    if DPLR:
-        bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
-    else:
-        bw = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-    later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-    bdq = bdq * scale * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-    bdw = bdw * later
-    wrote = bw * bdw
-    bdg = total(s >= t, bq * bdq, SPLIT) + (met * tl.exp2(tl.sum(bg.to(tl.float32), 0) * LOG2E))[None, :]
-    own = tl.sum(tl.where(t == s, dA, 0.0), 1)[:, None] * scale
-    dA = tl.where(s < t, dA * scale, 0.0)
-    dAT = tl.where(t < s, dAT * scale, 0.0)
-    dleft, dright, more = pair_gradients(bq, bw, bg, dA, dAT, C, False, SPLIT, SLOW, RANGE, DT, PREC)
-    bdq += dleft + own * bw
-    bdw += dright + own * bq
-    bdg += more
-    if DPLR:  # q and the second writer
-        dA, _, _ = facing(
-            do, ot, beta, bt, v, vt, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, 0, 0, False, PREC, ST
-        )  # fmt: skip
-        dAT, bdk, _ = facing(
-            v, vt, beta, bt, do, ot, beta, bt, dkept, kept, rows, columns_k, L, V, C, K, BK, BV, 0, 0, False, PREC, ST
-        )  # fmt: skip
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        bdk = bdk * later
-        wrote += bk * bdk
-        own = tl.sum(tl.where(t == s, dA, 0.0), 1)[:, None] * scale
-        dA = tl.where(s < t, dA * scale, 0.0)
-        dAT = tl.where(t < s, dAT * scale, 0.0)
-        dleft, dright, more = pair_gradients(bq, bk, bg, dA, dAT, C, False, SPLIT, SLOW, RANGE, DT, PREC)
-        bdq += dleft + own * bk
-        bdk += dright + own * bq
-        bdg += more
-    tl.store(dq + at_k, bdq.to(dq.dtype.element_ty), mask=in_k)
-    bdg += total(s < t, wrote, SPLIT)
+    c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+    square = t * C + s
 
-    # The other reader and the first writer: dL, its transpose, dr and the rest of dw.
-    dA, bdr, _ = facing(
-        adjoint, et, beta, bt, errors, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False,
-        PREC, ST
-    )  # fmt: skip
-    dAT, _, _ = facing(
-        errors, et, beta, bt, adjoint, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, BETA, BETA, False,
-        PREC, ST
-    )  # fmt: skip
-    if DPLR:
-        br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
-        bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-        bdg += total(s > t, br * bdr, SPLIT)
-    else:
-        br = bw
-        bdr = -bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        bdg += total(s >= t, br * bdr, SPLIT)
-    dA = tl.where(s < t, -dA, 0.0)
-    dAT = tl.where(t < s, -dAT, 0.0)
-    dleft, dright, more = pair_gradients(br, bw, bg, dA, dAT, C, DPLR, SPLIT, SLOW, RANGE, DT, PREC)
-    bdr += dleft
-    bdw += dright
-    bdg += more
-    if DPLR:  # the other reader and the second writer
-        dA, _, _ = facing(
-            adjoint, et, beta, bt, v, vt, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, 0, 0, False, PREC, ST
-        )  # fmt: skip
-        dAT, _, _ = facing(
-            v, vt, beta, bt, adjoint, et, beta, bt, kept, kept, rows, columns_k, L, V, C, K, BK, BV, 0, 0, False, PREC, ST
-        )  # fmt: skip
-        dA = tl.where(s < t, -dA, 0.0)
-        dAT = tl.where(t < s, -dAT, 0.0)
-        dleft, dright, more = pair_gradients(br, bk, bg, dA, dAT, C, DPLR, SPLIT, SLOW, RANGE, DT, PREC)
-        bdr += dleft
-        bdk += dright
+    acc = facing(do, ot, none + scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    if SLOW:
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+        else:
+            br = bk
+            bw = bk
+        acc = acc * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, bq * acc, SPLIT)
+        bdg += (meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c))[None, :]
+        below, above, own = scores_gradient(dA, C)
+        dleft, bdw, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+        acc += dleft + own * bw
+        bdw += own * bq
         bdg += more
+        if DPLR:
+            below, above, own = scores_gradient(dA2, C)
+            dleft, bdk, more = levels_gradients(bq, bk, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+            acc += dleft + own * bk
+            bdk += own * bq
+            bdg += more
+        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+        if DPLR:
+            bdr = bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg += total(s > t, br * bdr, SPLIT)
+        else:
+            bdr = bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg += total(s >= t, br * bdr, SPLIT)
+        below, above, own = scores_gradient(dL, C)
+        dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+        bdr += dleft
+        bdw += dright
+        bdg += more
+        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+        acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg += total(s < t, bw * acc, SPLIT)
+        bdw += acc
+        if DPLR:
+            below, above, own = scores_gradient(dL2, C)
+            dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+            bdr += dleft
+            bdg += more
+            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+            acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            bdg += total(s < t, bk * acc, SPLIT)
+            bdk += acc + dright
+    else:
+        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors.
+        half = tl.exp2(c)[None, :]
+        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        if DPLR:
+            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+        else:
+            bw = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        right = (bw * tl.exp2(-G)).to(DT)
+        acc = product(tl.load(dA + square), right, acc * half, PREC)
+        if DPLR:
+            bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            right2 = (bk * tl.exp2(-G)).to(DT)
+            acc = product(tl.load(dA2 + square), right2, acc, PREC)
+        acc = acc * tl.exp2(G)
+        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        bdg = bq * acc
+        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+        bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
+            bdr = bdr * tl.exp2(G - bg.to(tl.float32) * LOG2E)
+            behind = br * bdr  # reads before its own gate
+        else:
+            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            bdr = bdr * tl.exp2(G)
+            bdg += br * bdr
+        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
+        bw = bw * tl.exp2(-G)
+        through = tl.sum(bw * acc, 0) + meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c)
+        left = (bq * tl.exp2(G)).to(DT)
+        if DPLR:
+            left2 = (br * tl.exp2(G - bg.to(tl.float32) * LOG2E)).to(DT)
+        else:
+            left2 = (br * tl.exp2(G)).to(DT)
+        acc = product(tl.trans(tl.load(dA + square)), left, acc, PREC)
+        acc = product(tl.trans(tl.load(dL + square).to(DT)), left2, acc, PREC)
+        bdg -= bw * acc
+        bdw = acc * tl.exp2(-G)
+        if DPLR:
+            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
+            bk = bk * tl.exp2(-G)
+            through += tl.sum(bk * acc, 0)
+            acc = product(tl.trans(tl.load(dA2 + square)), left, acc, PREC)
+            acc = product(tl.trans(tl.load(dL2 + square).to(DT)), left2, acc, PREC)
+            bdg -= bk * acc
+            bdk = acc * tl.exp2(-G)
+            bdg = total(s >= t, bdg, SPLIT) + total(s > t, behind, SPLIT) + through[None, :]
+        else:
+            bdg = total(s >= t, bdg, SPLIT) + through[None, :]
+    if DPLR:
         tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
         tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
         tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
     else:
         tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
-        if ik == 0:
-            share = tl.zeros((C,), tl.float32)
-            for iv in range((V + BV - 1) // BV):
-                columns_v = iv * BV + tl.arange(0, BV)
-                at_v = at[:, None] * V + columns_v[None, :]
-                in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
-                bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
-                e = load_tile(errors, rows, et, columns_v, L, V, BV).to(tl.float32)
-                y = load_tile(adjoint, rows, et, columns_v, L, V, BV).to(tl.float32)
-                tl.store(dv + at_v, (y * bbeta).to(dv.dtype.element_ty), mask=in_v)
-                if BETA == 2:
-                    tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
-                else:
-                    share += tl.sum(y * e, 1)
-            if BETA == 1:
-                tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
     tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def gradients(
-    q, r, w, k, v, do, beta, g, errors, adjoint, kept, dkept, dq, dr, dw, dk, dv, dbeta, dg, ranges,
+    q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
     owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
@@ -394,9 +391,9 @@ def gradients(
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, r, w, k, v, do, beta, g, errors, adjoint, kept, dkept, dq, dr, dw, dk, dv, dbeta, dg, owner, first,
-                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
-                    ob, ot, oh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    item, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+                    K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -405,9 +402,9 @@ def gradients(
         if tl.load(ranges + pid // NK) <= -RANGE:
             return
         gradients_of(
-            pid, q, r, w, k, v, do, beta, g, errors, adjoint, kept, dkept, dq, dr, dw, dk, dv, dbeta, dg, owner, first,
-            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
-            ob, ot, oh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+            pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+            K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
         )  # fmt: skip
 
 
