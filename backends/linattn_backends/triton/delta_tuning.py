@@ -49,7 +49,9 @@ class DeltaTiles:
 
 
 @functools.lru_cache(maxsize=1024)
-def delta_tiles(K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int, roomy: bool) -> DeltaTiles:
+def delta_tiles(
+    K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int, roomy: bool
+) -> DeltaTiles:  # fmt: skip
     """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector), a ``beta`` (0 none: ``dplr``, 1 a token, 2 a value
     channel) and, unless 0, the caller's ``chunk``; ``roomy`` is a device with Hopper's shared memory.
     """
