@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from linattn.errors import OptionError
 from linattn.ops._family import operator_named
-from linattn.spec import SYMBOLS, Arg, OpSpec
+from linattn.spec import DECODING, SYMBOLS, Arg, OpSpec
 
 WHAT = ("fwd", "fwdbwd", "decode")
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4}
@@ -24,6 +24,8 @@ DIVISOR = {"gla": 16.0}
 """What a fresh model divides ``logsigmoid(x)`` by: the temperature of GLA; one elsewhere."""
 
 DEFAULT_SIZES = {"B": 1, "T": 1024, "H": 4, "K": 64, "V": 64, "C": 256}
+DECODE_SHAPES = {"cpu": ("B=16,T=1/4,H=4,K=64,V=64",), "cuda": ("B=256,T=1/4,H=16,K=128,V=128",)}
+"""Of operators named ``decode_*``; a family's decoding step has one token."""
 DEFAULT_SHAPES = {
     "cpu": ("B=1,T=1024/4096,H=4,K=64,V=64",),
     "cuda": ("B=4,T=4096,H=16,K=128,V=128", "B=1,T=32768,H=4,K=128,V=128"),
@@ -36,7 +38,7 @@ class Case:
 
     Attributes:
         operator: Public name, e.g. ``"chunk_gla"``.
-        what: ``"fwd"``, ``"fwdbwd"``, or ``"decode"``: one token from a state, which is then written.
+        what: ``"fwd"``, ``"fwdbwd"``, or ``"decode"``: from a state, which is then written.
         sizes: ``(symbol, size)`` of every symbol.
         device: Kind of device, e.g. ``"cpu"``.
         dtype: Of the operands.
@@ -61,14 +63,20 @@ class Case:
 
     @property
     def size(self) -> dict[str, int]:
-        """Sizes by symbol; ``N`` is ``B``, and a decoding step has one token."""
+        """Sizes by symbol; ``N`` and ``P`` are ``B``, and a decoding step has one token unless it is ``decode_*``."""
         sizes = dict(self.sizes)
-        return {**sizes, "N": sizes["B"]} | ({"T": 1} if self.what == "decode" else {})
+        one = self.what == "decode" and not self.in_place
+        return {**sizes, "N": sizes["B"], "P": sizes["B"]} | ({"T": 1} if one else {})
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the state is overwritten."""
+        return operator_named(self.operator).form == "decode"
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the call."""
-        options: dict[str, Any] = {"output_final_state": True} if self.what == "decode" else {}
+        options: dict[str, Any] = {"output_final_state": True} if self.what == "decode" and not self.in_place else {}
         return options | ({"chunk_size": self.size["C"]} if self.spec.name == "mixed_attn" else {})
 
     @property
@@ -102,7 +110,7 @@ class Case:
     @property
     def label(self) -> str:
         """The sizes that this family has, e.g. ``"B1 T1024 H4 K64 V64"``."""
-        used = {symbol.partition("+")[0] for arg in (*self.arrays, *self.state) for symbol in arg.shapes[0]} - {"N"}
+        used = {symbol.partition("+")[0] for arg in (*self.arrays, *self.state) for symbol in arg.shapes[0]} - {"N", "P"}
         used |= {"C"} if "chunk_size" in self.options else set()
         used -= {"HV"} if self.size["HV"] == self.size["H"] else set()
         return " ".join(f"{symbol}{size}" for symbol, size in self.size.items() if symbol in used)
@@ -114,19 +122,26 @@ class Case:
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Case:
         """The inverse of :meth:`as_json`."""
-        sizes = {symbol: size for symbol, size in fields["sizes"].items() if symbol != "N"}
+        sizes = {symbol: size for symbol, size in fields["sizes"].items() if symbol not in ("N", "P")}
         return Case(**{**fields, "sizes": tuple(sizes.items())})
 
 
 def cases(operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mapping[str, int]], **settings: Any) -> list[Case]:
-    """Every combination. A family's decoding step is one, whichever of its forms was named."""
-    found = []
-    for name, sizes, what in itertools.product(operators, shapes, whats):
-        spec = operator_named(name).spec
-        operator = f"recurrent_{spec.name}" if what == "decode" else name
-        fixed = {**sizes, "T": 1} if what == "decode" else sizes
-        found.append(Case(operator, what, tuple(fixed.items()), **settings))
-    return list(dict.fromkeys(found))
+    """Every combination. A family's decoding step is one, whichever of its forms was named; ``decode_*`` does nothing else."""
+    combinations = itertools.product(operators, shapes, whats)
+    return list(dict.fromkeys(one_case(name, sizes, what, settings) for name, sizes, what in combinations))
+
+
+def one_case(name: str, sizes: Mapping[str, int], what: str, settings: Mapping[str, Any]) -> Case:
+    """One operator at one shape: what is decoding is done by the function for it."""
+    operator = operator_named(name)
+    if operator.form == "decode":
+        return Case(name, "decode", tuple(sizes.items()), **settings)
+    if what != "decode":
+        return Case(name, what, tuple(sizes.items()), **settings)
+    family = operator.spec.name
+    step = f"{'decode' if family in DECODING else 'recurrent'}_{family}"
+    return Case(step, what, tuple({**sizes, "T": 1}.items()), **settings)
 
 
 def parse_shape(text: str) -> list[dict[str, int]]:
@@ -136,7 +151,7 @@ def parse_shape(text: str) -> list[dict[str, int]]:
         symbol, equals, values = part.strip().partition("=")
         if not equals:
             raise OptionError(f"--shape {text}: expected SYMBOL=SIZE, got {part.strip()!r}")
-        if symbol not in SYMBOLS or symbol == "N":
+        if symbol not in set_of_symbols():
             raise OptionError(f"--shape {text}: unknown symbol {symbol!r}: known are {', '.join(set_of_symbols())}")
         given[symbol] = [parse_size(text, symbol, value) for value in values.split("/")]
     return [complete(dict(zip(given, sizes, strict=True))) for sizes in itertools.product(*given.values())]
@@ -144,7 +159,7 @@ def parse_shape(text: str) -> list[dict[str, int]]:
 
 def set_of_symbols() -> list[str]:
     """The symbols that a shape may set."""
-    return [symbol for symbol in SYMBOLS if symbol != "N"]
+    return [symbol for symbol in SYMBOLS if symbol not in ("N", "P")]
 
 
 def parse_size(text: str, symbol: str, value: str) -> int:

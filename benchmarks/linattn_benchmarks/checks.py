@@ -17,7 +17,7 @@ from linattn.spec import Arg
 
 from .cases import Case
 from .environment import installed
-from .runners import RUNNERS, Outputs, Runner
+from .runners import RUNNERS, Call, Outputs, Runner
 
 BOUND = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 2e-3, "float64": 1e-8}
 ORACLE_TOKENS = 4096
@@ -34,14 +34,15 @@ def ends(case: Case, arg: Arg, x: Any) -> list[Any]:
     return [x[(*before, slice(0, width))], x[(*before, slice(-width, None))]]
 
 
-def check(case: Case, runner: Runner, arrays: Mapping[str, Any], d_o: Any, outputs: Outputs) -> dict[str, Any]:
-    """Errors of every output, relative to its largest value, the largest of them and the bound."""
+def check(case: Case, runner: Runner, arrays: Mapping[str, Any], d_o: Any, call: Call) -> dict[str, Any]:
+    """Run it once: errors of every output, relative to its largest value, the largest of them and the bound."""
     given = {arg.name: sliced(case, runner, arg, arrays[arg.name]) for arg in case.arrays}
     if case.state:
-        given["initial_state"] = sliced_state(case, runner, arrays["initial_state"])
+        name = case.spec.state_name
+        given[name] = sliced_state(case, runner, arrays[name])  # before the call, which may write to it
     values = next(arg for arg in case.arrays if arg.name == "v")
     source, expected = reference(case, given, None if d_o is None else sliced(case, runner, values, d_o))
-    found = flatten(case, runner, outputs)
+    found = flatten(case, runner, call())
     errors = {name: relative_error(found[name], flat) for name, flat in expected.items()}
     bound = max(BOUND[case.dtype], BOUND[case.gate_dtype])
     return {
@@ -101,7 +102,12 @@ def by_oracle(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> dict
     """The definition."""
     from linattn_backends.numpy import NumpyBackend
 
-    o, state = operator_named(case.operator)(**given, **case.options, backend="numpy")
+    if case.in_place:
+        start = {**given, "initial_state": given["state"]}
+        del start["state"]
+        o, state = operator_named(f"recurrent_{case.spec.name}")(**start, output_final_state=True, backend="numpy")
+    else:
+        o, state = operator_named(case.operator)(**given, **case.options, backend="numpy")
     expected = {"o": o} | ({} if state is None else state_leaves(case, state))
     if d_o is None:
         return expected

@@ -16,7 +16,7 @@ from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
 from rich.console import Console
 
-from .cases import DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
+from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
 from .environment import RESULTS, document, read, write, write_document
 
 NAMED = ("overhead", "torch-cpu", "report")
@@ -42,7 +42,9 @@ def bench(
         list[str] | None,
         typer.Option(help="SYMBOL=SIZE,…, e.g. B=1,T=1024/4096,H=4,K=64,V=64; '/' lists sizes. Repeat for more."),
     ] = None,
-    what: Annotated[str, typer.Option(help="Comma-separated: fwd, fwdbwd, decode.")] = "fwd,fwdbwd",
+    what: Annotated[
+        str, typer.Option(help="Comma-separated: fwd, fwdbwd, decode; operators named decode_* only decode.")
+    ] = "fwd,fwdbwd",
     peers: Annotated[bool, typer.Option(help="Time installed peers on the same arrays.")] = True,
     fresh: Annotated[bool, typer.Option(help="Time first calls, and look at memory, in fresh processes.")] = True,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on the repeats of one row.")] = 1.0,
@@ -65,7 +67,7 @@ def bench(
             "gates": one_of("--gates", gates, list(GATES)),
             "seed": secrets.randbits(32) if seed is None else seed,
         }
-        chosen = wanted_cases(operators, what, shape or DEFAULT_SHAPES.get(device, DEFAULT_SHAPES["cpu"]), settings)
+        chosen = wanted_cases(operators, what, shape or default_shapes(operators, device), settings)
         timed = wanted_subjects(backend or ["auto"], framework, peers)
         found = measure(chosen, timed, seconds, fresh, out)
     except LinattnError as error:
@@ -128,6 +130,12 @@ def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], set
         operator_named(name)
     whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
     return cases(operators, whats, [sizes for text in shapes for sizes in parse_shape(text)], **settings)
+
+
+def default_shapes(operators: Sequence[str], device: str) -> Sequence[str]:
+    """For a kind of device; those of decoding if nothing else is timed."""
+    known = DECODE_SHAPES if all(operator_named(name).form == "decode" for name in operators) else DEFAULT_SHAPES
+    return known.get(device, known["cpu"])
 
 
 def wanted_subjects(backends: Sequence[str], framework: str | None, peers: bool) -> Any:

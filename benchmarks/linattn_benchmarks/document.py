@@ -25,14 +25,16 @@ def fill(text: str, results: Path = RESULTS) -> str:
 def render(document: dict[str, Any]) -> str:
     """The Markdown of one results file."""
     body = RENDERERS[document["benchmark"]](document["results"])
-    return f"\n{body}\n\n{measured_on(document['environment'])}\n\n"
+    return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
-def measured_on(environment: dict[str, Any]) -> str:
+PACKAGES = {"mlx_memory": ("mlx",)}
+"""Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
+
+
+def measured_on(environment: dict[str, Any], names: tuple[str, ...]) -> str:
     """One line on versions and machine."""
-    packages = ", ".join(
-        f"{name} {environment['packages'][name]}" for name in ("numpy", "torch") if name in environment["packages"]
-    )
+    packages = ", ".join(f"{name} {environment['packages'][name]}" for name in names if name in environment["packages"])
     return (
         f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
         f"{environment['processor']}, {environment['cores']} cores, load {environment['load']:.1f}."
@@ -133,6 +135,24 @@ def jax_cpu(results: list[dict[str, Any]]) -> str:
     return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
 
 
+def mlx_memory(results: list[dict[str, Any]]) -> str:
+    """Forward and backward pass of the MLX backend."""
+    names = {"chunk": "chunk form", "loop": "loop over the tokens"}
+    lines = [
+        (
+            f"`{row['op']}`",
+            names[row["way"]],
+            row["T"],
+            table.memory(row["inputs"]),
+            table.memory(row["peak"]),
+            f"{row['peak'] / row['T'] / 1024:.0f} KiB",
+            f"{row['cpu']:.1f} s",
+        )
+        for row in results
+    ]
+    return grid(("family", "way", "T", "inputs", "peak beyond them", "a token", "processor time"), lines)
+
+
 def seconds(s: float) -> str:
     """In milliseconds."""
     return f"{table.milliseconds(s * 1e3)} ms"
@@ -144,7 +164,7 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
 
 
-RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu}
+RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu, "mlx_memory": mlx_memory}
 
 
 def main() -> None:

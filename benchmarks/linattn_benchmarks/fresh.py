@@ -61,7 +61,7 @@ def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
     arrays = {arg.name: runner.array(inputs.arrays[arg.name], case.dtype_of(arg)) for arg in case.arrays if arg.name in wanted}
     if case.state:
         parts = [runner.array(x, case.dtype_of(arg)) for arg, x in zip(case.state, inputs.state, strict=True)]
-        arrays["initial_state"] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
+        arrays[case.spec.state_name] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
     d_o = runner.array(inputs.d_o, case.dtype) if case.what == "fwdbwd" else None
     runner.wait(arrays)
     return runner, arrays, d_o

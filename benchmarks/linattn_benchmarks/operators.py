@@ -96,7 +96,7 @@ def figures(case: Case, subject: Subject, seconds: float) -> Row:
         found["ran"] = subject.plan(case, arrays)
     call = fresh.call_of(case, subject, runner, arrays, d_o)
     if subject.checked:
-        found["error"] = checks.check(case, runner, arrays, d_o, call())
+        found["error"] = checks.check(case, runner, arrays, d_o, call)
         found["status"] = "ok" if found["error"]["ok"] else "wrong"
     found["ms"] = spread(runner.times(call, seconds))
     if case.what == "decode" and (times := runner.graph_times(call)):

@@ -76,6 +76,8 @@ class Linattn(Subject):
 
     def function(self, case: Case) -> Function:
         operator, options, backend = operator_named(case.operator), case.options, self.backend
+        if case.in_place:
+            return lambda arrays: (operator(**arrays, **options, backend=backend), arrays["state"])
         return lambda arrays: operator(**arrays, **options, backend=backend)
 
     def plan(self, case: Case, arrays: Arrays) -> str:
@@ -150,7 +152,7 @@ class Fla(Peer):
     def function(self, case: Case) -> Function:
         import importlib
 
-        recurrent = case.operator.startswith("recurrent_")
+        recurrent = case.operator.startswith(("recurrent_", "decode_"))
         family = self.families[case.spec.name]
         package = "generalized_delta_rule" if case.spec.name == "dplr" else family
         name = f"{'fused_recurrent' if recurrent else 'chunk'}_{family}"
@@ -158,7 +160,8 @@ class Fla(Peer):
         renamed, extra = self.spelling(case, recurrent)
         if self.forced(case):
             importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
-        return lambda arrays: operator(**{renamed.get(key, key): x for key, x in arrays.items()}, **extra, **case.options)
+        options = {"output_final_state": True} if case.in_place else case.options
+        return lambda arrays: operator(**{renamed.get(key, key): x for key, x in arrays.items()}, **extra, **options)
 
     def spelling(self, case: Case, recurrent: bool) -> tuple[dict[str, str], dict[str, Any]]:
         """Its names for our arguments, and what it must be told besides."""
@@ -167,6 +170,7 @@ class Fla(Peer):
             "dplr": {"g": "gk"},
             "rwkv6": {"q": "r", "g": "w"},
         }.get(case.spec.name, {})
+        renamed |= {"state": "initial_state"}  # it returns a new one
         extra = {"normalize": False} if case.spec.name == "linear_attn" else {}
         return renamed, extra
 

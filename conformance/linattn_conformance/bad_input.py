@@ -1,7 +1,7 @@
 """Wrong calls: every rule of the API broken once, with the exact error expected.
 
-A rule changes the arguments of a valid ``chunk_*`` call of small sizes, ``B=2 T=5 H=2 HV=4 K=3 V=6`` (``HV=2`` where the
-family has no value heads of its own).
+A rule changes the arguments of a valid ``chunk_*`` or ``decode_*`` call of small sizes, ``B=2 T=5 H=2 HV=4 K=3 V=6``
+(``HV=2`` where the family has no value heads of its own).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from linattn.feature_maps import MAPS
 
 __all__ = ["RULES", "SIZES", "Rule"]
 
-SIZES = {"B": 2, "T": 5, "H": 2, "HV": 4, "K": 3, "L": 3, "V": 6, "C": 4, "N": 2}
+SIZES = {"B": 2, "T": 5, "H": 2, "HV": 4, "K": 3, "L": 3, "V": 6, "C": 4, "N": 2, "P": 3}
 
 Change = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
@@ -26,10 +26,12 @@ class Rule:
 
     Attributes:
         name: Last part of the case's id.
-        op: Family whose chunk form is called.
+        op: Family that is called.
         change: ``change(make, arguments)`` returns the arguments to change; ``make(shape, dtype)`` makes an array.
         error: The exception's type, exactly.
         text: Its text, exactly.
+        reads: About values, which are read only where that waits for no device.
+        form: ``chunk`` or ``decode``.
     """
 
     name: str
@@ -37,7 +39,8 @@ class Rule:
     change: Change
     error: type[Exception]
     text: str
-    reads: bool = False  # about values, which are read only where that waits for no device
+    reads: bool = False
+    form: str = "chunk"
 
 
 def shape(name: str, *size: int, dtype: str = "float32") -> Change:
@@ -58,6 +61,11 @@ def packed(offsets: Any, dtype: str = "int32", B: int = 1) -> Change:
         return {**rows, "cu_seqlens": make(offsets, dtype)}
 
     return change
+
+
+def slots(values: Any, dtype: str = "int32") -> Change:
+    """These ``state_indices``."""
+    return lambda make, given: {"state_indices": make(values, dtype)}
 
 
 S, D, O, F = errors.ShapeError, errors.DtypeError, errors.OptionError, errors.FrameworkError
@@ -175,5 +183,41 @@ RULES = (
     Rule(
         "unknown-argument", "gla", option(causal=False), TypeError,
         "chunk_gla() got an unexpected keyword argument 'causal'",
+    ),
+    Rule(
+        "state-transposed", "gla", shape("state", 3, 4, 6, 3), S,
+        "decode_gla: state must be [P, HV, K, V] = [P, 4, 3, 6], got [3, 4, 6, 3]", form="decode",
+    ),
+    Rule(
+        "state-too-small", "gla", shape("state", 1, 4, 3, 6), S,
+        "decode_gla: state must have a slot for each of N = 2 sequences without state_indices, got P = 1", form="decode",
+    ),
+    Rule("state-missing", "gla", option(state=None), F, "decode_gla: state is required, got None", form="decode"),
+    Rule(
+        "state-without-normaliser", "linear_attn", option(normalize=True), S,
+        "decode_linear_attn: state must be [P, HV, K, V+1] = [P, 4, 3, 7], got [3, 4, 3, 6]", form="decode",
+    ),
+    Rule(
+        "slots-float", "gla", slots([0.0, 1.0], "float32"), D,
+        "decode_gla: state_indices must be int32 or int64, got float32", form="decode",
+    ),
+    Rule(
+        "slots-count", "gla", slots([0, 1, 2]), S, "decode_gla: state_indices must be [N] = [2], got [3]", form="decode",
+    ),
+    Rule(
+        "slots-range", "gla", slots([0, 3]), S,
+        "decode_gla: state_indices must be slots below P = 3, or -1, got 3 at index 1", reads=True, form="decode",
+    ),
+    Rule(
+        "slots-negative", "gla", slots([-2, 0]), S,
+        "decode_gla: state_indices must be slots below P = 3, or -1, got -2 at index 0", reads=True, form="decode",
+    ),
+    Rule(
+        "slots-twice", "gla", slots([2, 2]), S,
+        "decode_gla: state_indices must be distinct, got 2 at index 0 and at index 1", reads=True, form="decode",
+    ),
+    Rule(
+        "decode-initial-state", "gla", option(initial_state=None), TypeError,
+        "decode_gla() got an unexpected keyword argument 'initial_state'", form="decode",
     ),
 )  # fmt: skip

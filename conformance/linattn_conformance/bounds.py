@@ -29,7 +29,7 @@ A fault much smaller than the rounding noise of its own array stays invisible, i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from .data import Problem
 
-__all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of"]
+__all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of", "truth_of_decoding"]
 
 Array = NDArray[Any]
 
@@ -145,6 +145,27 @@ def truth_of(
     }
     _add_noise_of_sums(problem, low, arrays, result)
     return Truth(found, result, cotangents)
+
+
+def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) -> Truth:
+    """The recurrence from the states of the slots: ``o``, zero in padding, and the whole pool, other states as they were."""
+    pool = arrays["state"]
+    slots = arrays.get("state_indices", np.arange(problem.sizes["N"]))
+    live = slots >= 0
+    tokens = {name: x for name, x in arrays.items() if not name.startswith("state")}
+    inner = replace(
+        problem,
+        symbols={**problem.symbols, "initial_state": ("N", *problem.symbols["state"][1:])},
+        options={**problem.options, "output_final_state": True},
+    )
+    outputs = truth_of(inner, op, {**tokens, "initial_state": pool[np.where(live, slots, 0)]}, None).outputs
+    o, final = outputs["o"], outputs["final_state"]
+    o.value[~live], o.noise[~live] = 0.0, 0.0
+    dtype = problem.dtypes["state"]
+    rounding = ROUNDOFF[dtype] * _rms(final.value, axis=-1, keepdims=True) + SMALLEST[dtype]
+    value, noise = pool.copy(), np.zeros((*pool.shape[:-1], 1))
+    value[slots[live]], noise[slots[live]] = final.value[live], np.hypot(final.noise, rounding)[live]
+    return Truth({"o": o, "state": Quantity(value, noise, dtype)}, {}, {})
 
 
 def complete(d_state: Any, state: Any) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .adapters import Adapter
 from .adapters.base import Arrays
-from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of
+from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
 from .cases import Case, problem
 from .data import Problem, draw
 from .maps import MAPS
@@ -112,10 +112,16 @@ class Run:
         raise Failure(f"declares the call unsupported ({reason}) and then runs it")
 
     def call(self, arrays: Arrays, form: str | None = None, **options: Any) -> Arrays:
-        """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be."""
+        """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be.
+
+        Decoding leaves its state in ``arrays``, which serve once.
+        """
         keywords = self._keywords(arrays, options)
         with self.witness.permit():
-            o, state = self.function(form)(**keywords)
+            found = self.function(form)(**keywords)
+        if self.case.form == "decode":
+            return {"o": found, "state": arrays["state"]}
+        o, state = found
         wanted = keywords["output_final_state"]
         if not wanted and state is not None:
             raise Failure("a final state is returned that was not asked for")
@@ -141,10 +147,10 @@ class Run:
     def snapshot(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         return {name: self.adapter.to_float64(x) for name, x in arrays.items()}
 
-    def check_untouched(self, before: Mapping[str, NDArray[Any]], arrays: Arrays) -> None:
-        """Inputs are never written to."""
+    def check_untouched(self, before: Mapping[str, NDArray[Any]], arrays: Arrays, but: str = "") -> None:
+        """Inputs are never written to, but for the state of decoding."""
         for name, x in arrays.items():
-            if not np.array_equal(before[name], self.adapter.to_float64(x), equal_nan=True):
+            if name != but and not np.array_equal(before[name], self.adapter.to_float64(x), equal_nan=True):
                 raise Failure(f"{name} was written to")
 
     def compare(self, got: Arrays, want: Mapping[str, Any], prefix: str = "") -> None:
@@ -230,6 +236,8 @@ def _prepare(case: Case, adapter: Adapter, gradients: bool) -> tuple[Problem, di
     mapped = {
         name: MAPS[drawn.feature_map](x) if drawn.feature_map and name in case.spec.mapped else x for name, x in values.items()
     }
+    if case.form == "decode":
+        return drawn, values, truth_of_decoding(drawn, case.op, mapped)
     feed = partial(draw_cotangents, case, adapter) if gradients else None
     return drawn, values, truth_of(drawn, case.op, mapped, feed)
 

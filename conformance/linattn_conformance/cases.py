@@ -16,6 +16,8 @@ flag gets its cases by being declared. Flags mean:
 ``normalize``        the option of that name is set; ``noncausal`` is ``causal=False``
 ``scale``            every scale is given
 ``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64
+``slots``            decoding: ``state_indices`` picks states out of order, with padding in between
+``padding``          decoding: every row is padding
 ``strided``          no array is contiguous; the gaps hold NaN
 ``zero``             every gate is 0
 ``reset``            some gates are -inf
@@ -34,11 +36,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import linattn  # noqa: F401 - declares the families
 from linattn.plugin import FORMS
-from linattn.spec import FAMILIES, OpSpec
+from linattn.spec import DECODING, FAMILIES, OpSpec, spec_of
 
 from .bad_input import RULES
 from .maps import MAPS, WIDTH
@@ -47,6 +49,8 @@ __all__ = ["DTYPES", "Case", "content_hash", "every_case"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
+WRITABLE = ("numpy", "torch")
+"""Frameworks whose arrays can be written to."""
 GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": "delta_rule", "kda": "delta_rule"}
 """Gated families, and what each is when its gates are zero."""
 TRANSFORMS = ("compile", "export", "fake", "func-grad", "vmap", "autocast")
@@ -59,7 +63,7 @@ class Case:
     Attributes:
         id: Its name, stable for an API version.
         op: Family.
-        form: ``recurrent``, ``chunk``, ``parallel``, or ``auto`` for the bare name.
+        form: ``recurrent``, ``chunk``, ``parallel``, ``decode``, or ``auto`` for the bare name.
         dtype: Dtype of the operands.
         flags: See the module.
         sizes: ``(symbol, size)``; ``C`` only where a chunk size is given.
@@ -93,7 +97,7 @@ class Case:
 
     @property
     def spec(self) -> OpSpec:
-        return FAMILIES[self.op]
+        return spec_of(self.op, self.form)
 
     @property
     def needs_gradient(self) -> bool:
@@ -115,8 +119,9 @@ def every_case() -> tuple[Case, ...]:
 
 
 def problem(case: Case) -> tuple[object, ...]:
-    """What the data of a case depends on: neither form nor check."""
-    return case.op, case.dtype, case.flags, case.sizes
+    """What the data of a case depends on: no check, and of forms only whether there is a pool of states."""
+    pool = ("decode",) if case.form == "decode" else ()
+    return case.op, case.dtype, case.flags, case.sizes, *pool
 
 
 def content_hash(cases: tuple[Case, ...]) -> str:
@@ -139,9 +144,11 @@ def generate() -> Iterator[Case]:
         yield from feature_maps(spec)
         yield from transforms(spec)
         yield from large(spec)
+        yield from decoding(spec) if spec.name in DECODING else ()
     for rule in RULES:
-        name = f"{rule.op}/chunk/fp32/bad-input/{rule.name}"
-        yield Case(name, rule.op, "chunk", "float32", (), (), "bad-input", host=rule.reads)
+        name = f"{rule.op}/{rule.form}/fp32/bad-input/{rule.name}"
+        frameworks = WRITABLE if rule.form == "decode" else ()
+        yield Case(name, rule.op, rule.form, "float32", (), (), "bad-input", frameworks=frameworks, host=rule.reads)
 
 
 def make(
@@ -291,3 +298,33 @@ def large(spec: OpSpec) -> Iterator[Case]:
     if spec.name in ("simple_gla", "gla", "gated_delta_rule"):
         sizes = {"T": 2**18 + 37, "K": 64, "V": 128, "B": 1, "H": 65}
         yield from make(spec, "chunk", "bf16", "reset", "large", sizes, memory=60)
+
+
+def decoding(spec: OpSpec) -> Iterator[Case]:
+    """Decoding in place: one token, and the few of speculative decoding."""
+
+    def cases(short: str, flags: str, check: str = "forward", T: int = 1, core: bool = False, **sizes: int) -> Iterator[Case]:
+        frameworks = tuple(name for name in WRITABLE if name in HAVE_BFLOAT16) if short == "bf16" else WRITABLE
+        yield from make(spec, "decode", short, flags, check, {"T": T, "B": 5} | sizes, core, frameworks=frameworks)
+
+    for short in DTYPES:
+        for flags in ("plain", "slots"):
+            yield from cases(short, flags, core=short == "fp32")
+            yield from cases(short, flags, T=4, core=short == "fp32")
+    for atom in atoms(DECODING[spec.name]):
+        yield from cases("fp32", atom)
+        yield from cases("fp32", _joined(atom, "slots"), T=4)
+    for T in (0, 2, 16):
+        yield from cases("fp32", "slots", T=T)
+    yield from cases("fp32", "padding", T=2)
+    kinds = ["strided-slots", "narrow-slots", "wide-slots", "phi.relu-slots"]
+    for flags in (*kinds, "reset-slots") if "g" in {arg.name for arg in spec.args} else kinds:
+        yield from cases("fp32", flags, T=3)
+    yield from cases("bf16", "narrow-slots", T=3)
+    for K, V in ((1, 1), (1, 24), (128, 128), (256, 24)):
+        yield from cases("fp32", "slots", T=2, K=K, V=V)
+    yield from cases("fp32", "slots", "steps", T=6, core=True)
+    yield from cases("fp32", "slots", "repeat", T=6, core=True)
+    for check in ("compile", "export", "fake", "autocast"):
+        for case in cases("fp32", "slots", check, T=2, K=16, V=8):
+            yield replace(case, frameworks=("torch",))

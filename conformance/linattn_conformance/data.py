@@ -66,6 +66,8 @@ def draw(case: Case) -> Problem:
         symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
         if arg.name == "cu_seqlens":
             arrays[arg.name] = offsets(case.size["T"])
+        elif arg.name == "state_indices":
+            arrays[arg.name] = slots(sizes["N"], sizes["P"], "padding" in flags)
         else:
             known = raw if arg.name in spec.mapped else sizes
             arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
@@ -87,9 +89,8 @@ def static_options(case: Case) -> dict[str, Any]:
             options[name] = True
         elif f"non{name}" in case.flags:
             options[name] = False
-    options["output_final_state"] = bool({"state", "final"} & set(case.flags))
-    options["chunk_size"] = case.size.get("C")
-    return options
+    asked = {"output_final_state": bool({"state", "final"} & set(case.flags)), "chunk_size": case.size.get("C")}
+    return options | {name: value for name, value in asked.items() if name in options}
 
 
 def all_sizes(case: Case) -> dict[str, int]:
@@ -98,6 +99,7 @@ def all_sizes(case: Case) -> dict[str, int]:
     packed = "varlen" in flags
     sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
     sizes["N"] = len(offsets(sizes["T"])) - 1 if packed else sizes["B"]
+    sizes["P"] = sizes["N"] + 2
     shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
     sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
     return sizes
@@ -119,10 +121,18 @@ def offsets(T: int) -> Array:
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 
+def slots(N: int, P: int, padding: bool) -> Array:
+    """A state for each sequence, none in order; every third sequence, or every one, is padding."""
+    found = (np.arange(N) * 2 + 3) % P if P % 2 else (P - 1 - np.arange(N))
+    return np.where(padding | (np.arange(N) % 3 == 1), -1, found).astype(np.int32)
+
+
 def given(arg: Arg, flags: tuple[str, ...]) -> bool:
     """Whether an array is given: required, or its flag is there."""
     if arg.name == "cu_seqlens":
         return "varlen" in flags
+    if arg.name == "state_indices":
+        return bool({"slots", "padding"}.intersection(flags))
     if arg.name.partition(".")[0] == "initial_state":
         return "state" in flags
     return not arg.optional or arg.name in flags
@@ -181,6 +191,8 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return x * 2.0**60
     if name.startswith("initial_state."):
         return held(x, name, case, before)
+    if name == "state" and "normalize" in flags:  # the sums of keys
+        return np.abs(x) + 0.1
     if name in ("u", "bias"):
         return 0.5 * x
     return x

@@ -14,11 +14,11 @@ from typing import Any
 from linattn.ops._family import OPERATORS
 from linattn.plugin import FORMS, Backend
 from linattn.registry import registry
-from linattn.spec import FAMILIES
+from linattn.spec import DECODING, FAMILIES
 
 __all__ = ["Witness"]
 
-METHODS = tuple(f"{form}_{op}" for form in FORMS for op in FAMILIES)
+METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING))
 
 
 class Witness:

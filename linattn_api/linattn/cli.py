@@ -96,7 +96,8 @@ def explain(
         sizes.setdefault("HV", sizes["H"])
         sizes.setdefault("L", sizes["K"])
         options = _options(spec, option or [])
-        sizes["C"] = options["chunk_size"] if isinstance(options["chunk_size"], int) else 0  # refused below if it is none
+        chunk_size = options.get("chunk_size")
+        sizes["C"] = chunk_size if isinstance(chunk_size, int) else 0  # refused below if it is none
         facts = _facts(spec, options, sizes, given or [], shape or [], device, _dtype(dtype), _dtype(gate_dtype or dtype))
         preference = preference_of(backend or None, None, os.environ.get(ENVIRONMENT_VARIABLE))
         plan: Plan = plan_of(spec, function.form, framework, facts, options, preference, grad or None)
@@ -170,7 +171,7 @@ def _facts(
     for name in (*given, *chosen):
         if name not in args and not any(arg.startswith(f"{name}.") for arg in args):
             raise OptionError(f"{spec.name} has no array {name!r}: it has {', '.join(args)}")
-    sizes = {"N": sizes["B"]} | sizes
+    sizes = {"N": sizes["B"], "P": sizes["B"]} | sizes
     facts: list[tuple[str, Facts]] = []
     for arg in args.values():
         if arg.optional and not {arg.name, arg.name.partition(".")[0]}.intersection(given):

@@ -7,6 +7,7 @@ a cheap key; a call under ``torch.compile`` asks for it once, at compile time; `
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .plugin import Backend, Call
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import FAMILIES, Finish, OpSpec
-from .validate import check_offsets, describe
+from .spec import CU_SEQLENS, FAMILIES, Finish, OpSpec, as_recurrent, spec_of
+from .validate import check_offsets, check_slots, describe
 
 __all__ = [
     "BUILT_IN_ORDER",
@@ -30,17 +31,22 @@ __all__ = [
     "Preference",
     "decide",
     "explain_call",
+    "resolve",
     "run",
+    "run_steps",
     "use_backend",
 ]
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
-    "torch": ("triton", "torch"),
-    "jax": ("jax",),
+    "torch": ("triton", "torch", "fla", "flash_qla"),
+    "jax": ("jax", "jla"),
     "mlx": ("mlx",),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
+
+PEERS = ("fla", "flash_qla", "jla")
+"""Adapters of other libraries, named after the package that each needs. Auto tries them after our own backends."""
 
 
 class Passed(NamedTuple):
@@ -87,11 +93,25 @@ class Plan:
         if self.backend is None:
             lines.append("  runs         nothing: no candidate can")
         else:
-            lowered = f" (lowered: {' → '.join(self.steps)})" if len(self.steps) > 1 else ""
+            notes = [f"lowered: {' → '.join(self.steps)}"] if len(self.steps) > 1 else []
+            notes += ["on copies of the states, written back"] if self.form != self.call.form == "decode" else []
+            lowered = f" ({'; '.join(notes)})" if notes else ""
             details = f": {self.details}" if self.details else ""
             lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
+        lines += [
+            f"  not tried    {peer}: another library, which auto tries after our own backends" for peer in _not_tried(self)
+        ]
         return "\n".join(lines)
+
+
+def _not_tried(plan: Plan) -> list[str]:
+    """The peers that are installed and that auto would have come to after the backend it chose."""
+    if plan.backend is None or "auto" not in plan.preference.backends:
+        return []
+    done = {plan.backend, *(passed.backend for passed in plan.passed)}
+    candidates = (name for name, _ in _candidates(plan.call, plan.preference))
+    return [name for name in candidates if name in PEERS and name not in done and importlib.util.find_spec(name)]
 
 
 @contextlib.contextmanager
@@ -143,17 +163,24 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
         preference: What to try.
         bare: The form was not asked for by name, so another form of the same operator may run instead.
     """
-    forms = (call.form, *(form for form in ("chunk", "recurrent") if form != call.form)) if bare else (call.form,)
+    calls = _ways(call, bare)
     passed: list[Passed] = []
     for name, auto in _candidates(call, preference):
         reasons: list[str] = []
-        for form in forms:
-            fit = _fit(name, auto, replace(call, form=form), reasons)
+        for way in calls:
+            fit = _fit(name, auto, way, reasons)
             if fit:
                 details = registry.loaded[name].details(fit.call)
-                return Plan(call, preference, tuple(passed), name, fit.steps, form, tuple(options.items()), details)
+                return Plan(call, preference, tuple(passed), name, fit.steps, way.form, tuple(options.items()), details)
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
+
+
+def _ways(call: Call, bare: bool) -> list[Call]:
+    """The calls that do what was asked for, best first: other forms of a bare name; decoding by the recurrent form."""
+    if call.form == "decode":
+        return [call, as_recurrent(call)]
+    return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
 
 
 def _candidates(call: Call, preference: Preference) -> Iterator[tuple[str, bool]]:
@@ -345,22 +372,39 @@ def run(
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
     """
+    function, steps, _, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
+    return run_steps(function, steps, framework, arrays, keywords)
+
+
+def resolve(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    feature_map: str | feature_maps.FeatureMap | None,
+    backend: str | Sequence[str] | None,
+) -> tuple[Any, tuple[str, ...], str, Framework, tuple[Any, ...], dict[str, Any]]:
+    """The method to call, the families down to its own, its form, the framework, and the call's arrays and keywords settled."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        name, method, steps, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        function, keywords = getattr(registry.loaded[name], method), {**keywords, **dict(options)}
-    else:
-        try:
-            plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
-        except ShapeError as error:
-            if feature_map is not None:
-                error.add_note("K (L in mixed_attn) is the width after the feature map")
-            raise
-        if keywords["cu_seqlens"] is not None:
-            _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
-        if function is None:
-            _refuse(plan)
-        steps, keywords = plan.steps, {**keywords, **options}
+        name, method, steps, way, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        return getattr(registry.loaded[name], method), steps, way, framework, arrays, {**keywords, **dict(options)}
+    try:
+        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+    except ShapeError as error:
+        if feature_map is not None:
+            error.add_note("K (L in mixed_attn) is the width after the feature map")
+        raise
+    _check_index(spec, form, framework, arrays, keywords)
+    if function is None:
+        _refuse(plan)
+    return function, plan.steps, plan.form, framework, arrays, {**keywords, **options}
+
+
+def run_steps(
+    function: Any, steps: tuple[str, ...], framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Run a method on a call of family ``steps[0]``, rewritten for the family ``steps[-1]`` that the method is of."""
     if len(steps) == 1:
         return function(*arrays, **keywords)
     return _run_lowered(function, steps, framework, arrays, keywords)
@@ -430,17 +474,25 @@ def _warn_of_signed_weights(operator: str, feature_map: str) -> None:
         f"{operator}: normalize=True divides by a sum of weights, and those of {feature_map} can be negative: the sum can come "
         f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize",
         SignedWeightsWarning,
-        stacklevel=6,  # the caller of the operator
+        stacklevel=7,  # the caller of the operator
     )
 
 
 _warn_of_signed_weights._dynamo_marked_constant = True  # type: ignore[attr-defined]  # said when compiled
 
 
-def _check_offsets(spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], cu_seqlens: Any) -> None:
-    offsets = framework.offsets(cu_seqlens)
-    if offsets is not None:
-        check_offsets(_name(spec, form), offsets, arrays[0].shape[1])
+def _check_index(
+    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> None:
+    """The values of ``cu_seqlens``, or of ``state_indices``, where they are at hand."""
+    index = keywords[spec.index.name]
+    values = None if index is None else framework.offsets(index)
+    if values is None:
+        return
+    if spec.index is CU_SEQLENS:
+        check_offsets(_name(spec, form), values, arrays[0].shape[1])
+    else:
+        check_slots(_name(spec, form), values, keywords[spec.state_name].shape[0])
 
 
 def _refuse(plan: Plan) -> NoReturn:
@@ -473,7 +525,7 @@ def _decide_while_tracing(
         framework.name,
         tuple([None if leaf is None else framework.constant_facts(leaf) for leaf in leaves]),
         tuple([framework.constant_option(keywords[name]) for name in spec.option_names]),
-        keywords["initial_state"] is not None,
+        keywords.get("initial_state") is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
         preference.thread.backends,
         framework.needs_grad(leaves),
@@ -493,7 +545,7 @@ def _decide_from_constants(
     needs_grad: bool | None,
     generation: int,
 ) -> Any:
-    spec = FAMILIES[op]
+    spec = spec_of(op, form)
     options = dict(zip(spec.option_names, option_values, strict=True)) | {"initial_state": has_state or None}
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
@@ -501,7 +553,7 @@ def _decide_from_constants(
     plan = plan_of(spec, form, framework, given, options, wanted, needs_grad)
     if plan.backend is None:
         _refuse(plan)
-    return plan.backend, plan.method, plan.steps, plan.options
+    return plan.backend, plan.method, plan.steps, plan.form, plan.options
 
 
 # What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.
@@ -522,6 +574,5 @@ def explain_call(
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     plan = _look_up(spec, form, framework, leaves, keywords, backend).plan
-    if keywords["cu_seqlens"] is not None:
-        _check_offsets(spec, form, framework, arrays, keywords["cu_seqlens"])
+    _check_index(spec, form, framework, arrays, keywords)
     return plan

@@ -91,6 +91,10 @@ class Framework:
         """The integers in ``x``; ``None`` where reading them would wait for a device or break a trace."""
         return None
 
+    def unwritable(self, x: Any) -> str | None:
+        """Why ``x`` cannot be written to; ``None`` if it can."""
+        return None
+
     def mirror(self, backends: tuple[str, ...] | None) -> None:
         """Let compiled functions notice that the preferred backends changed."""
 
@@ -195,6 +199,9 @@ class Numpy(Framework):
     def offsets(self, x: Any) -> Sequence[int] | None:
         return x.tolist()
 
+    def unwritable(self, x: Any) -> str | None:
+        return None if x.flags.writeable else "it is read-only"
+
 
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
@@ -237,6 +244,10 @@ class Torch(Framework):
         if not plain or self.module._C._functorch.is_functorch_wrapped_tensor(x):
             return None
         return x.tolist()
+
+    def unwritable(self, x: Any) -> str | None:
+        shared = [n for n, step in zip(x.shape, x.stride(), strict=True) if step == 0]
+        return "it is expanded: some of its elements share their memory" if shared and max(shared) > 1 and x.numel() else None
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))
@@ -328,6 +339,8 @@ class Mlx(Framework):
 
 _CLASSES: tuple[type[Framework], ...] = (Numpy, Torch, Jax, Mlx)
 KNOWN = tuple(framework.name for framework in _CLASSES)
+IMMUTABLE = ("jax", "mlx")
+"""Frameworks whose arrays cannot be written to."""
 LOADED: dict[str, Framework] = {}
 BY_TYPE: dict[Any, Framework] = {}
 """The framework of every array type seen so far."""

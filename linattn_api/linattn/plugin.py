@@ -41,8 +41,9 @@ API_VERSION = "1.0.0"
 
 A = TypeVar("A")
 
-Form = Literal["recurrent", "chunk", "parallel"]
+Form = Literal["recurrent", "chunk", "parallel", "decode"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunk", "parallel")
+"""The forms that share one signature and one meaning. ``"decode"`` is the recurrent form on states that it overwrites."""
 
 
 class MixedState(NamedTuple, Generic[A]):
@@ -69,7 +70,7 @@ class Call:
 
     Attributes:
         op: Family name, e.g. ``"gla"``.
-        form: ``"recurrent"``, ``"chunk"`` or ``"parallel"``.
+        form: ``"recurrent"``, ``"chunk"``, ``"parallel"`` or ``"decode"``.
         framework: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"mlx"``.
         device: Kind of device, e.g. ``"cpu"``, ``"cuda"``, ``"tpu"``, ``"metal"``.
         arrays: ``(name, symbolic shape, dtype)`` of every array given, e.g. ``("g", "B T HV K", "float32")``; optional
@@ -190,7 +191,8 @@ class Backend:
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
 
     A backend defines methods named ``{form}_{family}``, with the parameters that the family's spec lists, each returning
-    ``(o, final_state)``. The dispatcher passes every one of them, ``None`` where the caller gave none.
+    ``(o, final_state)``. The dispatcher passes every one of them, ``None`` where the caller gave none. A method
+    ``decode_{family}`` overwrites ``state`` and returns ``o``; without one, decoding runs on ``recurrent_{family}``.
     """
 
     name: ClassVar[str]
@@ -230,18 +232,18 @@ def form_methods(families: Mapping[str, Callable[..., Any]], forms: Sequence[For
 
     Args:
         families: The function of each family, by the family's name. It gets the form, the family's positional arrays by name
-            (``None`` for one not given), and the family's keywords, and returns ``(o, final_state)``.
-        forms: The forms that it can run. Default: all three.
+            (``None`` for one not given), and the family's keywords, and returns ``(o, final_state)``; of ``"decode"``, ``o``.
+        forms: The forms that it can run. Default: the three that share a signature.
 
     Raises:
         KeyError: There is no family of that name.
     """
-    from .spec import FAMILIES  # the specs are made of this module's Call
+    from .spec import spec_of  # the specs are made of this module's Call
 
     def decorate(cls: B) -> B:
         for family, function in families.items():
             for form in forms:
-                method = _form_method(form, FAMILIES[family], function)
+                method = _form_method(form, spec_of(family, form), function)
                 method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
                 method.__module__ = cls.__module__
                 setattr(cls, method.__name__, method)

@@ -9,12 +9,25 @@ from typing import Any, Literal, NamedTuple
 
 from .plugin import Call
 
-__all__ = ["FAMILIES", "SYMBOLS", "Arg", "Lowered", "Lowering", "OpSpec", "Option"]
+__all__ = [
+    "DECODING",
+    "FAMILIES",
+    "SYMBOLS",
+    "Arg",
+    "Lowered",
+    "Lowering",
+    "OpSpec",
+    "Option",
+    "as_recurrent",
+    "decoding_of",
+    "spec_of",
+]
 
 SYMBOLS = {
     "B": "batch",
     "T": "sequence length",
     "N": "number of sequences",
+    "P": "states in a pool",
     "H": "query/key heads",
     "HV": "value heads",
     "K": "key width of one head",
@@ -31,7 +44,7 @@ Sizes = Mapping[str, int]
 
 # One order of keywords for every family, so that signatures read alike.
 KEYWORD_ORDER = (
-    "bias", "scale", "quad_scale", "lin_scale", "causal", "normalize",
+    "state", "state_indices", "bias", "scale", "quad_scale", "lin_scale", "causal", "normalize",
     "initial_state", "output_final_state", "cu_seqlens", "chunk_size",
 )  # fmt: skip
 
@@ -177,10 +190,14 @@ COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
 
 MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
 CU_SEQLENS = Arg("cu_seqlens", "N+1", "index", optional=True)
-STATE_ARRAYS = ("initial_state", "cu_seqlens")
+STATE_INDICES = Arg("state_indices", "N", "index", optional=True)
+STATE_ARRAYS = ("initial_state", "cu_seqlens", "state", "state_indices")
 
 FAMILIES: dict[str, OpSpec] = {}
 """Every family by name, in the order in which they were declared."""
+
+DECODING: dict[str, OpSpec] = {}
+"""What ``decode_*`` takes, for every family that has it: those whose state is one array."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +212,8 @@ class OpSpec:
         options: Static keyword arguments.
         state: From the options, the arrays of the state in order; one array is passed bare, several as ``state_type``.
         state_type: Named tuple that holds a state of several arrays.
+        state_name: The keyword that takes the state.
+        index: The array that says which tokens, or which states, are whose.
         mapped: The arguments that a feature map applies to.
         resolve: Fills defaults that depend on sizes: ``resolve(options, sizes) -> options``.
         check: From the form and the options, the complaint about a forbidden combination, or ``None``.
@@ -208,6 +227,8 @@ class OpSpec:
     options: tuple[Option, ...] = COMMON_OPTIONS
     state: Callable[[Options], tuple[Arg, ...]] = lambda options: MATRIX_STATE
     state_type: type[Any] | None = None
+    state_name: str = "initial_state"
+    index: Arg = CU_SEQLENS
     mapped: tuple[str, ...] = ("q", "k")
     resolve: Callable[[Options, Sizes], dict[str, Any]] = default_scale
     check: Callable[[str | None, Options], str | None] = no_complaint
@@ -223,7 +244,7 @@ class OpSpec:
 
     def __post_init__(self) -> None:
         options = tuple(option.name for option in self.options)
-        arrays = (*(arg.name for arg in self.keyword_args), "initial_state", "cu_seqlens")
+        arrays = (*(arg.name for arg in self.keyword_args), self.state_name, self.index.name)
         keywords = tuple(sorted((*arrays, *options), key=KEYWORD_ORDER.index))
         object.__setattr__(self, "parameters", (*(arg.name for arg in self.args), *keywords))
         object.__setattr__(self, "keywords", keywords)
@@ -232,4 +253,35 @@ class OpSpec:
 
     def arrays(self, options: Options) -> tuple[Arg, ...]:
         """Every array argument under these options, in the order in which symbols are bound."""
-        return (*self.args, *self.keyword_args, *self.state(options), CU_SEQLENS)
+        return (*self.args, *self.keyword_args, *self.state(options), self.index)
+
+
+def spec_of(op: str, form: str | None) -> OpSpec:
+    """What an operator of family ``op`` takes in this form."""
+    return DECODING[op] if form == "decode" else FAMILIES[op]
+
+
+def decoding_of(spec: OpSpec) -> OpSpec:
+    """What ``decode_*`` takes: the family's tokens, and a pool of states that it writes to."""
+
+    def state(options: Options) -> tuple[Arg, ...]:
+        return tuple(
+            Arg("state", " ".join(("P", *arg.shapes[0][1:])), arg.role)  # N comes first
+            for arg in spec.state(options)
+        )
+
+    kept = tuple(option for option in spec.options if option.name in ("scale", "normalize"))
+    return replace(spec, options=kept, state=state, state_name="state", index=STATE_INDICES, check=no_complaint)
+
+
+def as_recurrent(call: Call) -> Call:
+    """A decoding call as the recurrent one that it is lowered to: its states by sequence, and those after them returned."""
+    arrays = [
+        ("initial_state", " ".join(("N", *shape.split()[1:])), dtype) if name == "state" else (name, shape, dtype)
+        for name, shape, dtype in call.arrays
+        if name != "state_indices"
+    ]
+    options = {option.name: option.default for option in FAMILIES[call.op].options if option.name != "scale"}
+    options |= {**dict(call.options), "output_final_state": True}
+    dims = tuple((symbol, size) for symbol, size in call.dims if symbol != "P")
+    return replace(call, form="recurrent", arrays=tuple(arrays), options=tuple(options.items()), dims=dims)

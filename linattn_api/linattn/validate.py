@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
-from .frameworks import FLOAT_DTYPES, Facts
+from .frameworks import FLOAT_DTYPES, IMMUTABLE, Facts
 from .plugin import Call
-from .spec import CU_SEQLENS, Arg, OpSpec
+from .spec import CU_SEQLENS, STATE_INDICES, Arg, OpSpec
 
-__all__ = ["check_offsets", "describe"]
+__all__ = ["check_offsets", "check_slots", "describe"]
 
 INDEX_DTYPES = ("int32", "int64")
 
@@ -37,7 +37,8 @@ def describe(
         form: ``None`` for the bare name: picks a form from the shape.
         framework: Name of the framework that all arrays were found to belong to.
         given: ``(name, facts)`` of every array that is not ``None``.
-        options: Every static keyword argument; ``initial_state`` as well, so that combinations can be checked.
+        options: Every static keyword argument; ``initial_state`` as well where there is one, so that combinations can be
+            checked.
         needs_grad: See :class:`Call`.
 
     Raises:
@@ -45,13 +46,15 @@ def describe(
     """
     op = spec.name if form is None else f"{form}_{spec.name}"
     _check_options(op, spec, form, options)
-    if options["chunk_size"] is not None:  # a NumPy integer is one here, and not in a framework's kernel
+    if options.get("chunk_size") is not None:  # a NumPy integer is one here, and not in a framework's kernel
         options = {**options, "chunk_size": int(options["chunk_size"])}
     facts = dict(given)
     _check_required(op, spec, options, facts)
     _check_dtypes(op, spec, options, facts)
     device = _check_devices(op, facts)
     shapes, sizes = _bind(op, spec, options, facts)
+    if form == "decode":
+        _check_decoding(op, spec, framework, facts, sizes, needs_grad)
     resolved = spec.resolve(options, sizes)
     static = tuple((name, resolved[name]) for name in spec.option_names if not name.endswith("scale"))
     call = Call(
@@ -80,7 +83,7 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
         expected = " or ".join(t.__name__ for t in option.types)
         none = " or None" if option.default is None else ""
         raise OptionError(f"{op}: {option.name} must be {expected}{none}, a static Python value, got {_show(value)}")
-    chunk_size = options["chunk_size"]
+    chunk_size = options.get("chunk_size")
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"{op}: chunk_size must be at least 1, got {chunk_size}")
     complaint = spec.check(form, options)
@@ -90,7 +93,7 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
 
 def _check_required(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> None:
     """Arrays that may not be ``None``, and every array of a state that is given."""
-    state = spec.state(options) if options["initial_state"] is not None else ()
+    state = spec.state(options) if options.get("initial_state") is not None else ()
     for arg in spec.arrays(options):
         if arg.name not in facts and (arg in state or not arg.optional):
             raise FrameworkError(f"{op}: {arg.name} is required, got None")
@@ -203,6 +206,32 @@ def check_offsets(op: str, offsets: Sequence[int], total: int | None) -> None:
             raise ShapeError(f"{op}: cu_seqlens must not decrease, got {offsets[i - 1]} then {offsets[i]} at index {i}")
     if total is not None and offsets[-1] != total:
         raise ShapeError(f"{op}: cu_seqlens must end at T = {total}, got {offsets[-1]}")
+
+
+def _check_decoding(
+    op: str, spec: OpSpec, framework: str, facts: Mapping[str, Facts], sizes: Mapping[str, Any], needs_grad: bool | None
+) -> None:
+    """A state that can be overwritten, with a slot for every sequence."""
+    instead = f"recurrent_{spec.name} with initial_state and output_final_state=True"
+    if framework in IMMUTABLE:
+        raise FrameworkError(f"{op}: state is written to, and {framework} arrays cannot be: call {instead}")
+    if needs_grad:
+        raise OptionError(f"{op}: has no gradient, because it overwrites state: call it under torch.no_grad(), or {instead}")
+    N, P = sizes["N"], sizes["P"]
+    if P == 0:
+        raise ShapeError(f"{op}: P must be at least 1, got 0")
+    if STATE_INDICES.name not in facts and N is not None and P is not None and P < N:
+        raise ShapeError(f"{op}: state must have a slot for each of N = {N} sequences without state_indices, got P = {P}")
+
+
+def check_slots(op: str, slots: Sequence[int], count: int) -> None:
+    """The values of ``state_indices``, where they can be read without waiting for a device."""
+    seen: dict[int, int] = {}
+    for i, slot in enumerate(slots):
+        if not -1 <= slot < count:
+            raise ShapeError(f"{op}: state_indices must be slots below P = {count}, or -1, got {slot} at index {i}")
+        if slot >= 0 and seen.setdefault(slot, i) != i:
+            raise ShapeError(f"{op}: state_indices must be distinct, got {slot} at index {seen[slot]} and at index {i}")
 
 
 def _list(items: Sequence[Any]) -> str:

@@ -18,7 +18,7 @@ import linattn
 import typer
 from linattn import cli, errors, feature_maps, gates, plugin
 from linattn.feature_maps import MAPS
-from linattn.spec import FAMILIES, OpSpec
+from linattn.spec import DECODING, FAMILIES, OpSpec
 
 FILE = Path(__file__).with_name("public_api.txt")
 
@@ -46,7 +46,7 @@ def names(module: ModuleType) -> Iterator[str]:
         if inspect.isclass(value):
             lines["\n".join(class_lines(name, value))] = []
         elif inspect.isfunction(value):
-            family = value.spec.name if hasattr(value, "spec") else name
+            family = value.spec.name if getattr(value, "form", "decode") != "decode" else name
             lines.setdefault(f"{family}{signature(value)}", []).append(name)
         else:
             lines[f"{name}: {type(value).__name__}"] = []
@@ -91,6 +91,8 @@ def family(spec: OpSpec) -> Iterator[str]:
     yield f"    feature map applies to {', '.join(spec.mapped)}"
     yield f"    lowers to {spec.lowering.to if spec.lowering else 'nothing'}"
     yield f"    method: {', '.join(spec.parameters)}"
+    if spec.name in DECODING:
+        yield f"    decode method: {', '.join(DECODING[spec.name].parameters)}"
 
 
 def commands() -> Iterator[str]:

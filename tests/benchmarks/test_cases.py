@@ -30,7 +30,9 @@ def test_wrong_shapes(text, said):
 
 def test_a_decoding_step_is_one_whatever_form_was_named():
     found = cases(["chunk_gla", "recurrent_gla"], ["decode"], parse_shape("T=16/32"))
-    assert [(one.operator, one.size["T"]) for one in found] == [("recurrent_gla", 1)]
+    assert [(one.operator, one.size["T"]) for one in found] == [("decode_gla", 1)]
+    found = cases(["decode_gla"], ["fwd", "fwdbwd"], parse_shape("T=4"))
+    assert [(one.operator, one.what, one.size["T"]) for one in found] == [("decode_gla", "decode", 4)]
 
 
 def test_json_round_trip(case):

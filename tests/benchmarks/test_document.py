@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from linattn_benchmarks import document, environment
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if document.BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-def test_page_is_up_to_date():
-    text = PAGE.read_text(encoding="utf-8")
-    assert document.fill(text) == text, "run: python -m linattn_benchmarks.document docs/benchmarks.md"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document docs/{page.name}"
 
 
 @pytest.mark.parametrize("path", sorted(environment.RESULTS.glob("*.json")), ids=lambda path: path.name)

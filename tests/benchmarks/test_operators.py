@@ -48,6 +48,7 @@ def off():
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_family_is_timed_and_right(case, rows, family):
     cases = [case(f"chunk_{family}", what, T=33) for what in ("fwd", "fwdbwd")] + [case(f"recurrent_{family}", "decode")]
+    cases += [case(f"decode_{family}", "decode", T=2)] if family != "mixed_attn" else []
     for row in rows(cases, ["torch"]):
         assert row["status"] == "ok", row["reason"]
         assert row["ran"].startswith("torch.")

@@ -65,7 +65,7 @@ def fla(monkeypatch):
 
 @pytest.mark.parametrize("family", list(Fla.families))
 def test_fla_is_called_by_its_own_names(case, rows, fla, family):
-    cases = [case(f"chunk_{family}", T=20), case(f"recurrent_{family}", "decode")]
+    cases = [case(f"chunk_{family}", T=20), case(f"recurrent_{family}", "decode"), case(f"decode_{family}", "decode")]
     for row in rows(cases, peers=True):
         if row["library"] == "fla":
             assert row["status"] == "ok", row["reason"]

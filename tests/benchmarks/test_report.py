@@ -95,7 +95,7 @@ def test_table_json_page_and_plots(run, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert re.search(r"chunk_gla +B1 T32 H2 K8 V8 +fwd +linattn:torch", done.stdout)
-    assert re.search(r"recurrent_delta_rule +B1 T1 H2 K8 V8 +decode +linattn:torch", done.stdout)
+    assert re.search(r"decode_delta_rule +B1 T1 H2 K8 V8 +decode +linattn:torch", done.stdout)
     assert "fla skipped: flash-linear-attention is not installed" in done.stdout
     rows = environment.read(files["x.json"])["results"]["rows"]
     assert len(rows) == (2 * 2 + 2) * 6
@@ -118,7 +118,7 @@ def check_page(text: str):
     assert "link" not in page.tags
     assert page.addresses == []
     assert not re.search(r"url\((?!#)|@import", text)
-    assert "recurrent_delta_rule" in text
+    assert "decode_delta_rule" in text
 
 
 def test_page_escapes_what_others_wrote():

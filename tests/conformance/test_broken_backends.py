@@ -2,6 +2,7 @@
 
 import pytest
 from linattn_conformance.broken import Honest
+from linattn_conformance.broken.in_place import InPlace
 from linattn_conformance.broken.trial import every_fault, try_backend
 
 FOUND = {}
@@ -21,6 +22,13 @@ def test_without_a_fault_it_is_accepted():
     assert not trial.failed
     assert trial.verdict.conformant, trial.verdict.problems
     assert trial.verdict.claimed == ("chunk_gla", "chunk_kda")
+
+
+def test_decoding_in_place_without_a_fault_is_accepted():
+    trial = try_backend(InPlace, profile="inference")
+    assert not trial.failed
+    assert trial.verdict.conformant, trial.verdict.problems
+    assert trial.verdict.claimed == ("decode_gla",)
 
 
 def test_hollow_is_rejected_by_its_verdict_alone():

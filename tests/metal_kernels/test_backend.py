@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from linattn_backends.mlx import MlxBackend, metal, selection
 from linattn_backends.numpy import forward, vjp
-from metal_cases import as_numpy, draw, error
+from metal_cases import Options, as_numpy, draw, error
 
 
 @pytest.fixture
@@ -65,3 +65,23 @@ def test_a_decay_that_is_fixed_and_a_normaliser(kernels):
     wanted, _ = forward("linear_attn", {name: as_numpy(x) for name, x in arrays.items()}, {"normalize": True})
     assert error(o, wanted) < 1
     assert len(kernels.launches) == 2
+
+
+def test_a_traced_call_and_its_gradient_hold_the_kernels():
+    """What is recorded where nothing can be evaluated: under ``mx.compile`` on a Mac."""
+    case, options = draw("kda", T=20), Options(form="chunk")
+    names, values = zip(*case.arrays.items(), strict=True)
+    found = []
+
+    def record(event):
+        if event.get("name") == "CustomKernel":
+            found.append(event["arguments"][0].split("_")[3])
+
+    def both(*values):
+        arrays = dict(zip(names, values, strict=True))
+        outputs = metal.forward(arrays, options)
+        gradients = metal.backward(arrays, {"o": case.d_o, "final": case.d_final}, outputs, options)
+        return [outputs["o"], outputs["final"], *gradients.values()]
+
+    mx.export_function(record, both, *values)
+    assert sorted(found) == ["backward", "chunk", "recurrent"]

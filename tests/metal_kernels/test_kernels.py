@@ -5,10 +5,11 @@ import pytest
 from metal_cases import GATES, VARIANTS, Options, draw
 
 OPTIONS = Options()
+CHUNK = Options(form="chunk")
 
 
-def check(case, backward=True):
-    errors = case.errors(OPTIONS, backward)
+def check(case, options=OPTIONS, backward=True):
+    errors = case.errors(options, backward)
     assert max(errors.values()) < 1, errors
 
 
@@ -43,6 +44,32 @@ def test_packed_sequences(emulated, lengths, state):
 def test_any_width(emulated, K, V):
     emulated()
     check(draw("gla", T=5, B=1, H=1, HV=1, K=K, V=V))
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes"),
+    [
+        ("linear_attn", dict(T=24)),
+        ("simple_gla", dict(kind="harsh")),
+        ("gla", dict(dtype=mx.bfloat16, V=70)),
+        ("gla_shared", dict(kind="harsh", T=9)),
+        ("delta_rule", dict(K=40, V=7, dtype=mx.float16)),
+        ("gated_delta_rule", dict(lengths=[3, 0, 14, 2, 16])),
+        ("kda", dict(K=70, kind="harsh", state=False)),
+        ("kda", dict(K=256, V=9)),
+    ],
+)
+def test_the_chunk_form(emulated, variant, sizes):
+    emulator = emulated()
+    check(draw(variant, **sizes), CHUNK, backward=False)
+    assert "custom_kernel_linattn_chunk" in emulator.launches[-1]
+
+
+@pytest.mark.parametrize("variant", ["gla_gv", "kda_by_value", "rwkv6"])
+def test_what_chunks_do_not_take_runs_token_by_token(emulated, variant):
+    emulator = emulated()
+    check(draw(variant), CHUNK, backward=False)
+    assert "custom_kernel_linattn_recurrent" in emulator.launches[-1]
 
 
 def test_segments_join(emulated):

@@ -28,14 +28,15 @@ def wrong_sources(source):
 
 
 # Kernels and the calls that between them run every line of theirs.
-CASES = {"recurrent": ("kda",), "backward": ("gated_delta_rule", "rwkv6")}
+CASES = {"recurrent": ("kda",), "backward": ("gated_delta_rule", "rwkv6"), "chunk": ("kda",)}
 
 
 def unnoticed(emulated, name, variant):
     """The names of the changes that change nothing, in one call."""
-    case, options = draw(variant, T=7, B=1, H=1, HV=1, K=30, V=20), Options()
+    case = draw(variant, T=20 if name == "chunk" else 7, B=1, H=1, HV=1, K=30, V=20)
+    options = Options(form="chunk" if name == "chunk" else "recurrent")
     emulator = emulated()
-    assert max(case.errors(options).values()) < 1
+    assert max(case.errors(options, backward=name == "backward").values()) < 1
     source = next(source for source in emulator.launches if f"custom_kernel_linattn_{name}" in source)
     for what, wrong in wrong_sources(source):
         emulated(mutate=lambda given, wrong=wrong: wrong if given == source else given)
@@ -53,8 +54,8 @@ def test_no_barrier_and_no_shuffle_is_there_in_vain(emulated, name):
 
 
 def test_every_barrier_and_shuffle_is_tried():
-    for name, barriers, shuffles in ("recurrent", 0, 1), ("backward", 3, 2):
-        source = "".join(launch.text(part) for part in ("common.metal", *launch.HEADERS.get(name, ()), f"{name}.metal"))
+    for name, barriers, shuffles in ("recurrent", 0, 1), ("backward", 3, 2), ("chunk", 3, 0):
+        source = "".join(launch.text(part) for part in (*launch.HEADERS[name], f"{name}.metal"))
         assert len(re.findall("_barrier", source)) == barriers
         assert len(re.findall("simd_shuffle", source)) == shuffles
         assert len(list(wrong_sources(source))) == barriers + 3 * shuffles

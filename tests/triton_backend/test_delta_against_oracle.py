@@ -16,6 +16,11 @@ def test_families(family):
     check(family, arrays(family, T=37, HV=2, K=20, V=18), chunk_size=16)
 
 
+@pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])
+def test_gradients_of_the_recurrent_form(family):
+    check(family, arrays(family, T=9, HV=2), "recurrent")
+
+
 @pytest.mark.parametrize("kind", ["zero", "strong", "-1e4", "-inf", "mixed"])
 @pytest.mark.parametrize("family", GATED)
 def test_gates(family, kind):

@@ -24,12 +24,12 @@ def test_a_key_too_wide_is_named():
     assert str(complaint) == "K must be at most 256, got 257"
 
 
-@pytest.mark.parametrize("family", ["delta_rule", "kda", "dplr"])
-def test_opcheck(family):
+@pytest.mark.parametrize(("family", "form"), [("delta_rule", "chunk"), ("kda", "chunk"), ("dplr", "recurrent")])
+def test_opcheck(family, form):
     given = arrays(family, T=5, K=4, V=4)
     for x in given.values():
         x.requires_grad_()
-    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), 0.5, 16, True))
+    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True))
 
 
 def test_opcheck_backward():

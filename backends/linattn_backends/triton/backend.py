@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .delta_library import delta_call
 from .library import diagonal_call
+from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
 
@@ -22,6 +23,11 @@ INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") e
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
 
 Result = tuple[Tensor, Tensor | None]
+
+
+def scale_of(arrays: dict[str, Tensor | None], scale: float | None) -> float:
+    """The scale, or its default."""
+    return arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def matrix_state(
@@ -37,7 +43,7 @@ def matrix_state(
 ) -> Result:
     """Any family with a diagonal gate."""
     q, k, v, g, gv, u = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u"))
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = scale_of(arrays, scale)
     if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
         g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
     o, final = diagonal_call(
@@ -47,16 +53,26 @@ def matrix_state(
 
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
-    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
+    """The ungated family."""
     if not causal:
         raise Unsupported("causal=False is left to the torch backend")
     if not normalize:
         return matrix_state(form, arrays, **options)
+    o, final = matrix_state(form, with_ones(arrays), wide=True, **options)
+    return divided(o, arrays["v"].dtype), final
+
+
+def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The normaliser is one more value column, of ones, that sums the keys."""
     v = arrays["v"]
-    o, final = matrix_state(form, dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1)), wide=True, **options)
+    return dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1))
+
+
+def divided(o: Tensor, dtype: torch.dtype) -> Tensor:
+    """All columns by the last one; a denominator of zero gives a zero row."""
     numerator, denominator = o[..., :-1], o[..., -1:]
     zero = denominator == 0
-    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(v.dtype), final
+    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(dtype)
 
 
 def delta(
@@ -71,9 +87,26 @@ def delta(
 ) -> Result:
     """The delta families and ``dplr``."""
     given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
-    scale = arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
-    o, final = delta_call(*given, initial_state, cu_seqlens, scale, chunk_size or 0, output_final_state)
+    scale = scale_of(arrays, scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
+
+
+def decoded(
+    form: str,
+    arrays: dict[str, Tensor | None],
+    *,
+    state: Tensor,
+    state_indices: Tensor | None,
+    scale: float | None,
+    normalize: bool = False,
+) -> Tensor:
+    """Any matrix-state family, on states that are overwritten."""
+    dtype = arrays["v"].dtype
+    arrays = with_ones(arrays) if normalize else arrays
+    given = [arrays.get(name) for name in Tokens._fields]
+    o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize)
+    return divided(o, dtype) if normalize else o
 
 
 def _device_complaint(device: str) -> str | None:
@@ -101,9 +134,15 @@ def _architectures() -> dict[str, str | None]:
 _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
-@form_methods(dict.fromkeys(DELTA, delta), forms=("chunk",))
+@form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
 @form_methods(
-    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": matrix_state,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        **dict.fromkeys(DELTA, delta),
+    },
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
@@ -134,6 +173,6 @@ class TritonBackend(Backend):
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
-        if call.op == "gla" and call.has("gv") and (call.form != "recurrent" or call.needs_grad is not False):
+        if call.op == "gla" and call.has("gv") and (call.form == "chunk" or call.needs_grad is not False):
             return "takes gv in the recurrent form without gradients only"
         return None

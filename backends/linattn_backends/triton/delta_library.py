@@ -8,6 +8,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from .delta_launch import Delta, backward, forward
+from .steps import Tokens, final_shape, walk
 
 __all__ = ["delta", "delta_backward", "delta_call"]
 
@@ -23,20 +24,23 @@ def delta(
     b: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    form: str,
     scale: float,
     chunk: int,
     final: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and final states, which are an empty tensor unless ``final``."""
+    if form == "recurrent":
+        end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+        tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
+        return walk(tokens, initial_state, end if final else None, scale, v.dtype, cu_seqlens), end
     o, end = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
     return o, v.new_empty(0, dtype=torch.float32) if end is None else end
 
 
 @delta.register_fake
-def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, final):
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
-    return v.new_empty(v.shape), v.new_empty(state, dtype=torch.float32)
+def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final):
+    return v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
 
 
 @torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
@@ -55,7 +59,7 @@ def delta_backward(
     scale: float,
     chunk: int,
 ) -> list[Tensor]:
-    """Gradients of the float arrays given, in the order of the arguments."""
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
     grads = backward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), do, dfinal)
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
@@ -68,7 +72,7 @@ def _(do, dfinal, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chun
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, ctx.scale, ctx.chunk, ctx.final = inputs
+    *arrays, _, ctx.scale, ctx.chunk, ctx.final = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*arrays)
 
@@ -77,10 +81,10 @@ def _backward(ctx, do, dfinal):
     *floats, cu_seqlens = ctx.saved_tensors
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
-        return (None,) * 12
+        return (None,) * 13
     do = torch.zeros_like(floats[2]) if do is None else do
     grads = iter(_backward_call(do, dfinal, *floats, cu_seqlens, ctx.scale, ctx.chunk))
-    return (*(None if x is None else next(grads) for x in floats), *(None,) * 4)
+    return (*(None if x is None else next(grads) for x in floats), *(None,) * 5)
 
 
 _backward_call = register(delta_backward)

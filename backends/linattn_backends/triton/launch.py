@@ -15,10 +15,9 @@ import triton
 from torch import Tensor
 
 from . import kernels
-from .recurrent import recurrent
 from .tuning import Tiles, programs, tiles_for
 
-__all__ = ["Diagonal", "backward", "forward", "recurrent_forward"]
+__all__ = ["Diagonal", "backward", "forward"]
 
 
 @dataclass(frozen=True)
@@ -299,24 +298,3 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     elif call.gate == 2 and call.g.shape[2] != HV:
         dg = dg.view(B, T, H, call.group, K).sum(3)
     return dict(q=dq, k=dk, v=dv, g=dg, u=None if du is None else du.sum(0), start=dstart)
-
-
-def recurrent_forward(call: Diagonal, gv: Tensor | None, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """The same by the recurrence."""
-    B, T, HV, V = call.v.shape
-    K, N = call.q.shape[-1], call.N
-    gv = None if gv is None else rows_contiguous(gv)
-    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
-    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
-    tile = call.tiles.recurrent
-    start = call.start
-    launch(
-        recurrent, N * HV * programs(1, V, 1, tile.BV), call,
-        call.q, call.k, call.v, call.g, gv, call.u, start, out, end, call.cu, T, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g), *strides(gv), *strides(start),
-        K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=call.group,
-        GATE_GROUP=1 if call.g is None else HV // call.g.shape[2], GATE=call.gate, VALUE_GATE=gv is not None,
-        EXCLUSIVE=call.u is not None, PACKED=call.cu is not None, START=start is not None, END=final,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return out, end

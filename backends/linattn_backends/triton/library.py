@@ -7,7 +7,8 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from .launch import Diagonal, backward, forward, recurrent_forward
+from .launch import Diagonal, backward, forward
+from .steps import Tokens, final_shape, walk
 
 __all__ = ["diagonal", "diagonal_call"]
 
@@ -29,21 +30,19 @@ def diagonal(
     wide: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (float32 if ``wide``) and final states, which are an empty tensor unless ``final``."""
-    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
     dtype = torch.float32 if wide else v.dtype
     if form == "recurrent":
-        o, end = recurrent_forward(call, gv, dtype, final)
-    else:
-        o, end = forward(call, dtype, final)
+        end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+        tokens = Tokens(q, k, v, g, gv, u=u)
+        return walk(tokens, initial_state, end if final else None, scale, dtype, cu_seqlens), end
+    o, end = forward(Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk), dtype, final)
     return o, v.new_empty(0, dtype=torch.float32) if end is None else end
 
 
 @diagonal.register_fake
 def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide):
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
     o = v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
-    return o, v.new_empty(state, dtype=torch.float32)
+    return o, v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
 
 
 @torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())

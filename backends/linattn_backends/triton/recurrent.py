@@ -2,11 +2,16 @@
 
 ::
 
-    S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_tᵀ v_t,    o_t = scale · q_t S_t
-    with u (RWKV-6):                                          o_t = scale · q_t (S_{t-1} + Diag(u) k_tᵀ v_t)
+    S' = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t})
+    S_t = S' + k_tᵀ v_t                                       the families with a diagonal gate
+    S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))                 the delta families: BETA, 1 a head, 2 a value channel
+    S_t = S' + b_tᵀ (a_t S_{t-1}) + k_tᵀ v_t                  dplr: LOW_RANK
+    o_t = scale · q_t S_t
+    o_t = scale · q_t (S_{t-1} + Diag(u) k_tᵀ v_t)            RWKV-6: EXCLUSIVE
 
-A program holds all ``K`` rows of ``BV`` columns of one head's state in registers, float32, and walks one sequence. At ``T = 1``
-it reads the state once and writes it once.
+A program holds all ``K`` rows of ``BV`` columns of one head's state in registers, float32, and walks one sequence: no column
+of a state needs another, so every sum over ``K`` stays inside it. At ``T = 1`` it reads the state once and writes it once, and
+may write it where it read it. ``SLOTS`` says which of many states is a sequence's; a slot that is none of them is padding.
 """
 
 import triton
@@ -17,13 +22,41 @@ from .tiles import LOG2E
 __all__ = ["recurrent"]
 
 
-@triton.jit(do_not_specialize=["T", "HV"])
+@triton.jit
+def token(
+    q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k, in_v, more,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr, LOW_RANK: tl.constexpr,
+):  # fmt: skip
+    """What one token brings; zeros if there is no ``more``. For what a family lacks, anything."""
+    bq = tl.load(q + columns_k, mask=in_k, other=0.0)
+    bk = tl.load(k + columns_k, mask=in_k, other=0.0)
+    bv = tl.load(v + columns_v, mask=in_v, other=0.0)
+    bg, bw, be, ba, bb = bq, bv, bv, bq, bq
+    if GATE == 1:
+        bg = tl.load(g, mask=more, other=0.0)
+    if GATE == 2:
+        bg = tl.load(g + columns_k, mask=in_k, other=0.0)
+    if VALUE_GATE:
+        bw = tl.load(gv + columns_v, mask=in_v, other=0.0)
+    if BETA == 1:
+        be = tl.load(beta, mask=more, other=0.0)
+    if BETA == 2:
+        be = tl.load(beta + columns_v, mask=in_v, other=0.0)
+    if LOW_RANK:
+        ba = tl.load(a + columns_k, mask=in_k, other=0.0)
+        bb = tl.load(b + columns_k, mask=in_k, other=0.0)
+    return bq, bk, bv, bg, bw, be, ba, bb
+
+
+@triton.jit(do_not_specialize=["T", "HV", "P"])
 def recurrent(
-    q, k, v, g, gv, u, start, out, end, cu, T, HV, scale,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, wb, wt, wh, sn, sh, sk,
+    q, k, v, g, gv, beta, a, b, u, start, out, end, cu, slots, T, HV, P, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, wb, wt, wh, eb, et, eh, ab, at, ah, bb, bt, bh,
+    sn, sh, sk, sv, fn, fh, fk, fv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, EXCLUSIVE: tl.constexpr,
-    PACKED: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr,
+    LOW_RANK: tl.constexpr, EXCLUSIVE: tl.constexpr,
+    PACKED: tl.constexpr, SLOTS: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     """Walk one sequence of one head with a ``[K, BV]`` tile of its state."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -31,59 +64,88 @@ def recurrent(
     iv = pid % NV
     hv = pid // NV % HV
     n = (pid // (NV * HV)).to(tl.int64)
+    head = hv.to(tl.int64)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
     in_k = columns_k < K
     in_v = columns_v < V
     inside = in_k[:, None] & in_v[None, :]
-    S = tl.zeros((BK, BV), tl.float32)
-    if START:
-        p = start + n * sn + hv.to(tl.int64) * sh + columns_k[:, None] * sk + columns_v[None, :]
-        S += tl.load(p, mask=inside, other=0.0).to(tl.float32)
     if PACKED:
         bos = tl.load(cu + n).to(tl.int64)
         L = (tl.load(cu + n + 1).to(tl.int64) - bos).to(tl.int32)
-        b = n * 0
+        row = n * 0
     else:
         bos = n * 0
         L = T
-        b = n
-    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
-    v += b * vb + bos * vt + hv.to(tl.int64) * vh
+        row = n
+    out += ((row * T + bos) * HV + hv) * V
+    slot = n
+    if SLOTS:
+        slot = tl.load(slots + n).to(tl.int64)
+        if (slot < 0) | (slot >= P):
+            for _ in range(0, L):
+                tl.store(out + columns_v, tl.zeros((BV,), out.dtype.element_ty), mask=in_v)
+                out += HV * V
+            return
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        p = start + slot * sn + head * sh + columns_k[:, None] * sk + columns_v[None, :] * sv
+        S += tl.load(p, mask=inside, other=0.0).to(tl.float32)
+    q += row * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += row * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    v += row * vb + bos * vt + head * vh
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g += row * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
     if VALUE_GATE:
-        gv += b * wb + bos * wt + hv.to(tl.int64) * wh
-    out += ((b * T + bos) * HV + hv) * V
+        gv += row * wb + bos * wt + head * wh
+    if BETA > 0:
+        beta += row * eb + bos * et + head * eh
+    if LOW_RANK:
+        a += row * ab + bos * at + head * ah
+        b += row * bb + bos * bt + head * bh
     if EXCLUSIVE:
         bu = tl.load(u + hv * K + columns_k, mask=in_k, other=0.0).to(tl.float32)
-    for _ in range(0, L):
-        bq = tl.load(q + columns_k, mask=in_k, other=0.0).to(tl.float32) * scale
-        bk = tl.load(k + columns_k, mask=in_k, other=0.0).to(tl.float32)
-        bv = tl.load(v + columns_v, mask=in_v, other=0.0).to(tl.float32)
-        if EXCLUSIVE:
-            o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
-        if GATE == 1:
-            S = S * tl.exp2(tl.load(g).to(tl.float32) * LOG2E)
-        if GATE == 2:
-            bg = tl.load(g + columns_k, mask=in_k, other=0.0).to(tl.float32)
-            S = S * tl.exp2(bg * LOG2E)[:, None]
-        if VALUE_GATE:
-            bg = tl.load(gv + columns_v, mask=in_v, other=0.0).to(tl.float32)
-            S = S * tl.exp2(bg * LOG2E)[None, :]
-        S += bk[:, None] * bv[None, :]
-        if not EXCLUSIVE:
-            o = tl.sum(S * bq[:, None], 0)
-        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+    more = L > 0
+    nq, nk, nv, ng, nw, ne, na, nb = token(
+        q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+    )  # fmt: skip
+    for i in range(0, L):
+        bq, bk, bv, bg, bw, be, ba, bb = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
         q += qt
         k += kt
         v += vt
-        out += HV * V
         if GATE > 0:
             g += gt
         if VALUE_GATE:
             gv += wt
+        if BETA > 0:
+            beta += et
+        if LOW_RANK:
+            a += at
+            b += bt
+        more = i + 1 < L
+        nq, nk, nv, ng, nw, ne, na, nb = token(
+            q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+        )  # fmt: skip
+        if EXCLUSIVE:
+            o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
+        if LOW_RANK:
+            read = tl.sum(S * ba.to(tl.float32)[:, None], 0)
+        if GATE == 1:
+            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)
+        if GATE == 2:
+            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)[:, None]
+        if VALUE_GATE:
+            S = S * tl.exp2(bw.to(tl.float32) * LOG2E)[None, :]
+        if BETA > 0:
+            bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
+        S += bk[:, None] * bv[None, :]
+        if LOW_RANK:
+            S += bb.to(tl.float32)[:, None] * read[None, :]
+        if not EXCLUSIVE:
+            o = tl.sum(S * bq[:, None], 0)
+        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+        out += HV * V
     if END:
-        p = end + (n * HV + hv) * (K * V) + columns_k[:, None] * V + columns_v[None, :]
-        tl.store(p, S, mask=inside)
+        p = end + slot * fn + head * fh + columns_k[:, None] * fk + columns_v[None, :] * fv
+        tl.store(p, S.to(end.dtype.element_ty), mask=inside)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Tile", "Tiles", "programs", "tiles_for"]
+__all__ = ["Tile", "Tiles", "programs", "recurrent_tile", "tiles_for"]
 
 
 class Tile(NamedTuple):
@@ -43,7 +43,6 @@ class Tiles:
     outputs_slow: Tile
     gradients: Tile
     gradients_slow: Tile
-    recurrent: Tile
     fused: Tile | None
     fused_chunk: int
     fused_from: int
@@ -73,6 +72,14 @@ def fit(n: int, most: int, least: int = 16) -> int:
     return min(max(power_of_two(n), least), most)
 
 
+@functools.cache
+def recurrent_tile(K: int, V: int) -> Tile:
+    """All ``K`` rows of a state, and as many columns as registers hold well."""
+    rows = max(power_of_two(K), 16)
+    columns = min(fit(V, 64), max(16, 4096 // rows))
+    return Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1)
+
+
 @functools.lru_cache(maxsize=1024)
 def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, processors: int) -> Tiles:
     """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector) and, unless 0, the caller's ``chunk``."""
@@ -81,8 +88,6 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
     most = 32 if full else 64
     least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
     wide = 32 if full else 128
-    rows = max(power_of_two(K), 16)
-    columns = min(fit(V, 64), max(16, 4096 // rows))
     return Tiles(
         chunk=C,
         split=3 if full else 2,
@@ -95,7 +100,6 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
-        recurrent=Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1),
         fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
         fused_chunk=C,
         fused_from=max(processors * 7 // 8, 2),

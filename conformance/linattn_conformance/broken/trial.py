@@ -76,13 +76,14 @@ def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "tra
 
 def every_fault() -> list[type[Backend]]:
     """The faults on every framework that is installed."""
+    from .in_place import FAULTS as IN_PLACE
     from .on_numpy import FAULTS
 
     try:
         from .on_torch import FAULTS as ON_TORCH
     except ImportError:
-        return list(FAULTS)
-    return [*FAULTS, *ON_TORCH]
+        return [*FAULTS, *IN_PLACE]
+    return [*FAULTS, *IN_PLACE, *ON_TORCH]
 
 
 if __name__ == "__main__":

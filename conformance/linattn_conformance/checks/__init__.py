@@ -15,6 +15,7 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "ungated": values.ungated,
     "agree": properties.agree,
     "split": properties.split,
+    "steps": properties.steps,
     "packed": properties.packed,
     "causal": properties.causal,
     "forgets": properties.forgets,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from linattn.spec import FAMILIES
 
 from ..bad_input import RULES, SIZES
 from ..calls import Failure, Run, call_arguments
@@ -17,7 +16,7 @@ __all__ = ["bad_input"]
 def bad_input(run: Run) -> None:
     """Break the rule that the case is named after."""
     name = run.case.id.rpartition("/")[2]
-    rule = next(rule for rule in RULES if (rule.op, rule.name) == (run.case.op, name))
+    rule = next(rule for rule in RULES if (rule.op, rule.form, rule.name) == (run.case.op, run.case.form, name))
     given = valid(run)
     changed = {**given, **rule.change(lambda size, dtype: make(run, size, dtype), given)}
     before = {key: run.adapter.to_float64(x) for key, x in changed.items() if run.adapter.is_array(x)}
@@ -36,10 +35,11 @@ def bad_input(run: Run) -> None:
 
 def valid(run: Run) -> dict[str, Any]:
     """Arguments of a call that is right."""
-    spec = FAMILIES[run.case.op]
+    spec = run.case.spec
+    defaults = {option.name: option.default for option in spec.options}
     arrays = {
         arg.name: make(run, tuple(size_of(symbol, SIZES) for symbol in arg.shapes[0]), "float32")
-        for arg in spec.args
+        for arg in spec.arrays(defaults)
         if not arg.optional
     }
     return arrays | ({"chunk_size": SIZES["C"]} if run.case.op == "mixed_attn" else {})

@@ -12,7 +12,7 @@ from ..bounds import Quantity, distance
 from ..calls import Declared, Failure, Run
 from .values import require_gradient
 
-__all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split"]
+__all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split", "steps"]
 
 
 def tokens(run: Run, arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -64,6 +64,15 @@ def split(run: Run) -> None:
         both = [run.adapter.to_float64(part["o"]) for part in (first, second)]
         run.note(f"o (cut at {cut})", distance(np.concatenate(both, 1), run.truth.outputs["o"]))
         run.compare(state_of(second), {name: x for name, x in run.truth.outputs.items() if name != "o"})
+
+
+def steps(run: Run) -> None:
+    """Decoding one token at a time is the same as decoding all of them at once."""
+    arrays = run.arrays()
+    run.require(arrays)
+    found = [run.call(tokens(run, arrays, t, t + 1))["o"] for t in range(run.problem.sizes["T"])]
+    run.near("o", np.concatenate([run.adapter.to_float64(o) for o in found], 1))
+    run.compare(arrays, {"state": run.truth.outputs["state"]})
 
 
 def packed(run: Run) -> None:
@@ -176,12 +185,11 @@ def reach(run: Run) -> int:
 
 def repeat(run: Run) -> None:
     """Two calls give the same bits."""
-    arrays = run.arrays()
-    run.require(arrays)
-    first = run.snapshot(run.call(arrays))
+    run.require(run.arrays())
+    first = run.snapshot(run.call(run.arrays()))
     for _ in range(2):
         run.poison()
-        same(first, run.snapshot(run.call(arrays)))
+        same(first, run.snapshot(run.call(run.arrays())))
     run.note("o", distance(first["o"], run.truth.outputs["o"]))
 
 

@@ -1,19 +1,20 @@
 """The families: one module each, with the signature, the recurrence and how it lowers to a more general one."""
 
-from .delta_rule import chunk_delta_rule, delta_rule, parallel_delta_rule, recurrent_delta_rule
-from .dplr import chunk_dplr, dplr, parallel_dplr, recurrent_dplr
+from .delta_rule import chunk_delta_rule, decode_delta_rule, delta_rule, parallel_delta_rule, recurrent_delta_rule
+from .dplr import chunk_dplr, decode_dplr, dplr, parallel_dplr, recurrent_dplr
 from .gated_delta_rule import (
     chunk_gated_delta_rule,
+    decode_gated_delta_rule,
     gated_delta_rule,
     parallel_gated_delta_rule,
     recurrent_gated_delta_rule,
 )
-from .gla import chunk_gla, gla, parallel_gla, recurrent_gla
-from .kda import chunk_kda, kda, parallel_kda, recurrent_kda
-from .linear_attn import chunk_linear_attn, linear_attn, parallel_linear_attn, recurrent_linear_attn
+from .gla import chunk_gla, decode_gla, gla, parallel_gla, recurrent_gla
+from .kda import chunk_kda, decode_kda, kda, parallel_kda, recurrent_kda
+from .linear_attn import chunk_linear_attn, decode_linear_attn, linear_attn, parallel_linear_attn, recurrent_linear_attn
 from .mixed_attn import chunk_mixed_attn, mixed_attn, parallel_mixed_attn, recurrent_mixed_attn
-from .rwkv6 import chunk_rwkv6, parallel_rwkv6, recurrent_rwkv6, rwkv6
-from .simple_gla import chunk_simple_gla, parallel_simple_gla, recurrent_simple_gla, simple_gla
+from .rwkv6 import chunk_rwkv6, decode_rwkv6, parallel_rwkv6, recurrent_rwkv6, rwkv6
+from .simple_gla import chunk_simple_gla, decode_simple_gla, parallel_simple_gla, recurrent_simple_gla, simple_gla
 
 __all__ = [
     "chunk_delta_rule",
@@ -25,6 +26,14 @@ __all__ = [
     "chunk_mixed_attn",
     "chunk_rwkv6",
     "chunk_simple_gla",
+    "decode_delta_rule",
+    "decode_dplr",
+    "decode_gated_delta_rule",
+    "decode_gla",
+    "decode_kda",
+    "decode_linear_attn",
+    "decode_rwkv6",
+    "decode_simple_gla",
     "delta_rule",
     "dplr",
     "gated_delta_rule",

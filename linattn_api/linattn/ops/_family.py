@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from .. import decoding as in_place
 from ..dispatch import Plan, explain_call, run
 from ..errors import OptionError
 from ..plugin import FORMS, Form
-from ..spec import FAMILIES, OpSpec
+from ..spec import DECODING, FAMILIES, OpSpec, decoding_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +30,35 @@ _FORM_NOTES = {
     "chunk": "Chunk form: matmuls inside a chunk, a scan across chunks. For training and prefill.",
     "parallel": "Parallel form: one masked T×T matrix. For short sequences and for inspection.",
 }
+
+_DECODE = """\
+``{recurrence}``
+
+For decoding, one token or a few at a time: each sequence goes on from its own state, and the state after its last token
+stays there. Inference only.
+
+Args:
+{arrays}
+    state: States ``[{state}]``, any float dtype; overwritten. Accumulation is float32 (float64 for float64 inputs) all
+        the same, rounded once, when the state is written.{normalize}
+    state_indices: Which of the ``P`` states is each sequence's, ``[N]`` with ``N = B``, int32 or int64, distinct. ``-1`` is
+        padding: that row of ``o`` is zero and no state is written. Default: state ``n`` for sequence ``n``.
+    scale: Multiplies the output. Default ``K ** -0.5``.
+    feature_map: Applied to {mapped} first: a name or an object from ``linattn.feature_maps``.
+    backend: A name (strict), a sequence in order of preference, or ``"auto"``. A backend that cannot write in place runs
+        its recurrent form on copies.
+
+Returns:
+    ``o``, of the shape and dtype of ``v``.
+
+Raises:
+    ArgumentError: An argument is wrong, as for ``{family}``; a gradient is asked for; ``state`` cannot be written to, as no
+        array of JAX or MLX can: there, pass the state of ``recurrent_{family}`` on.
+    BackendError: The backend asked for cannot be used; ``Unsupported`` if none can run the call.
+"""
+
+_NORMALIZE = """
+    normalize: As in ``linear_attn``; a state then has ``V+1`` value columns."""
 
 _KEYWORDS = {
     "scale": "Multiplies the output. Default ``K ** -0.5``.",
@@ -53,6 +83,8 @@ Raises:
 
 def _document(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> str:
     """The declared docstring, headed by the form and completed by the keywords that it does not describe itself."""
+    if form == "decode":
+        return f"{declared.__doc__}\n\n{_document_decoding(spec)}"
     own = inspect.cleandoc(declared.__doc__ or "")
     state = "``[N, HV, K, V]``" if spec.state_type is None else f"a ``linattn.{spec.state_type.__name__}``"
     mapped = " and ".join(f"``{name}``" for name in spec.mapped)
@@ -84,15 +116,38 @@ def family(
             spec.parameters,
         )
         FAMILIES[spec.name] = spec
+        if spec.state_type is None:
+            DECODING[spec.name] = decoding_of(spec)
         return tuple(_compile(spec, form, function) for form in (None, "chunk", "recurrent", "parallel"))  # type: ignore[return-value]
 
     return declare
 
 
+def decoding(declared: Callable[P, R]) -> Callable[P, R]:
+    """Make ``decode_*`` of a declared family. The declaration has the public signature, one line of docstring and no body."""
+    spec = DECODING[declared.__name__.removeprefix("decode_")]
+    parameters = tuple(inspect.signature(declared).parameters)
+    assert parameters == (*spec.parameters, "feature_map", "backend"), (spec.name, parameters, spec.parameters)
+    return _compile(spec, "decode", declared)
+
+
+def _document_decoding(spec: OpSpec) -> str:
+    """What is the same for every family, with its own arrays and equation."""
+    return _DECODE.format(
+        recurrence=spec.recurrence,
+        arrays="\n".join(f"    {arg.name}: ``[{', '.join(arg.shapes[0])}]``, as in ``{spec.name}``." for arg in spec.args),
+        state=", ".join(spec.state({"normalize": False})[0].shapes[0]),
+        normalize=_NORMALIZE if "normalize" in spec.option_names else "",
+        mapped=" and ".join(f"``{name}``" for name in spec.mapped),
+        family=spec.name,
+    )
+
+
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
-    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in (run, explain_call))
+    targets = (in_place.run, in_place.explain_call) if form == "decode" else (run, explain_call)
+    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in targets)
     operator.__doc__ = _document(spec, form, declared)
     operator.explain, operator.spec, operator.form = explain_operator, spec, form
     OPERATORS[name] = operator

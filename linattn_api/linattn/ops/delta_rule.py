@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..feature_maps import FeatureMap
 from ..plugin import Call
 from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -67,3 +67,20 @@ def _delta_rule(
 
 
 delta_rule, chunk_delta_rule, recurrent_delta_rule, parallel_delta_rule = _delta_rule
+
+
+@decoding
+def decode_delta_rule(
+    q: A,
+    k: A,
+    v: A,
+    beta: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``delta_rule`` token by token, on states that it overwrites."""
+    ...

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..feature_maps import FeatureMap
 from ..spec import Arg, OpSpec
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -57,3 +57,22 @@ def _dplr(
 
 
 dplr, chunk_dplr, recurrent_dplr, parallel_dplr = _dplr
+
+
+@decoding
+def decode_dplr(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    a: A,
+    b: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``dplr`` token by token, on states that it overwrites."""
+    ...

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
 from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -62,3 +62,21 @@ def _gated_delta_rule(
 
 
 gated_delta_rule, chunk_gated_delta_rule, recurrent_gated_delta_rule, parallel_gated_delta_rule = _gated_delta_rule
+
+
+@decoding
+def decode_gated_delta_rule(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    beta: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``gated_delta_rule`` token by token, on states that it overwrites."""
+    ...

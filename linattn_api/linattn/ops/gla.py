@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..feature_maps import FeatureMap
 from ..spec import Arg, OpSpec
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -54,3 +54,21 @@ def _gla(
 
 
 gla, chunk_gla, recurrent_gla, parallel_gla = _gla
+
+
+@decoding
+def decode_gla(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    gv: A | None = None,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``gla`` token by token, on states that it overwrites."""
+    ...

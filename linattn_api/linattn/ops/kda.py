@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..feature_maps import FeatureMap
 from ..plugin import Call
 from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -82,3 +82,21 @@ def _kda(
 
 
 kda, chunk_kda, recurrent_kda, parallel_kda = _kda
+
+
+@decoding
+def decode_kda(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    beta: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``kda`` token by token, on states that it overwrites."""
+    ...

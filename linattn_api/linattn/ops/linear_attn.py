@@ -19,7 +19,7 @@ from ..spec import (
     accumulation_dtype,
     redescribe,
 )
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -39,7 +39,7 @@ def check(form: str | None, options: Options) -> str | None:
 
 def blocked(call: Call) -> str | None:
     """Only the causal sum is a gated one with the gate at zero."""
-    return None if call.option("causal") else "causal=False is no special case of simple_gla"
+    return None if call.option("causal", True) else "causal=False is no special case of simple_gla"
 
 
 def as_simple_gla(call: Call) -> Call:
@@ -117,3 +117,20 @@ def _linear_attn(
 
 
 linear_attn, chunk_linear_attn, recurrent_linear_attn, parallel_linear_attn = _linear_attn
+
+
+@decoding
+def decode_linear_attn(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    normalize: bool = False,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``linear_attn`` token by token, on states that it overwrites."""
+    ...

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..feature_maps import FeatureMap
 from ..spec import Arg, OpSpec
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -54,3 +54,21 @@ def _rwkv6(
 
 
 rwkv6, chunk_rwkv6, recurrent_rwkv6, parallel_rwkv6 = _rwkv6
+
+
+@decoding
+def decode_rwkv6(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    u: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``rwkv6`` token by token, on states that it overwrites."""
+    ...

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
 from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
-from ._family import family
+from ._family import decoding, family
 
 A = TypeVar("A")
 
@@ -54,3 +54,20 @@ def _simple_gla(
 
 
 simple_gla, chunk_simple_gla, recurrent_simple_gla, parallel_simple_gla = _simple_gla
+
+
+@decoding
+def decode_simple_gla(
+    q: A,
+    k: A,
+    v: A,
+    g: A,
+    *,
+    state: A,
+    state_indices: A | None = None,
+    scale: float | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> A:
+    """``simple_gla`` token by token, on states that it overwrites."""
+    ...

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from . import recurrent
+from . import chunk, recurrent
 from .recurrent import WIDEST, Arrays
 
 __all__ = ["backward", "forward", "unfit"]
@@ -34,7 +34,12 @@ class Facts(Protocol):
 
 
 class Options(Protocol):
-    """What is static about a call besides: see :class:`linattn_backends.mlx.segments.Options`."""
+    """What is static about a call besides: see :class:`linattn_backends.mlx.operations.Options`."""
+
+    @property
+    def form(self) -> str:
+        """``"recurrent"``, ``"chunk"`` or ``"parallel"``."""
+        ...
 
     @property
     def scale(self) -> float:
@@ -59,7 +64,8 @@ def unfit(facts: Facts) -> str | None:
 
 def forward(arrays: Arrays, options: Options) -> dict[str, Any]:
     """``o``, the ``final`` states if they are to be kept, and nothing else for the backward pass."""
-    found = recurrent.forward(arrays, options.scale)
+    kernel = chunk if options.form != "recurrent" and chunk.fits(arrays) else recurrent
+    found = kernel.forward(arrays, options.scale)
     final = {"final": found["final"]} if options.keep else {}
     return {"o": found["o"], "kept": [], **final}
 

@@ -13,7 +13,11 @@ import mlx.core as mx
 Constants = Mapping[str, int | mx.Dtype]
 
 THREADS = 32  # lanes of a simdgroup
-HEADERS = {"backward": ("columns.metal",)}  # beside common.metal
+HEADERS = {
+    "recurrent": ("common.metal", "keys.metal"),
+    "backward": ("common.metal", "keys.metal", "columns.metal"),
+    "chunk": ("common.metal",),
+}
 
 
 @cache
@@ -30,7 +34,7 @@ def kernel(name: str, defines: tuple[str, ...], inputs: tuple[str, ...], outputs
     MLX knows a compiled kernel by its name and template arguments: the name says all the rest that its text depends on.
     """
     unique = "_".join(["linattn", name, *(re.sub(r"\W", "", define) for define in defines)])
-    header = "".join(f"#define {define}\n" for define in defines) + "".join(map(text, ("common.metal", *HEADERS.get(name, ()))))
+    header = "".join(f"#define {define}\n" for define in defines) + "".join(map(text, HEADERS[name]))
     return mx.fast.metal_kernel(
         name=unique, input_names=list(inputs), output_names=list(outputs), source=text(f"{name}.metal"), header=header
     )

@@ -1,0 +1,62 @@
+"""FlashQLA (0.1) as a backend: one operator, the gated delta rule in chunks, for heads of width 128.
+
+Its conventions are ours. ``delta_rule`` is lowered to it with gates of zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from flash_qla import chunk_gated_delta_rule
+from linattn.plugin import Backend, Call, Unsupported, form_methods
+from torch import Tensor
+
+__all__ = ["FlashQlaBackend"]
+
+WIDTH = 128
+DTYPES = ("bfloat16", "float16")
+
+
+def _gated_delta_rule(
+    form: str,
+    arrays: dict[str, Tensor],
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    o, final = chunk_gated_delta_rule(
+        **{name: x.float() if x.dtype == torch.float64 else x for name, x in arrays.items()},
+        scale=scale,
+        initial_state=None if initial_state is None else initial_state.float(),
+        output_final_state=output_final_state,
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
+    )
+    return o, final if output_final_state else None
+
+
+@form_methods({"gated_delta_rule": _gated_delta_rule}, forms=("chunk",))
+class FlashQlaBackend(Backend):
+    """TileLang kernels for the gated delta rule, on Hopper and Blackwell GPUs."""
+
+    name = "flash_qla"
+    api = ">=1,<2"
+    frameworks = ("torch",)
+
+    def supports(self, call: Call) -> Unsupported | None:
+        """What the library asserts."""
+        complaint = _complaint(call)
+        return None if complaint is None else Unsupported(complaint)
+
+
+def _complaint(call: Call) -> str | None:
+    if call.device.partition(":")[0] != "cuda":
+        return f"runs on CUDA devices, not {call.device}"
+    if call.dtype not in DTYPES:
+        return f"takes {' and '.join(DTYPES)}, not {call.dtype}"
+    if (call.K, call.V) != (WIDTH, WIDTH):
+        return f"K and V must be {WIDTH}, got {call.K} and {call.V}"
+    if call.shapes["beta"] != "B T HV":
+        return "takes one beta for a token and head"
+    return None

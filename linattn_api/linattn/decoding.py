@@ -1,0 +1,101 @@
+"""Runs ``decode_*``: tokens on states that are overwritten where they lie.
+
+A backend with a method ``decode_{family}`` gets the pool of states and the slots as they are. For any other, the states of the
+sequences are copied out of the pool, its recurrent form runs, and what comes out is written back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import dispatch
+from .errors import ArgumentError
+from .feature_maps import FeatureMap
+from .frameworks import Framework, framework_of
+from .spec import FAMILIES, OpSpec
+
+__all__ = ["explain_call", "run"]
+
+
+def run(
+    spec: OpSpec,
+    form: str,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    feature_map: str | FeatureMap | None,
+    backend: str | Sequence[str] | None,
+) -> Any:
+    """Run one call and return ``o``; arguments as those of :func:`linattn.dispatch.run`."""
+    _check_writable(spec, keywords["state"])
+    function, steps, way, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
+    if way != "decode":
+        return _by_recurrence(spec, function, steps, framework, arrays, keywords)
+    if len(steps) == 1:
+        return function(*arrays, **keywords)
+
+    def with_state(*args: Any, **options: Any) -> tuple[Any, Any]:
+        return function(*args, **options), None
+
+    return dispatch.run_steps(with_state, steps, framework, arrays, keywords)[0]
+
+
+def explain_call(
+    spec: OpSpec,
+    form: str,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    feature_map: str | FeatureMap | None,
+    backend: str | Sequence[str] | None,
+) -> dispatch.Plan:
+    """The plan of a call, from the same arguments as :func:`run`."""
+    _check_writable(spec, keywords["state"])
+    return dispatch.explain_call(spec, form, arrays, keywords, feature_map, backend)
+
+
+def _check_writable(spec: OpSpec, state: Any) -> None:
+    """What can only be seen on the array itself; all else is validated with the call."""
+    if state is None:
+        return
+    framework = framework_of(state, "state", f"decode_{spec.name}: ")
+    reason = None if framework.tracing() else framework.unwritable(state)
+    if reason:
+        raise ArgumentError(f"decode_{spec.name}: state cannot be written to: {reason}")
+
+
+def _by_recurrence(
+    spec: OpSpec,
+    function: Any,
+    steps: tuple[str, ...],
+    xp: Framework,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Any:
+    """Copy the states out, run the recurrent form, and write what comes out back. Nothing waits for a device."""
+    state, indices = keywords["state"], keywords["state_indices"]
+    options = {option.name: option.default for option in FAMILIES[spec.name].options} | {"cu_seqlens": None}
+    options |= {option.name: keywords[option.name] for option in spec.options}
+    N, dtype = arrays[0].shape[0], xp.dtype(state)
+
+    def recurrent(start: Any) -> tuple[Any, Any]:
+        o, final = dispatch.run_steps(
+            function, steps, xp, arrays, {**options, "initial_state": start, "output_final_state": True}
+        )
+        return o, xp.astype(final, dtype)
+
+    if indices is None:
+        o, final = recurrent(state[:N])
+        state[:N] = final
+        return o
+    indices = xp.astype(indices, "int64")
+    live = (indices >= 0) & (indices < state.shape[0])
+    slots = xp.where(live, indices, xp.zeros_like(indices))  # padding reads slot 0
+    start = state[slots]
+    o, final = recurrent(start)
+    if N == 0:
+        return o
+    final = xp.where(live[:, None, None, None], final, start)
+    # Padding writes what the first sequence that is none writes; if all are, slot 0 gets what it had.
+    rows = xp.where(live, xp.arange(N, like=indices), xp.astype(live, "int32").argmax())
+    state[slots[rows]] = final[rows]
+    return xp.where(live[:, None, None, None], o, xp.zeros_like(o))
