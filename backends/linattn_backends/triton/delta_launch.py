@@ -66,6 +66,11 @@ class Delta:
         return 0 if self.g is None else self.g.dim() - 2
 
     @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "dplr" if self.a is not None else ("delta_rule", "gated_delta_rule", "kda")[self.gate]
+
+    @property
     def strength(self) -> int:
         """0 no ``beta``, 1 one a token, 2 one a value channel."""
         return 0 if self.beta is None else self.beta.dim() - 2
