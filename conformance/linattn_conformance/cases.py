@@ -64,12 +64,12 @@ GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": 
 STRIDED = ("numpy", "torch")
 """Frameworks whose users choose the strides of arrays."""
 TRANSFORMS = {
-    "compile": ("torch",),
+    "compile": ("torch", "mlx"),
     "export": ("torch",),
     "fake": ("torch",),
     "func-grad": ("torch",),
     "autocast": ("torch",),
-    "vmap": ("torch", "jax"),
+    "vmap": ("torch", "jax", "mlx"),
     "jit": ("jax",),
     "jit-gradient": ("jax",),
     "eval-shape": ("jax",),

@@ -74,6 +74,11 @@ class MlxAdapter(Adapter):
     def globals(self) -> tuple[Global, ...]:
         return (*super().globals(), Global("default device", mx.default_device, mx.set_default_device))
 
+    def transforms(self) -> Any:
+        from .mlx_transforms import TRANSFORMS
+
+        return TRANSFORMS
+
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return mx.concatenate([*[x] * times, mx.split(x, [rest], axis)[0]], axis)
 
