@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from linattn.plugin import Backend, Call, Unsupported, form_methods
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
+from .delta_library import delta_call
 from .library import diagonal_call
-from .steps import Tokens, decode, recurrent_call
+from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
 
 WIDEST = 512
 WIDEST_DELTA = 256
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
-OLDEST = Version("3.2")
+
+UNFIT = {"<3.2": "it lacks what the kernels use"}
+"""Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
@@ -84,9 +90,10 @@ def delta(
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
 ) -> Result:
-    """The delta families and ``dplr``, token by token."""
-    given = [arrays.get(name) for name in Tokens._fields]
-    o, final = recurrent_call(*given, initial_state, cu_seqlens, scale_of(arrays, scale), output_final_state)
+    """The delta families and ``dplr``."""
+    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    scale = scale_of(arrays, scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
 
 
@@ -105,6 +112,14 @@ def decoded(
     given = [arrays.get(name) for name in Tokens._fields]
     o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize)
     return divided(o, dtype) if normalize else o
+
+
+@functools.cache
+def _release_complaint(release: str) -> str | None:
+    """Why the kernels must not run with this release of Triton."""
+    version = Version(release.partition("+")[0])
+    reasons = [reason for releases, reason in UNFIT.items() if SpecifierSet(releases).contains(version, prereleases=True)]
+    return f"does not run with Triton {release}: {reasons[0]}" if reasons else None
 
 
 def _device_complaint(device: str) -> str | None:
@@ -133,13 +148,18 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
-@form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
 @form_methods(
-    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": matrix_state,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        **dict.fromkeys(DELTA, delta),
+    },
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
+    """Triton kernels for every matrix-state family, on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -152,9 +172,7 @@ class TritonBackend(Backend):
 
     @staticmethod
     def _complaint(call: Call) -> str | None:
-        if Version(triton.__version__.partition("+")[0]) < OLDEST:
-            return f"needs Triton {OLDEST} or newer, got {triton.__version__}"
-        complaint = _device_complaint(call.device)
+        complaint = _release_complaint(triton.__version__) or _device_complaint(call.device)
         if complaint:
             return complaint
         if "float64" in call.dtypes.values():
@@ -166,8 +184,4 @@ class TritonBackend(Backend):
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
-        if call.op == "gla" and call.has("gv") and (call.form == "chunk" or call.needs_grad is not False):
-            return "takes gv in the recurrent form without gradients only"
-        if call.op in DELTA and call.needs_grad is not False:
-            return f"has no gradient of {call.op}"
         return None
