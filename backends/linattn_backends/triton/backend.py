@@ -11,8 +11,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
+from .delta_library import delta_call
 from .library import diagonal_call
-from .steps import Tokens, decode, recurrent_call
+from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
 
@@ -89,9 +90,10 @@ def delta(
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
 ) -> Result:
-    """The delta families and ``dplr``, token by token."""
-    given = [arrays.get(name) for name in Tokens._fields]
-    o, final = recurrent_call(*given, initial_state, cu_seqlens, scale_of(arrays, scale), output_final_state)
+    """The delta families and ``dplr``."""
+    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    scale = scale_of(arrays, scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
 
 
@@ -146,13 +148,18 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
-@form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
 @form_methods(
-    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": matrix_state,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        **dict.fromkeys(DELTA, delta),
+    },
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
+    """Triton kernels for every matrix-state family, on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -177,6 +184,4 @@ class TritonBackend(Backend):
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
-        if call.op in DELTA and call.needs_grad is not False:
-            return f"has no gradient of {call.op}"
         return None
