@@ -93,8 +93,8 @@ def dtypes(rows: list[dict[str, Any]]) -> list[str]:
     return [f"operands {dtype}, gates {gate_dtype} ({gates})" for dtype, gate_dtype, gates in sorted(cases)]
 
 
-def triton_diagonal(results: dict[str, Any]) -> str:
-    """What the diagonal-gate kernels take as they are; the JSON also holds the runs that led there."""
+def triton_kernels(results: dict[str, Any]) -> str:
+    """What kernels take as they are; the JSON also holds the runs that led there."""
     lines = []
     for row in results["shipped"]:
         ratio = None if row["graph_ms"] is None else row["graph_ms"] / row["floor_ms"]
@@ -216,7 +216,8 @@ RENDERERS = {
     "overhead": overhead,
     "operators": operators,
     "torch-cpu": torch_cpu,
-    "triton-diagonal": triton_diagonal,
+    "triton-diagonal": triton_kernels,
+    "triton-delta": triton_kernels,
     "jax_cpu": jax_cpu,
     "mlx_memory": mlx_memory,
     "tpu_static": tpu_static,

@@ -11,9 +11,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
+from .delta_library import delta_call
 from .library import diagonal_call
 from .mixed import bidirectional_call, mixed_attention
-from .steps import Tokens, decode, recurrent_call
+from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
 
@@ -92,9 +93,10 @@ def delta(
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
 ) -> Result:
-    """The delta families and ``dplr``, token by token."""
-    given = [arrays.get(name) for name in Tokens._fields]
-    o, final = recurrent_call(*given, initial_state, cu_seqlens, scale_of(arrays, scale), output_final_state)
+    """The delta families and ``dplr``."""
+    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    scale = scale_of(arrays, scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
 
 
@@ -159,10 +161,15 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
-@form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
 @form_methods({"mixed_attn": mixed_attention}, forms=("chunk",))
 @form_methods(
-    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": matrix_state,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        **dict.fromkeys(DELTA, delta),
+    },
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
@@ -188,6 +195,4 @@ class TritonBackend(Backend):
             most = widest(call, symbol)
             if not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
-        if call.op in DELTA and call.needs_grad is not False:
-            return f"has no gradient of {call.op}"
         return None
