@@ -66,7 +66,7 @@ def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, no
         o, final = matrix_state(form, arrays, wide=normalize, **options)
     else:
         scale = scale_of(arrays, options["scale"])
-        o, final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
+        (o, _), final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
     return divided(o, dtype) if normalize else o, final
 
 

@@ -409,15 +409,17 @@ SUM = 256
 
 
 @torch.library.custom_op("linattn::triton_bidirectional", mutates_args=())
-def bidirectional(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float, wide: bool) -> Tensor:
-    """``scale · q Σ kᵀv`` over the whole sequence, float32 if ``wide``."""
+def bidirectional(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float, wide: bool
+) -> tuple[Tensor, Tensor]:
+    """``scale · q Σ kᵀv`` over the whole sequence, float32 if ``wide``; and nothing, since a node has several results."""
     call = Attention.of((None, None, q, k, v), None, None, cu_seqlens, SUM, 0.0, scale, False)
-    return forward(call, torch.float32 if wide else v.dtype, None)
+    return forward(call, torch.float32 if wide else v.dtype, None), v.new_empty(0)
 
 
 @bidirectional.register_fake
 def _(q, k, v, cu_seqlens, scale, wide):
-    return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
+    return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype), v.new_empty(0)
 
 
 @torch.library.custom_op("linattn::triton_bidirectional_backward", mutates_args=())
@@ -439,15 +441,9 @@ def _remember(ctx, inputs, output):
     ctx.save_for_backward(*arrays)
 
 
-def _pull(ctx, do):
+def _pull(ctx, do, _):
     return (*_bidirectional_backward_call(do, *ctx.saved_tensors, ctx.scale), None, None, None)
 
 
 _bidirectional_backward_call = register(bidirectional_backward)
-_bidirectional_call = register(bidirectional, _remember, _pull)
-
-
-def bidirectional_call(*arguments: Any) -> Tensor:
-    """The op under any transform, which may wrap its one result."""
-    o = _bidirectional_call(*arguments)
-    return o[0] if isinstance(o, tuple) else o
+bidirectional_call = register(bidirectional, _remember, _pull)
