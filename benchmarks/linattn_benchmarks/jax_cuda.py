@@ -1,9 +1,9 @@
 """The backends of JAX arrays on an NVIDIA GPU, beside each other: ``python -m linattn_benchmarks.jax_cuda``.
 
 bfloat16, K = V = 128, at the two shapes of ``linattn bench``: the Triton kernels through jax-triton, plain JAX, and
-jax-linear-attention where it is installed. Programs are compiled side by side, before anything is timed. A figure is the median
-of batches of calls in a row; the error is the largest difference from plain JAX on the same arrays, relative to the largest value
-of an output or gradient.
+jax-linear-attention where it is installed. Programs are compiled side by side, before anything is timed. A figure is the
+median of batches of calls in a row; the difference is the largest from plain JAX on the same arrays, relative to the largest
+value of an output or gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +51,14 @@ def rows(options: Any) -> Iterator[dict[str, Any]]:
             truth: dict[str, Any] = {}
             for backend in options.backends:
                 for what, program in found[family, shape, backend].items():
-                    row = {"op": f"chunk_{family}", "B": shape[0], "T": shape[1], "H": shape[2], "backend": backend, "what": what}
+                    row = {
+                        "op": f"chunk_{family}",
+                        "B": shape[0],
+                        "T": shape[1],
+                        "H": shape[2],
+                        "backend": backend,
+                        "what": what,
+                    }
                     row |= measured(program, arrays, truth, what, options.seconds)
                     print(row, flush=True)
                     yield row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,36 +15,24 @@ DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on")
 """Whether kernels run in Triton's interpreter, and so on the CPU; decided when the backend is imported."""
 
-NEEDED = {"triton": "triton", "torch": "torch"} if INTERPRETED else {"jax_triton": "jax-triton", "triton": "triton", "torch": "torch"}
+NEEDED = {"triton": "triton", "torch": "torch"} | ({} if INTERPRETED else {"jax_triton": "jax-triton"})
 MISSING = [package for module, package in NEEDED.items() if find_spec(module) is None]
 
 
-def run(family: str, form: str, arrays: dict[str, Any], **options: Any) -> Any:
-    """Any of the families. PyTorch and Triton take a while to import, and who has no GPU never needs them."""
-    from . import calls
+def later(family: str) -> Callable[..., Any]:
+    """A function of :mod:`.calls`. PyTorch and Triton take a while to import, and who has no GPU never needs them."""
 
-    return getattr(calls, family)(form, arrays, **options)
+    def run(form: str, arrays: dict[str, Any], **options: Any) -> Any:
+        from . import calls
 
+        return getattr(calls, family)(form, arrays, **options)
 
-def linear_attn(form: str, arrays: dict[str, Any], *, normalize: bool, **options: Any) -> Any:
-    return run("linear_attn", form, arrays, **options)
-
-
-def diagonal(form: str, arrays: dict[str, Any], **options: Any) -> Any:
-    return run("diagonal", form, arrays, **options)
+    return run
 
 
-def delta(form: str, arrays: dict[str, Any], **options: Any) -> Any:
-    return run("delta", form, arrays, **options)
-
-
-def mixed_attn(form: str, arrays: dict[str, Any], **options: Any) -> Any:
-    return run("mixed_attn", form, arrays, **options)
-
-
-@form_methods({"mixed_attn": mixed_attn}, forms=("chunk",))
+@form_methods({"mixed_attn": later("mixed_attn")}, forms=("chunk",))
 @form_methods(
-    {**dict.fromkeys(DIAGONAL, diagonal), **dict.fromkeys(DELTA, delta), "linear_attn": linear_attn},
+    {**dict.fromkeys(DIAGONAL, later("diagonal")), **dict.fromkeys(DELTA, later("delta")), "linear_attn": later("linear_attn")},
     forms=("chunk", "recurrent"),
 )
 class JaxTritonBackend(Backend):

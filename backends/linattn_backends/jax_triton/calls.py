@@ -147,8 +147,8 @@ def matrix_state(
 ) -> Result:
     """Any family with a matrix for a state."""
     g, v = arrays.get("g"), arrays["v"]
-    if g is not None and g.ndim == 1:
-        arrays = {**arrays, "g": jnp.broadcast_to(g, v.shape[:3])}
+    if g is not None and g.ndim == 1:  # a fixed decay; its gradient is a sum over the tokens
+        arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
     options = dict(form=form, scale=scale_of(arrays, scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
     given = (*map(arrays.get, operands), initial_state, cu_seqlens)
     o, final = jitted(op, tuple(options.items()), given)
@@ -164,8 +164,8 @@ def scale_of(arrays: dict[str, Array | None], scale: float | None) -> float:
     return arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
 
 
-def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, **options: Any) -> Result:
-    """The ungated family."""
+def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options: Any) -> Result:
+    """The ungated family; ``normalize`` is the caller's affair."""
     if causal:
         return diagonal(form, arrays, **options)
     given = (*(arrays[name] for name in ("q", "k", "v")), options["cu_seqlens"])

@@ -1,7 +1,7 @@
 """Host code that is written for PyTorch, run for JAX arrays while JAX traces.
 
-The host code of the Triton kernels reads no data: it allocates, launches, and does a few tensor operations between. Here it runs
-on ``meta`` tensors, which have shapes and strides alone, and behind the storage of each stands a flat JAX array:
+The host code of the Triton kernels reads no data: it allocates, launches, and does a few tensor operations between. Here it
+runs on ``meta`` tensors, which have shapes and strides alone, and behind the storage of each stands a flat JAX array:
 
 * a kernel that is launched becomes a call of the kernel in the JAX program (:mod:`.launchers`). It may write whatever the host
   code allocated, and never what it was given;

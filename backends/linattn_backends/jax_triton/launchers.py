@@ -1,8 +1,8 @@
 """How a kernel is run for the JAX arrays behind a host's tensors: compiled, by jax-triton; or in Triton's interpreter.
 
 A kernel takes its arguments in any order, some of them absent, and writes where it likes among them. jax-triton wants inputs,
-numbers and then outputs, which are new arrays, and knows no absent ones. :func:`arranged` makes a kernel of that order, which does
-nothing but call the other; what is read and written is both, an input and an output that share their memory.
+numbers and then outputs, which are new arrays, and knows no absent ones. :func:`arranged` makes a kernel of that order, which
+does nothing but call the other; what is read and written is both, an input and an output that share their memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ INTERPRETER = threading.Lock()
 """There is one interpreter, and XLA runs what is independent at once."""
 
 
-def operands(args: Sequence[Any]) -> tuple[list[Pointer], list[Pointer]]:
-    """Tensors among the arguments: those that bring values, and those that the kernel may write; some are both."""
-    pointers = [x for x in args if isinstance(x, Pointer)]
-    read = [x for x in pointers if not x.memory.own or x.memory.array is not None]
-    return read, [x for x in pointers if x.memory.own]
+def read(args: Sequence[Any]) -> list[Pointer]:
+    """Tensors among the arguments that bring values."""
+    return [x for x in args if isinstance(x, Pointer) and (x.memory.array is not None or not x.memory.own)]
+
+
+def written(args: Sequence[Any]) -> list[Pointer]:
+    """Those that the kernel may write; some are both."""
+    return [x for x in args if isinstance(x, Pointer) and x.memory.own]
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
@@ -43,7 +46,7 @@ def compiled(kernel: Any, count: int, args: Sequence[Any], config: Config) -> No
     """Put a call of a kernel into the JAX program that is being traced."""
     from .compat import triton_call
 
-    read, written = operands(args)
+    inputs, outputs = read(args), written(args)
     numbers, kinds = [], []
     for parameter, x in zip(kernel.params, args, strict=False):
         kind, number = described(x, parameter.do_not_specialize)
@@ -52,18 +55,18 @@ def compiled(kernel: Any, count: int, args: Sequence[Any], config: Config) -> No
     options = {name: config[name] for name in ("num_warps", "num_stages") if name in config}
     constants = {name: x for name, x in config.items() if name not in options}
     found = triton_call(
-        *(begin(x) for x in read),
+        *(begin(x) for x in inputs),
         *numbers,
         kernel=arranged(kernel, tuple(kinds)),
-        out_shape=[jax.ShapeDtypeStruct((x.memory.size,), x.memory.dtype) for x in written],
-        input_output_aliases={read.index(x): i for i, x in enumerate(written) if x in read},
+        out_shape=[jax.ShapeDtypeStruct((x.memory.size,), x.memory.dtype) for x in outputs],
+        input_output_aliases={inputs.index(x): i for i, x in enumerate(outputs) if x in inputs},
         grid=(count,),
         name=f"linattn_{kernel.__name__}",
         compute_capability=target().capability,
         **options,
         **constants,
     )
-    for x, array in zip(written, found, strict=True):
+    for x, array in zip(outputs, found, strict=True):
         x.memory.array = array
 
 
@@ -134,15 +137,15 @@ def arranged(kernel: Any, kinds: tuple[str, ...]) -> Any:
 
 def interpreted(kernel: Any, count: int, args: Sequence[Any], config: Config) -> None:
     """Put a call back into Python, where Triton's interpreter runs the kernel, into the JAX program that is being traced."""
-    read, written = operands(args)
-    memories = list({id(x.memory): x.memory for x in (*read, *written)}.values())
+    memories = list({id(x.memory): x.memory for x in (*read(args), *written(args))}.values())
     targets = [memory for memory in memories if memory.own]
 
     def run(*arrays: Any) -> list[Any]:
         given = iter(arrays)
         storages = {id(m): storage(m, next(given) if m in sources else None) for m in memories}
         views = [
-            torch.as_strided(storages[id(x.memory)], x.shape, x.strides, x.offset) if isinstance(x, Pointer) else x for x in args
+            torch.as_strided(storages[id(x.memory)], x.shape, x.strides, x.offset) if isinstance(x, Pointer) else x
+            for x in args
         ]
         with INTERPRETER:
             kernel[(count,)](*views, **config)

@@ -1,7 +1,7 @@
 """What tiles are chosen by, of a device; and who runs launches on tensors that have no memory.
 
-Tensors of the device ``meta`` have shapes and strides alone. Inside :func:`standing_in`, every launch on them goes to what it was
-given: so the host code of this package serves the arrays of another framework (:mod:`linattn_backends.jax_triton`).
+Tensors of the device ``meta`` have shapes and strides alone. Inside :func:`standing_in`, every launch on them goes to what it
+was given: so the host code of this package serves the arrays of another framework (:mod:`linattn_backends.jax_triton`).
 """
 
 from __future__ import annotations
