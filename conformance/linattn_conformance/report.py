@@ -26,13 +26,19 @@ SCHEMA = 2
 
 
 def make(
-    subject: Subject, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
+    subject: Subject,
+    manifest: Manifest,
+    profile: str,
+    results: Sequence[Result],
+    complaints: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The report of a run, without its verdict.
 
     Keys: ``schema``, versions (``suite``, ``api``, ``backend``, ``versions``), where it ran (``framework``, ``device``,
-    ``memory``, ``platform``), what was asked (``profile``, ``tighten``, ``manifest``), and what came of it (``results``,
-    ``results_hash``, ``complaints``, ``seconds``).
+    ``memory``, ``platform``), what those who ran it say of that (``environment``), what was asked (``profile``, ``tighten``,
+    ``manifest``), and what came of it (``results``, ``results_hash``, ``complaints``, ``seconds``).
     """
     listed = [asdict(result) for result in sorted(results, key=lambda result: result.id)]
     return {
@@ -55,6 +61,7 @@ def make(
             "release": platform.release(),
             "machine": platform.machine(),
         },
+        "environment": dict(environment or {}),
         "profile": profile,
         "tighten": subject.tighten,
         "manifest": manifest.hash,

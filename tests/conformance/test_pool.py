@@ -74,6 +74,14 @@ def test_an_operator_that_goes_on_hanging_is_given_up():
     assert [result.status for result in results.values()].count("failed") == 2
 
 
+def test_what_has_no_result_when_the_time_is_over_is_not_run():
+    """The case that hangs has not failed: nobody knows how long it would have taken."""
+    results, complaints = run("Hangs", BEFORE, HIT, AFTER, budget=5.0)
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "not-run", AFTER: "not-run"}
+    assert {results[HIT].message, results[AFTER].message} == {"not tried: the 5 s of the run were over"}
+    assert complaints == []
+
+
 def test_several_workers_share_the_cases():
     ids = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.check == "forward"]
     results, complaints = run("Crashes", *ids, workers=2)
