@@ -47,7 +47,8 @@ def conformance(
         float, typer.Option(help="GiB for each process; 0: its share of four fifths of the machine's.")
     ] = 0.0,
     budget: Annotated[
-        float, typer.Option(help="Seconds for the whole run, core cases first; the rest is then reported as not run. 0: no end.")
+        float,
+        typer.Option(help="Seconds for the whole run, core cases first; what is left then is not run. 0: no end."),
     ] = 0.0,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run of this report: take over its results, and run what it has not.")
@@ -71,7 +72,9 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
             wanted = selected(pool.subject, held, profile, case)
-            earlier = resuming.read(resume, report.make(pool.subject, held, profile, (), (), 0.0, told)) if resume else resuming.NONE
+            earlier = (
+                resuming.read(resume, report.make(pool.subject, held, profile, (), (), 0.0, told)) if resume else resuming.NONE
+            )
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:

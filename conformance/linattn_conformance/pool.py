@@ -192,17 +192,25 @@ class Pool:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
-        """Run cases, about in order; each has a result."""
+        """Run cases, about in order, those that need much memory of a device at the end; each has a result."""
         self.operators = {case.id: case.operator for case in cases}
-        ids = list(self.operators)
-        part = min(max(len(ids) // (PARTS * self.count), 1), PART)
-        self.parts = deque(ids[i : i + part] for i in range(0, len(ids), part))
-        until = time.monotonic() + self.budget
+        self.until = time.monotonic() + self.budget
+        alone = {case.id for case in cases if case.memory} if self.subject.memory and self.count > 1 else set[str]()
+        yield from self._run([case.id for case in cases if case.id not in alone], self.count)
+        if alone:
+            self._end_workers()  # the memory that they keep for later is what these cases need
+            yield from self._run([case.id for case in cases if case.id in alone], 1)
+
+    def _run(self, ids: Sequence[str], count: int) -> Iterator[Result]:
+        """Run cases in so many workers at most."""
+        self.most = count
+        part = min(max(len(ids) // (PARTS * count), 1), PART)
+        self.parts = deque(list(ids[i : i + part]) for i in range(0, len(ids), part))
         while self.parts or any(worker.ids for worker in self.workers):
-            if time.monotonic() > until:
+            if time.monotonic() > self.until:
                 yield from self._give_up()
             yield from self._hand_out()
-            wait = min(self._until_next(), max(until - time.monotonic(), 0.0))
+            wait = min(self._until_next(), max(self.until - time.monotonic(), 0.0))
             connections.wait([worker.connection for worker in self.workers if not worker.idle], wait)
             for worker in list(self.workers):
                 yield from self._listen(worker)
@@ -224,7 +232,7 @@ class Pool:
             elif part:
                 self.parts.appendleft(part)
                 loading = sum(worker.subject is None for worker in self.workers)
-                for _ in range(min(self.count - len(self.workers), len(self.parts) - loading)):
+                for _ in range(min(self.most - len(self.workers), len(self.parts) - loading)):
                     self._start()
                 return
 

@@ -40,13 +40,13 @@ __all__ = [
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch", "fla", "flash_qla"),
     "jax": ("pallas", "jax", "jla"),
-    "mlx": ("mlx",),
+    "mlx": ("mlx", "mlx_fast", "mlx_lm"),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
 
-PEERS = ("fla", "flash_qla", "jla")
-"""Adapters of other libraries, named after the package that each needs. Auto tries them after our own backends."""
+PEERS = {"fla": "fla", "flash_qla": "flash_qla", "jla": "jla", "mlx_fast": "mlx", "mlx_lm": "mlx_lm"}
+"""Adapters of other libraries, and the package that each needs. Auto tries them after our own backends."""
 
 
 class Passed(NamedTuple):
@@ -111,7 +111,7 @@ def _not_tried(plan: Plan) -> list[str]:
         return []
     done = {plan.backend, *(passed.backend for passed in plan.passed)}
     candidates = (name for name, _ in _candidates(plan.call, plan.preference))
-    return [name for name in candidates if name in PEERS and name not in done and importlib.util.find_spec(name)]
+    return [name for name in candidates if name in PEERS and name not in done and importlib.util.find_spec(PEERS[name])]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from linattn_conformance.broken import on_process
@@ -89,6 +90,15 @@ def test_several_workers_share_the_cases():
     failed = {name for name, result in results.items() if result.status == "failed"}
     assert failed == {name for name in ids if "/T97-" in name}
     assert complaints == []
+
+
+def test_cases_that_need_much_memory_run_alone_at_the_end():
+    far, near = "gla/chunk/fp16/far-state/T33-K24-V40/forward", [HIT, BEFORE, AFTER]
+    with Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 2) as pool:
+        pool.subject = replace(pool.subject, memory=80.0)  # as on a device; on the host nobody keeps memory for later
+        done = [(result.id, len(pool.workers)) for result in pool.run(cases(far, *near))]
+    assert {name for name, _ in done[:3]} == set(near)
+    assert done[3] == (far, 1)
 
 
 def test_a_worker_ends_with_its_parent():
