@@ -245,9 +245,24 @@ def test_explain_says_which_peers_it_did_not_try(monkeypatch):
     assert "not tried" not in str(linattn.explain(linattn.chunk_gla, x, x, x, x, backend="torch"))
 
 
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.families])
+def test_a_peer_for_a_few_families_is_named_for_no_other(name):
+    """Those that it has, and those that are lowered to them."""
+    mine = {method.values[1].partition("_")[2] for method in METHODS if method.values[0] == name}
+    assert set(PEERS[name].families) == mine | {"delta_rule"}
+
+
+def test_explain_names_a_peer_where_it_would_do():
+    mx = pytest.importorskip("mlx.core")
+    q, g = mx.zeros((1, 4, 1, 2)), mx.zeros((1, 4, 1))
+    line = "  not tried    mlx_fast: another library, which auto tries after our own backends"
+    assert line in str(linattn.explain(linattn.chunk_gated_delta_rule, q, q, q, g, g)).splitlines()
+    assert "mlx_fast" not in str(linattn.explain(linattn.chunk_gla, q, q, q, q))
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_without_the_library_it_says_what_to_install(name):
-    if importlib.util.find_spec(PEERS[name]):
+    if importlib.util.find_spec(PEERS[name].package):
         pytest.skip(f"{name} is installed")
     value = f"linattn_backends.{name}:{CLASSES[name]}"
     entry = importlib.metadata.EntryPoint(name, value, GROUP)._for(importlib.metadata.distribution("linattn"))
@@ -255,4 +270,4 @@ def test_without_the_library_it_says_what_to_install(name):
     alone._records = {name: Record(name, [entry])}
     with pytest.raises(BackendLoadError) as caught:
         alone.load(name)
-    assert str(caught.value) == f"needs the package {PEERS[name]}: pip install 'linattn[{name}]'"
+    assert str(caught.value) == f"needs the package {PEERS[name].package}: pip install 'linattn[{name}]'"
