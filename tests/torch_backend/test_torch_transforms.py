@@ -184,7 +184,9 @@ def test_tensors_without_data(variant, T):
         empty = {
             name: type(x)(*(y.to("meta") for y in x)) if isinstance(x, tuple) else x.to("meta") for name, x in arrays.items()
         }
-        leaves = {name: x.requires_grad_() for name, x in empty.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        leaves = {
+            name: x.requires_grad_() for name, x in empty.items() if isinstance(x, torch.Tensor) and x.is_floating_point()
+        }
         found = outputs(run(form, family, {**empty, **leaves}, options))
         for name, y in expected.items():
             assert (found[name].device.type, found[name].shape, found[name].dtype) == ("meta", y.shape, y.dtype), name
