@@ -43,17 +43,11 @@ def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, B
 
 
 @triton.jit
-def solved(L, beta, PREC: tl.constexpr):
-    """``(I + L beta)⁻¹ L`` for a strictly lower triangular ``L [BLOCK, BLOCK]`` and ``beta [BLOCK]``, row by row."""
-    t = tl.arange(0, BLOCK)[:, None]
-    s = tl.arange(0, BLOCK)[None, :]
-    M = L
-    scaled = L * beta[None, :]
-    for j in range(BLOCK - 1):
-        column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
-        row = tl.sum(tl.where(t == j, M, 0.0), 0)
-        M -= column[:, None] * row[None, :]
-    return M
+def eliminated(M, scaled, j, t, s):
+    """``M`` without what its rows owe to row ``j``, which is final."""
+    column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
+    row = tl.sum(tl.where(t == j, M, 0.0), 0)
+    return M - column[:, None] * row[None, :]
 
 
 @triton.jit
@@ -96,15 +90,36 @@ def solve(
     else:
         b0 = tl.full((BLOCK,), 1.0, tl.float32)
     type = M.dtype.element_ty
-    M00 = solved(tl.load(block(L, 0, 0, C)), b0, PREC)
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    M00 = tl.load(block(L, 0, 0, C))
+    scaled0 = M00 * b0[None, :]
+    b1 = b0
+    b2 = b0
+    b3 = b0
+    if C > BLOCK:
+        if BETA == 1:
+            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
+        M11 = tl.load(block(L, 1, 1, C))
+        scaled1 = M11 * b1[None, :]
+    if C > 2 * BLOCK:
+        if BETA == 1:
+            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
+            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
+        M22 = tl.load(block(L, 2, 2, C))
+        M33 = tl.load(block(L, 3, 3, C))
+        scaled2 = M22 * b2[None, :]
+        scaled3 = M33 * b3[None, :]
+    for j in range(BLOCK - 1):  # the blocks together: each waits for its own rows only
+        M00 = eliminated(M00, scaled0, j, t, s)
+        if C > BLOCK:
+            M11 = eliminated(M11, scaled1, j, t, s)
+        if C > 2 * BLOCK:
+            M22 = eliminated(M22, scaled2, j, t, s)
+            M33 = eliminated(M33, scaled3, j, t, s)
     tl.store(block(M, 0, 0, C), M00.to(type))
     if C > BLOCK:
         zero = tl.zeros((BLOCK, BLOCK), type)
-        if BETA == 1:
-            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
-        else:
-            b1 = b0
-        M11 = solved(tl.load(block(L, 1, 1, C)), b1, PREC)
         L10 = tl.load(block(L, 1, 0, C))
         Y = minus(L10, M11, b1, L10, PREC)
         M10 = minus(Y, Y, b0, M00, PREC)
@@ -112,14 +127,6 @@ def solve(
         tl.store(block(M, 1, 0, C), M10.to(type))
         tl.store(block(M, 0, 1, C), zero)
     if C > 2 * BLOCK:
-        if BETA == 1:
-            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
-            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
-        else:
-            b2 = b0
-            b3 = b0
-        M22 = solved(tl.load(block(L, 2, 2, C)), b2, PREC)
-        M33 = solved(tl.load(block(L, 3, 3, C)), b3, PREC)
         L32 = tl.load(block(L, 3, 2, C))
         Y = minus(L32, M33, b3, L32, PREC)
         M32 = minus(Y, Y, b2, M22, PREC)
@@ -489,7 +496,7 @@ def pairs(
 ):  # fmt: skip
     """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
 
-    ``errors`` and ``adjoint`` become ``x`` and ``dv`` where there is a ``beta``. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
+    ``errors`` and ``adjoint`` become ``x`` and ``dv`` if there is a ``beta`` a value channel. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
     """
     pid = tl.program_id(0)
     hv = pid % HV
@@ -531,8 +538,9 @@ def pairs(
             y = y * bbeta
             tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
             y = y.to(ST)
-            tl.store(errors + at_v, x, mask=in_v)
-            tl.store(adjoint + at_v, y, mask=in_v)
+            if BETA == 2:
+                tl.store(errors + at_v, x, mask=in_v)
+                tl.store(adjoint + at_v, y, mask=in_v)
         bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
         bdL = product(y, tl.trans(x), bdL, PREC)
         if DPLR:
@@ -558,16 +566,14 @@ def pairs(
 
 @triton.jit
 def facing(
-    a, at, rate, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, RATED: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+    a, at, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``(rate ∘ a) Sᵀ [C, BK]``."""
+    """``a Sᵀ [C, BK]``."""
     X = tl.zeros((C, BK), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(a, rows, at, columns_v, L, V, BV)
-        if RATED:
-            x = x.to(tl.float32) * rate[:, None]
         inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
         bS = tl.load(states + columns_k[:, None] * V + columns_v[None, :], mask=inside, other=0.0)
         X = product(x.to(ST), tl.trans(bS), X, PREC)
@@ -575,26 +581,39 @@ def facing(
 
 
 @triton.jit
-def meeting(
-    states, other, columns_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
+def exchanges(
+    do, ot, errors, adjoint, et, kept, dkept, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``Σ_v S ∘ S2 [BK]``."""
+    """With the states, each read once: ``do Sᵀ``, ``y Sᵀ``, ``e dS'ᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ dS' [BK]``."""
+    read = tl.zeros((C, BK), tl.float32)
+    compared = tl.zeros((C, BK), tl.float32)
+    wrote = tl.zeros((C, BK), tl.float32)
     met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        be = load_tile(errors, rows, et, columns_v, L, V, BV)
+        by = load_tile(adjoint, rows, et, columns_v, L, V, BV)
         inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
         tile = columns_k[:, None] * V + columns_v[None, :]
-        bS = tl.load(states + tile, mask=inside, other=0.0).to(tl.float32)
-        met += tl.sum(bS * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
-    return met
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        bdS = tl.load(dkept + tile, mask=inside, other=0.0)
+        read = product(bdo.to(ST), tl.trans(bS), read, PREC)
+        compared = product(by, tl.trans(bS), compared, PREC)
+        wrote = product(be, tl.trans(bdS), wrote, PREC)
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
+    return read, compared, wrote, met
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, x, dv, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh,
+    q, k, do, g, beta, errors, adjoint, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, for at most a scalar gate.
 
@@ -618,8 +637,8 @@ def gradients(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    x += ((b * T + bos) * HV + hv) * V
-    dv += ((b * T + bos) * HV + hv) * V
+    errors += ((b * T + bos) * HV + hv) * V
+    adjoint += ((b * T + bos) * HV + hv) * V
     here = i.to(tl.int64) * HV + hv
     kept += here * (K * V)
     dkept += here * (K * V)
@@ -627,15 +646,23 @@ def gradients(
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    rate = tl.full((C,), 1.0, tl.float32)
-    later = rate
+    acc, compared, wrote, met = exchanges(
+        do, ot, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST
+    )  # fmt: skip
+    if BETA == 1:
+        bbeta = strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA)
+        compared = compared * bbeta
+        wrote = wrote * bbeta
+    acc = acc * scale
     if GATE == 1:
         rates += here * (2 * C)
-        rate = tl.load(rates + token)
-        later = tl.load(rates + C + token)
+        rate = tl.load(rates + token)[:, None]
+        acc = acc * rate
+        compared = compared * rate
+        wrote = wrote * tl.load(rates + C + token)[:, None]
+        through = tl.sum(met, 0) * tl.load(rates + C - 1)
 
     # The query's side.
-    acc = facing(do, ot, rate * scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1 and SPLIT == 3:
@@ -647,29 +674,25 @@ def gradients(
         read = tl.sum(bq.to(tl.float32) * acc, 1)
 
     # The key that is written, then the key that reads.
-    acc = facing(x, HV * V, later, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1:
-        late = tl.sum(bk.to(tl.float32) * acc, 1)
+        late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    acc = product(tl.trans(tl.load(dA + square)), bq, acc, PREC)
-    acc = product(tl.trans(tl.load(dL + square).to(DT)), bk, acc, PREC)
-    if GATE == 1:
-        wrote = tl.sum(bk.to(tl.float32) * acc, 1)
-    compared = facing(dv, HV * V, -rate, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    wrote = product(tl.trans(tl.load(dA + square)), bq, wrote, PREC)
+    wrote = product(tl.trans(tl.load(dL + square).to(DT)), bk, wrote, PREC)
+    compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
         crossing += tl.load(dL + square) * times(bk, tl.trans(bk), PREC)
     compared = product(tl.load(dL + square).to(DT), bk, compared, PREC)
-    tl.store(dk + at_k, (acc + compared).to(dk.dtype.element_ty), mask=in_k)
+    tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
     if GATE == 1:
-        through = tl.sum(meeting(kept, dkept, columns_k, K, V, BK, BV), 0) * tl.load(rates + C - 1)
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
             bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
-            across = read + tl.sum(bk.to(tl.float32) * compared, 1) - wrote
+            across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
             across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

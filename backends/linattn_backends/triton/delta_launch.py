@@ -324,7 +324,8 @@ def pairs(
 
 
 def gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor,
+    scores: Scores,
 ) -> dict[str, Tensor | None]:
     """``dq, dk, dg`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
@@ -334,13 +335,11 @@ def gradients(
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
-    shared = call.common()
-    del shared["BETA"]
     launch(
         kernels.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, x, dv, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
+        call.q, call.k, do, call.g, call.beta, errors, adjoint, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), **shared,
+        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
         GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -350,7 +349,8 @@ def gradients(
 
 
 def vector_gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor,
+    scores: Scores,
 ) -> dict[str, Tensor | None]:
     """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
     B, T, HV, V = call.v.shape
@@ -362,25 +362,24 @@ def vector_gradients(
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
-    del shared["BETA"]
     for slow in (False, True):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, x, dv, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
             *where, count, call.scale,
-            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do) for stride in strides(x)),
+            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     grads = dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
         grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
-        del shared["GROUP"]
+        del shared["GROUP"], shared["BETA"]
         launch(
             vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-            do, dv, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
+            do, adjoint, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
             BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return grads

@@ -17,7 +17,7 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from .delta_kernels import facing, meeting
+from .delta_kernels import exchanges, facing, strength
 from .kernels import levels_mask_transposed, sequence_of, strongest
 from .tiles import BLOCK, LOG2E, block_sums, blocks, levels_mask, load_gate, load_tile, product, times, total, vector_scores
 
@@ -217,14 +217,14 @@ def own_of(p, C: tl.constexpr):
 
 @triton.jit
 def gradients_of(
-    pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
     owner, first, cu, T, PER, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``; ``x`` and ``dv`` are ``e`` and ``y`` there."""
+    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``."""
     NK: tl.constexpr = (K + BK - 1) // BK
     ik = pid % NK
     hv = pid // NK % HV
@@ -249,17 +249,24 @@ def gradients_of(
         dL2 += here * (C * C)
     kept += here * (K * V)
     dkept += here * (K * V)
-    x += ((b * T + bos) * HV + hv) * V
-    dv += ((b * T + bos) * HV + hv) * V
+    errors += ((b * T + bos) * HV + hv) * V
+    adjoint += ((b * T + bos) * HV + hv) * V
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    none = tl.zeros((C,), tl.float32)
+    acc, bdr, wrote, met = exchanges(
+        do, ot, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST
+    )  # fmt: skip
+    acc = acc * scale
+    bdr = -bdr
+    if BETA == 1:
+        bbeta = strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA)
+        bdr = bdr * bbeta
+        wrote = wrote * bbeta
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
-    acc = facing(do, ot, none + scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
     if SLOW:
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
@@ -271,7 +278,7 @@ def gradients_of(
             bw = bk
         acc = acc * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         bdg = total(s >= t, bq * acc, SPLIT)
-        bdg += (meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c))[None, :]
+        bdg += (met * tl.exp2(2.0 * c))[None, :]
         below, above, own = scores_gradient(dA, C)
         dleft, bdw, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
         acc += dleft + own * bw
@@ -284,7 +291,6 @@ def gradients_of(
             bdk += own * bq
             bdg += more
         tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
-        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
         if DPLR:
             bdr = bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
             bdg += total(s > t, br * bdr, SPLIT)
@@ -296,71 +302,61 @@ def gradients_of(
         bdr += dleft
         bdw += dright
         bdg += more
-        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
-        acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg += total(s < t, bw * acc, SPLIT)
-        bdw += acc
+        wrote = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg += total(s < t, bw * wrote, SPLIT)
+        bdw += wrote
         if DPLR:
             below, above, own = scores_gradient(dL2, C)
             dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
             bdr += dleft
             bdg += more
-            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+            acc = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST)
             acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bk * acc, SPLIT)
             bdk += acc + dright
     else:
-        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors.
+        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
+        # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products.
         half = tl.exp2(c)[None, :]
         G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
-            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            right2 = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G)).to(DT)
         else:
-            bw = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        right = (bw * tl.exp2(-G)).to(DT)
+            right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        right = (right * tl.exp2(-G)).to(DT)
+        left = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
         acc = product(tl.load(dA + square), right, acc * half, PREC)
         if DPLR:
-            bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-            right2 = (bk * tl.exp2(-G)).to(DT)
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        acc = acc * tl.exp2(G)
-        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-        bdg = bq * acc
-        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+        bdg = left.to(tl.float32) * acc
+        tl.store(dq + at_k, (acc * tl.exp2(G)).to(dq.dtype.element_ty), mask=in_k)
+        wrote = wrote * half
+        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
+        wrote = product(tl.trans(tl.load(dA + square)), left, wrote, PREC)
         bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
         if DPLR:
-            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            second = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST) * half
+            through += tl.sum(right2.to(tl.float32) * second, 0)
+            second = product(tl.trans(tl.load(dA2 + square)), left, second, PREC)
             bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
-            bdr = bdr * tl.exp2(G - bg.to(tl.float32) * LOG2E)
-            behind = br * bdr  # reads before its own gate
+            Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+            left = (-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr)).to(DT)
+            behind = left.to(tl.float32) * bdr
+            bdr = bdr * tl.exp2(Gr)
+            second = product(tl.trans(tl.load(dL2 + square).to(DT)), left, second, PREC)
+            bdg -= right2.to(tl.float32) * second
+            bdk = second * tl.exp2(-G)
         else:
-            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            left = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+            bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
-            bdg += br * bdr
-        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
-        bw = bw * tl.exp2(-G)
-        through = tl.sum(bw * acc, 0) + meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c)
-        left = (bq * tl.exp2(G)).to(DT)
+        wrote = product(tl.trans(tl.load(dL + square).to(DT)), left, wrote, PREC)
+        bdg -= right.to(tl.float32) * wrote
+        bdw = wrote * tl.exp2(-G)
+        bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
-            left2 = (br * tl.exp2(G - bg.to(tl.float32) * LOG2E)).to(DT)
-        else:
-            left2 = (br * tl.exp2(G)).to(DT)
-        acc = product(tl.trans(tl.load(dA + square)), left, acc, PREC)
-        acc = product(tl.trans(tl.load(dL + square).to(DT)), left2, acc, PREC)
-        bdg -= bw * acc
-        bdw = acc * tl.exp2(-G)
-        if DPLR:
-            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
-            bk = bk * tl.exp2(-G)
-            through += tl.sum(bk * acc, 0)
-            acc = product(tl.trans(tl.load(dA2 + square)), left, acc, PREC)
-            acc = product(tl.trans(tl.load(dL2 + square).to(DT)), left2, acc, PREC)
-            bdg -= bk * acc
-            bdk = acc * tl.exp2(-G)
-            bdg = total(s >= t, bdg, SPLIT) + total(s > t, behind, SPLIT) + through[None, :]
-        else:
-            bdg = total(s >= t, bdg, SPLIT) + through[None, :]
+            bdg += total(s > t, behind, SPLIT)
     if DPLR:
         tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
         tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
@@ -372,11 +368,11 @@ def gradients_of(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def gradients(
-    q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
     owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
@@ -391,9 +387,9 @@ def gradients(
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-                    K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+                    K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -402,9 +398,9 @@ def gradients(
         if tl.load(ranges + pid // NK) <= -RANGE:
             return
         gradients_of(
-            pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-            K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+            K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
         )  # fmt: skip
 
 
