@@ -35,9 +35,10 @@ PACKAGES = {"mlx_memory": ("mlx",)}
 def measured_on(environment: dict[str, Any], names: tuple[str, ...]) -> str:
     """One line on versions and machine."""
     packages = ", ".join(f"{name} {environment['packages'][name]}" for name in names if name in environment["packages"])
+    load = "" if environment["load"] is None else f", load {environment['load']:.1f}"
     return (
         f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
-        f"{environment['processor']}, {environment['cores']} cores, load {environment['load']:.1f}."
+        f"{environment['processor']}, {environment['cores']} cores{load}."
     )
 
 
@@ -90,6 +91,19 @@ def dtypes(rows: list[dict[str, Any]]) -> list[str]:
     """Dtypes and gates of the rows."""
     cases = {(row["case"]["dtype"], row["case"]["gate_dtype"], row["case"]["gates"]) for row in rows}
     return [f"operands {dtype}, gates {gate_dtype} ({gates})" for dtype, gate_dtype, gates in sorted(cases)]
+
+
+def triton_kernels(results: dict[str, Any]) -> str:
+    """What kernels take as they are; the JSON also holds the runs that led there."""
+    lines = []
+    for row in results["shipped"]:
+        ratio = None if row["graph_ms"] is None else row["graph_ms"] / row["floor_ms"]
+        ms = [row[name] for name in ("graph_ms", "target_ms", "floor_ms", "eager_ms")]
+        figures = ("" if x is None else f"{x:.3g}" for x in (*ms, ratio))
+        gates = f"`{row['gates']}`" if row["gates"] else ""
+        lines.append(tuple(map(unbroken, (f"`{row['family']}`", gates, row["shape"], row["what"], *figures))))
+    head = ("operator", "gates", "shape", "what", "graph, ms", "target", "floor", "eager, ms", "× floor")
+    return f"{table.ceilings(results['ceilings'])}.\n\n{grid(head, lines)}"
 
 
 def torch_cpu(results: dict[str, Any]) -> str:
@@ -164,7 +178,15 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
 
 
-RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu, "mlx_memory": mlx_memory}
+RENDERERS = {
+    "overhead": overhead,
+    "operators": operators,
+    "torch-cpu": torch_cpu,
+    "triton-diagonal": triton_kernels,
+    "triton-delta": triton_kernels,
+    "jax_cpu": jax_cpu,
+    "mlx_memory": mlx_memory,
+}
 
 
 def main() -> None:

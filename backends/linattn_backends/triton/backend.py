@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from linattn.plugin import Backend, Call, Unsupported, form_methods
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
@@ -17,7 +20,9 @@ __all__ = ["TritonBackend"]
 WIDEST = 512
 WIDEST_DELTA = 256
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
-OLDEST = Version("3.2")
+
+UNFIT = {"<3.2": "it lacks what the kernels use"}
+"""Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
@@ -109,6 +114,14 @@ def decoded(
     return divided(o, dtype) if normalize else o
 
 
+@functools.cache
+def _release_complaint(release: str) -> str | None:
+    """Why the kernels must not run with this release of Triton."""
+    version = Version(release.partition("+")[0])
+    reasons = [reason for releases, reason in UNFIT.items() if SpecifierSet(releases).contains(version, prereleases=True)]
+    return f"does not run with Triton {release}: {reasons[0]}" if reasons else None
+
+
 def _device_complaint(device: str) -> str | None:
     """Why kernels cannot run on a device: what there is to know before any array arrives."""
     kind = device.partition(":")[0]
@@ -159,9 +172,7 @@ class TritonBackend(Backend):
 
     @staticmethod
     def _complaint(call: Call) -> str | None:
-        if Version(triton.__version__.partition("+")[0]) < OLDEST:
-            return f"needs Triton {OLDEST} or newer, got {triton.__version__}"
-        complaint = _device_complaint(call.device)
+        complaint = _release_complaint(triton.__version__) or _device_complaint(call.device)
         if complaint:
             return complaint
         if "float64" in call.dtypes.values():
@@ -173,6 +184,4 @@ class TritonBackend(Backend):
                 return f"{symbol} must be at most {most}, got {size}"
         if call.op == "linear_attn" and not call.option("causal", True):
             return "has no causal=False"
-        if call.op == "gla" and call.has("gv") and (call.form == "chunk" or call.needs_grad is not False):
-            return "takes gv in the recurrent form without gradients only"
         return None

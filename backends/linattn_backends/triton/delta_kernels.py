@@ -496,7 +496,8 @@ def pairs(
 ):  # fmt: skip
     """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
 
-    ``errors`` and ``adjoint`` become ``x`` and ``dv`` if there is a ``beta`` a value channel. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
+    ``errors`` and ``adjoint`` become ``x`` and ``dv`` if there is a ``beta`` a value channel. ``DPLR``: ``v`` as a
+    second ``x``, no ``dv``.
     """
     pid = tl.program_id(0)
     hv = pid % HV
@@ -609,7 +610,8 @@ def exchanges(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, beta, errors, adjoint, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    q, k, do, g, beta, errors, adjoint, dA, dL, rates, kept, dkept, dq, dk, dg,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,

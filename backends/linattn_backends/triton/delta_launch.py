@@ -66,6 +66,11 @@ class Delta:
         return 0 if self.g is None else self.g.dim() - 2
 
     @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "dplr" if self.a is not None else ("delta_rule", "gated_delta_rule", "kda")[self.gate]
+
+    @property
     def strength(self) -> int:
         """0 no ``beta``, 1 one a token, 2 one a value channel."""
         return 0 if self.beta is None else self.beta.dim() - 2
@@ -300,7 +305,7 @@ class Scores(NamedTuple):
 def pairs(
     call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
 ) -> tuple[Scores, dict[str, Tensor | None]]:  # fmt: skip
-    """Gradients of scores, ``v`` and ``beta``; ``errors`` and ``adjoint`` become ``x`` and ``dv``."""
+    """Gradients of scores, ``v`` and ``beta``."""
     B, T, HV, V = call.v.shape
     C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
@@ -324,7 +329,14 @@ def pairs(
 
 
 def gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor,
+    call: Delta,
+    do: Tensor,
+    chunks: Cut,
+    ready: Prepared,
+    kept: Tensor,
+    dkept: Tensor,
+    errors: Tensor,
+    adjoint: Tensor,
     scores: Scores,
 ) -> dict[str, Tensor | None]:
     """``dq, dk, dg`` for at most a scalar gate."""
@@ -349,7 +361,14 @@ def gradients(
 
 
 def vector_gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor, adjoint: Tensor,
+    call: Delta,
+    do: Tensor,
+    chunks: Cut,
+    ready: Prepared,
+    kept: Tensor,
+    dkept: Tensor,
+    errors: Tensor,
+    adjoint: Tensor,
     scores: Scores,
 ) -> dict[str, Tensor | None]:
     """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
@@ -367,7 +386,8 @@ def vector_gradients(
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores,
+            kept, dkept, dq, da, db, dk, dg, ready.ranges,
             *where, count, call.scale,
             *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,

@@ -18,8 +18,21 @@ import triton
 import triton.language as tl
 
 from .delta_kernels import exchanges, facing, strength
-from .kernels import levels_mask_transposed, sequence_of, strongest
-from .tiles import BLOCK, LOG2E, block_sums, blocks, levels_mask, load_gate, load_tile, product, times, total, vector_scores
+from .kernels import above_transposed, below_transposed, sequence_of, strongest
+from .tiles import (
+    LOG2E,
+    block_sums,
+    facing_pairs,
+    level_scores,
+    levels_mask,
+    load_gate,
+    load_tile,
+    plain_blocks,
+    product,
+    state_rows,
+    times,
+    total,
+)
 
 __all__ = ["gradients", "prepare", "values"]
 
@@ -77,17 +90,15 @@ def prepare_of(
         if SLOW:
             none = tl.zeros((BK,), tl.float32)
             later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            qw += level_scores(bq, bw, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+            rw += level_scores(br, bw, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
             if DPLR:
-                more, left = vector_scores(bq, bk, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
-                qk += more
-                more, left = vector_scores(br, bk, bg, none, C, False, True, SPLIT, SLOW, RANGE, DT, PREC)
-                rk += more
+                qk += level_scores(bq, bk, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+                rk += level_scores(br, bk, bg, none, C, False, True, SPLIT, RANGE, DT, PREC)
                 tl.store(write2 + p, (bk * later).to(write2.dtype.element_ty), mask=keep)
-            more, left = vector_scores(bq, bw, bg, none, C, False, False, SPLIT, SLOW, RANGE, DT, PREC)
-            qw += more
+            left = state_rows(bq, bg, C, False, False, SPLIT)
             tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
-            more, left = vector_scores(br, bw, bg, none, C, False, DPLR, SPLIT, SLOW, RANGE, DT, PREC)
-            rw += more
+            left = state_rows(br, bg, C, False, DPLR, SPLIT)
             tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
             tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
         else:
@@ -160,32 +171,32 @@ def levels_gradients(
 ):  # fmt: skip
     """Gradients of ``left, right, g [C, BK]`` through ``A_ts = Σ_k left_tk right_sk e^{G_tk - G_sk}``, ``s < t``.
 
-    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The levels are those of ``vector_scores``.
+    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The levels are those of ``level_scores``.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop, c = blocks(g, C, SPLIT, RANGE)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
         e = tl.exp2(total(between, g, SPLIT) * LOG2E)
-        W = tl.where(pairs, dA, 0.0)
-        W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
+        W = tl.where(pairs, dA, 0.0) + tl.where(facing_pairs(half, C), dAT, 0.0)
         X = tl.where(upper, left, right) * e
         Z = times(W.to(DT), X.to(DT), PREC)
-        dg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
+        leaning = above_transposed(half, C, EXCLUSIVE) | below_transposed(half, C)
+        dg += total(leaning, X * Z, SPLIT)
         Z = Z * e
         dleft += tl.where(upper, Z, 0.0)
         dright += tl.where(upper, 0.0, Z)
         half = half // 2
     if stop > 0:
-        Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
+        Gq, G = block_sums(g, stop, C, EXCLUSIVE, SPLIT)
+        near = (t ^ s) < 2 * stop
         eq = tl.exp2(Gq)
         ek = tl.exp2(-G)
-        near = (t ^ s) < BLOCK
         Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
         Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
         dleft += Z
@@ -387,9 +398,9 @@ def gradients(
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
-                    K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+                    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    vb, vt, vh, ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -399,8 +410,8 @@ def gradients(
             return
         gradients_of(
             pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
-            K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
+            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
         )  # fmt: skip
 
 

@@ -30,6 +30,18 @@ class Tokens(NamedTuple):
     b: Tensor | None = None
     u: Tensor | None = None
 
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        dims = 0 if self.g is None else self.g.dim()
+        if self.a is not None:
+            return "dplr"
+        if self.beta is not None:
+            return "kda" if dims == 4 else "gated_delta_rule" if dims else "delta_rule"
+        if self.u is not None:
+            return "rwkv6"
+        return "gla" if dims == 4 or self.gv is not None else "simple_gla" if dims else "linear_attn"
+
     def laid_out(self) -> Tokens:
         """Rows contiguous; a fixed decay expanded over tokens."""
         g, u = self.g, self.u
