@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from linattn_backends.triton import delta_launch
+from linattn_backends.triton.delta_tuning import DeltaTiles, delta_tiles
 from triton_cases import arrays, call, check
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -56,11 +56,17 @@ def test_packed(family):
     check(family, arrays(family, T=40, H=1, HV=2, cu=[0, 0, 5, 5, 22, 40]), chunk_size=16)
 
 
-@pytest.mark.parametrize(("family", "cu"), [("gated_delta_rule", None), ("kda", [0, 3, 3, 388, 390])])
+@pytest.mark.parametrize(("family", "cu"), [("gated_delta_rule", None), ("kda", [0, 3, 3, 88, 90])])
 def test_split_sequences(family, cu, monkeypatch):
-    """Few heads: sequences are cut into segments that are walked at once."""
-    monkeypatch.setattr(delta_launch, "processors", lambda device: 8)
-    check(family, arrays(family, T=390, cu=cu, kind="weak"), chunk_size=16)
+    """Few heads: sequences are cut into segments, here of two chunks, that are walked at once."""
+    monkeypatch.setattr(DeltaTiles, "segment", lambda *sizes: 2)
+    check(family, arrays(family, T=90, cu=cu, kind="weak"), chunk_size=16)
+
+
+@pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
+def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
+    tiles = delta_tiles(128, 128, torch.bfloat16, 1, 1, 0, 132, True)
+    assert tiles.segment(T, 1, heads, 2) == length
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])
