@@ -400,7 +400,8 @@ def gradients(
                 gradients_of(
                     item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
                     owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-                    vb, vt, vh, ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    vb, vt, vh, ob, ot, oh, bb, bt, bh,
+                    K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
