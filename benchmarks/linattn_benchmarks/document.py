@@ -28,7 +28,7 @@ def render(document: dict[str, Any]) -> str:
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
-PACKAGES = {"mlx_memory": ("mlx",)}
+PACKAGES = {"mlx_memory": ("mlx",), "tpu_static": ("jax", "libtpu")}
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 
 
@@ -149,6 +149,40 @@ def jax_cpu(results: list[dict[str, Any]]) -> str:
     return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
 
 
+def tpu_static(results: list[dict[str, Any]]) -> str:
+    """Bundles of a grid step and VMEM of the TPU kernels on every generation; bundles a token by length of chunk and dtype."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    attempts = [row for row in results if "inverse" in row]
+    results = [row for row in results if "inverse" not in row]
+    for row in results:
+        found.setdefault((row["family"], row["kernel"]), []).append(row)
+    generations = list(dict.fromkeys(row["generation"] for row in results))
+    longest = max(row["C"] for row in results)
+    lines, choices = [], []
+    for (family, kernel), rows in found.items():
+        name = f"`{family}` {kernel}"
+        default = [row for row in rows if kernel == "decode" or (row["C"], row["dtype"]) == (longest, "bfloat16")]
+        bundles = {row["generation"]: row["bundles"] for row in default}
+        lines.append((name, *(bundles[g] for g in generations), table.memory(max(row["vmem_bytes"] for row in default))))
+        if kernel != "decode":
+            a_token = {(r["C"], r["dtype"]): f"{r['bundles'] / r['C']:.1f}" for r in rows if r["generation"] == generations[0]}
+            choices.append((name, *(a_token[key] for key in sorted(a_token, key=lambda key: (key[1], key[0])))))
+    sizes = sorted({row["C"] for row in results if row["kernel"] != "decode"})
+    head = (f"a token, {generations[0]}", *(f"C = {C}" for C in sizes), f"C = {longest}, float32")
+    tried = [
+        (f"`{row['family']}` {row['kernel']}", PASSES[row["inverse"]], f"{row['bundles'] / row['C']:.1f}") for row in attempts
+    ]
+    tables = (
+        grid((f"C = {longest}", *generations, "VMEM"), lines),
+        grid(head, choices),
+        grid(("tried", "passes", "a token"), tried),
+    )
+    return "\n\n".join(tables)
+
+
+PASSES = {"EXACT": "six for the inverse (float32)", "ONE": "one for the inverse (bfloat16)"}
+
+
 def mlx_memory(results: list[dict[str, Any]]) -> str:
     """Forward and backward pass of the MLX backend."""
     names = {"chunk": "chunk form", "loop": "loop over the tokens"}
@@ -186,6 +220,7 @@ RENDERERS = {
     "triton-delta": triton_kernels,
     "jax_cpu": jax_cpu,
     "mlx_memory": mlx_memory,
+    "tpu_static": tpu_static,
 }
 
 

@@ -20,6 +20,7 @@
 ``reading``            is a report what a run wrote?
 ``comparing``          what changed between two
 ``rendering``          pages of one report, and the matrix of several
+``search``, ``soak``   generated cases, for what the manifest did not think of
 ``cli``, ``commands``  the commands; ``pytest_plugin`` the same in pytest
 ``broken``             backends that are wrong on purpose, which the suite must reject
 =====================  ===============================================================================

@@ -25,6 +25,7 @@ from .witness import Witness
 __all__ = ["Declared", "Failure", "Run", "call_arguments"]
 
 
+LAYOUTS = {"strided", "sliced", "headsfirst"}
 FAR = ("q", "k", "v", "q_quad", "k_lin")
 
 
@@ -85,8 +86,8 @@ class Run:
             name: self.adapter.from_float64(x, self.problem.dtypes[name])
             for name, x in {**self.values, **(changed or {})}.items()
         }
-        if "strided" in self.case.flags:
-            return {name: self.adapter.strided(x) for name, x in made.items()}
+        for layout in LAYOUTS.intersection(self.case.flags):
+            return {name: getattr(self.adapter, layout)(x) for name, x in made.items()}
         if "far" in self.case.flags:
             return {name: self.adapter.far(x) if name in FAR else x for name, x in made.items()}
         return made

@@ -20,6 +20,8 @@ flag gets its cases by being declared. Flags mean:
 ``padding``          decoding: every row is padding
 ``strided``          no array is contiguous; the gaps hold NaN
 ``far``              tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
+``sliced``           every array is a part of a larger one, NaN around it
+``headsfirst``       heads lie before tokens in memory
 ``many``             300 packed sequences, of three tokens at most
 ``zero``             every gate is 0
 ``reset``            some gates are -inf
@@ -29,6 +31,9 @@ flag gets its cases by being declared. Flags mean:
 ``strong``           beta between 1 and 2
 ``carry``            a large float32 state to be carried past small writes
 ``phi.NAME``         the feature map of that name
+``mixed``            generated: gates of every size from 0 to -inf
+``pack.3.0.5``       generated: packed sequences of these lengths
+``seed.N``           generated: other values
 ===================  ==================================================================================================
 """
 
@@ -37,6 +42,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -47,7 +53,7 @@ from linattn.spec import DECODING, FAMILIES, OpSpec, spec_of
 from .bad_input import RULES
 from .maps import MAPS, WIDTH
 
-__all__ = ["DTYPES", "Case", "content_hash", "every_case"]
+__all__ = ["DTYPES", "Case", "content_hash", "every_case", "named"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
@@ -58,12 +64,12 @@ GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": 
 STRIDED = ("numpy", "torch")
 """Frameworks whose users choose the strides of arrays."""
 TRANSFORMS = {
-    "compile": ("torch",),
+    "compile": ("torch", "mlx"),
     "export": ("torch",),
     "fake": ("torch",),
     "func-grad": ("torch",),
     "autocast": ("torch",),
-    "vmap": ("torch", "jax"),
+    "vmap": ("torch", "jax", "mlx"),
     "jit": ("jax",),
     "jit-gradient": ("jax",),
     "eval-shape": ("jax",),
@@ -125,6 +131,25 @@ class Case:
         on_host = device.partition(":")[0] == "cpu"
         fits = not self.device if on_host else not self.host and memory >= self.memory
         return fits and (not self.frameworks or framework in self.frameworks)
+
+
+def named(name: str) -> Case:
+    """The case of an id: of the manifest, or any other that the grammar of ids allows. ``ValueError`` if there is none."""
+    if name in _by_id():
+        return _by_id()[name]
+    parts = name.split("/")
+    if len(parts) == 6 and parts[0] in FAMILIES and parts[2] in DTYPES:
+        op, form, short, flags, written, check = parts
+        sizes = {symbol: int(size) for symbol, size in re.findall(r"([A-Z])(\d+)", written)}
+        for case in make(FAMILIES[op], form, short, flags, check, sizes):
+            if case.id == name:
+                return case
+    raise ValueError(f"no case has the id {name}")
+
+
+@functools.cache
+def _by_id() -> dict[str, Case]:
+    return {case.id: case for case in every_case()}
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from . import known_failures, manifest, report, verdict
-from .cases import Case, every_case
+from .cases import Case, every_case, named
 from .pool import TIME_LIMIT, Pool, PoolError, default_workers
 from .runner import STATUSES, Result, Subject
 from .worker import Setting
@@ -85,9 +85,19 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
     if not patterns:
         return [case for case in every_case() if case.id in wanted]
     found = [case for case in every_case() if subject.applies(case) and any(fnmatchcase(case.id, p) for p in patterns)]
+    found += [case for p in patterns if (case := generated(p)) and subject.applies(case)]
     if not found:
         raise ValueError(f"no case for {subject.framework} on {subject.device} matches {', '.join(patterns)}")
     return found
+
+
+def generated(name: str) -> Case | None:
+    """The case of an id that is not in the manifest, as ``linattn conformance-soak`` prints it; None if it is no such id."""
+    try:
+        case = named(name)
+    except ValueError:
+        return None
+    return None if case in every_case() else case
 
 
 def progress(console: Console, pool: Pool, cases: list[Case]) -> list[Result]:

@@ -20,6 +20,7 @@ from .maps import MAPS, width
 __all__ = ["Problem", "draw", "offsets"]
 
 Array = NDArray[Any]
+MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
 @dataclass
@@ -108,6 +109,9 @@ def all_sizes(case: Case) -> dict[str, int]:
 def packing(case: Case) -> Array:
     """The offsets of a case whose sequences are packed."""
     T = case.size["T"]
+    lengths = next((flag.split(".")[1:] for flag in case.flags if flag.startswith("pack")), None)
+    if lengths is not None:
+        return np.cumsum([0, *map(int, lengths)], dtype=np.int32)
     if "many" not in case.flags:
         return offsets(T)
     assert T % 6 == 0, T
@@ -231,6 +235,8 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     token = rng.random(x.shape[:3] + (1,) * (x.ndim - 3)) < 0.1
     if "reset" in flags or case.check == "large":
         return np.where(token | (draw < 0.02), -np.inf, g)
+    if "mixed" in flags:
+        return rng.choice(MIXED, x.shape)
     if "huge" in flags:
         return np.where(token | (draw < 0.02), -1e4, g)
     return g

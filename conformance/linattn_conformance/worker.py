@@ -48,7 +48,7 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
         os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now
     from linattn.errors import LinattnError
 
-    from .cases import every_case
+    from .cases import named
     from .runner import Runner, resolve
 
     try:
@@ -59,13 +59,12 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
         connection.send(("refused", text))
         os._exit(0)
     connection.send(("ready", runner.subject))
-    by_id = {case.id: case for case in every_case()}
     with runner.watching():
         while (ids := received(connection)) is not None:
             for name in ids:
                 connection.send(("started", name))
                 output.forget()
-                result = runner.run_one(by_id[name])
+                result = runner.run_one(named(name))
                 printed = output.printed()
                 if printed and result.status == "passed":
                     result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")

@@ -92,6 +92,12 @@ def test_one_pass(family):
     check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=0.0)
 
 
+def test_one_pass_with_scores_beyond_the_range_of_float16():
+    given = arrays("linear_attn", T=20, K=64, V=16, dtype=torch.float16, state=False)
+    given["q"] = given["k"] = torch.full((1, 20, 1, 64), 50.0, dtype=torch.float16) + torch.randn(64).half()
+    check("linear_attn", given | {"k": given["k"].clone()}, scale=1 / 64)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_pass_under_any_gate(kind):
     check("simple_gla", arrays("simple_gla", T=70, dtype=torch.bfloat16, kind=kind))

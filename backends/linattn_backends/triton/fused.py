@@ -70,8 +70,9 @@ def walk(
                 S = S * tl.exp2(c + 0.5 * G_C)
                 c = 0.5 * G_C
         A = times(ba, tl.trans(bb), PREC)
-        if ba.dtype == tl.float16:  # it has not the range of a state
-            acc = times(ba.to(tl.float32), S, PREC)
+        if ba.dtype == tl.float16:  # it has the range neither of a state nor of scores before the scale
+            A = A * scale
+            acc = times(ba.to(tl.float32), S, PREC) * scale
         else:
             acc = times(ba, S.to(ba.dtype), PREC)
         if GATE == 1 and STRONG:
@@ -84,10 +85,13 @@ def walk(
             A = tl.where(s <= t, A, 0.0)
         S = product(tl.trans(bb), later, S, PREC)
         acc = product(A.to(by.dtype), near, acc, PREC)
+        rate = scale
+        if ba.dtype == tl.float16:
+            rate = 1.0
         if GATE == 1 and not STRONG:
-            acc = acc * (tl.exp2(shift) * scale)[:, None]
+            acc = acc * (tl.exp2(shift) * rate)[:, None]
         else:
-            acc = acc * scale
+            acc = acc * rate
         tl.store(
             out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :],
             acc.to(out.dtype.element_ty),

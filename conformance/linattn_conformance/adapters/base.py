@@ -68,6 +68,14 @@ class Adapter:
         """The same values in an array that is not contiguous, NaN in its gaps."""
         return x
 
+    def sliced(self, x: Any) -> Any:
+        """The same values as a part of a larger array, NaN around them."""
+        return x
+
+    def headsfirst(self, x: Any) -> Any:
+        """The same values, with heads (axis 2) before tokens (axis 1) in memory."""
+        return x
+
     def far(self, x: Any) -> Any:
         """The same values with tokens (axis 1) so far apart that the last one is more than 2³¹ elements from the first."""
         raise NotImplementedError

@@ -1,0 +1,1 @@
+"""Experiments that echo the papers' figures in minutes of a CPU. Each is a module to run: ``python -m experiments.NAME``."""

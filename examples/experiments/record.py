@@ -1,0 +1,93 @@
+"""What an experiment finds, kept as it is found: a run that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import linattn
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parents[2] / "docs" / "experiments"
+COLOURS = ("#1f5f8b", "#d1495b", "#3a7d44", "#8d6a9f", "#e09f3e", "#5c6b73")
+
+
+class Record:
+    """The figures of one experiment: ``NAME.json``, ``NAME.table.md`` and ``NAME.svg`` in a folder.
+
+    While it runs, finished parts are in ``NAME.partial.json``.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.folder = name, Path(options.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.options = {key: value for key, value in vars(options).items() if key != "out"}
+        self.partial = self.folder / f"{name}.partial.json"
+        self.parts: dict[str, Any] = {}
+        if self.partial.exists():
+            saved = json.loads(self.partial.read_text(encoding="utf-8"))
+            if saved["options"] != self.options:
+                raise SystemExit(f"{self.partial} is of other options, {saved['options']}: remove it or use those")
+            self.parts = saved["parts"]
+
+    def once(self, key: str, work: Callable[[], Any]) -> Any:
+        """The result of a part: worked out if it is not there yet, and saved at once with the seconds that it took."""
+        if key not in self.parts:
+            start = time.perf_counter()
+            found = work()
+            self.parts[key] = {"found": found, "seconds": round(time.perf_counter() - start, 1)}
+            fresh = self.partial.with_suffix(".new")
+            fresh.write_text(json.dumps({"options": self.options, "parts": self.parts}), encoding="utf-8")
+            fresh.replace(self.partial)
+        return self.parts[key]["found"]
+
+    def finish(self, results: Any, header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
+        """Write the three files, and drop the partial one."""
+        whole = {
+            "experiment": self.name,
+            "command": f"PYTHONPATH=examples python -m experiments.{self.name}",
+            "options": self.options,
+            "seconds": round(sum(part["seconds"] for part in self.parts.values()), 1),
+            "versions": {"python": platform.python_version(), "linattn": linattn.__version__, "torch": torch.__version__},
+            "results": results,
+        }
+        (self.folder / f"{self.name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        (self.folder / f"{self.name}.table.md").write_text(table(header, rows), encoding="utf-8")
+        with mpl.rc_context({"svg.hashsalt": self.name}):
+            figure.savefig(self.folder / f"{self.name}.svg", metadata={"Date": None})
+        plt.close(figure)
+        self.partial.unlink(missing_ok=True)
+        print(table(header, rows))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; numbers to three decimals."""
+    lines = [header, ["---"] * len(header), *([f"{x:.3f}" if isinstance(x, float) else str(x) for x in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def options(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """Command line with ``--out`` and an option for each default."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", default=str(DOCS), help="folder of the results")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    return parser.parse_args()
+
+
+def axes(columns: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure, Any]:
+    """A figure in the style of the documentation."""
+    figure, found = plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False)
+    for ax in found[0]:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="both", color="#e3e6e8", linewidth=0.6)
+        ax.set_axisbelow(True)
+    return figure, found[0]

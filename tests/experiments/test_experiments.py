@@ -1,0 +1,104 @@
+"""The experiments' parts: their task, resuming, what they write, and that what is recorded is what the pages show."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from experiments import recall_by_map  # noqa: E402
+from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
+from experiments.record import DOCS, Record, axes, table  # noqa: E402
+from models.blocks import Attention  # noqa: E402
+
+
+def test_the_task_asks_for_every_key_once_and_its_answer_follows():
+    task = Task(pairs=5, symbols=9)
+    ids, answers = task.draw(7, torch.Generator().manual_seed(1))
+    assert ids.shape == (7, 20)
+    for row, wanted in zip(ids.tolist(), answers.tolist(), strict=True):
+        told, asked = row[:10], row[10:]
+        known = dict(zip(told[::2], told[1::2], strict=True))
+        assert sorted(asked[::2]) == sorted(known)
+        assert asked[1::2] == [known[key] for key in asked[::2]] == wanted
+        assert len(known) == 5
+        assert all(9 <= value < 18 for value in wanted)
+        assert all(key < 9 for key in known)
+
+
+def test_a_model_does_not_see_the_answer():
+    task = Task(pairs=3, symbols=8)
+    torch.manual_seed(0)
+    model = Recaller(task, 16, [Attention(16, 2)])
+    ids, _ = task.draw(4, torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[:, -1] = 8 + (changed[:, -1] + 1) % 8  # the last answer comes after the last question
+    assert (model(ids) == model(changed)).all()
+
+
+def test_softmax_learns_to_recall():
+    torch.manual_seed(0)
+    model = Recaller(Task(pairs=4, symbols=8), 32, [Attention(32, 2) for _ in range(2)])
+    assert accuracy(model, 64, 0) < 0.3
+    found = train(model, 150, 32, 1e-2, 0, lambda: None)
+    assert found["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["softmax", *recall_by_map.MAPS])
+def test_every_map_runs_and_its_entropy_is_measured(name):
+    options = argparse.Namespace(width=16, heads=2, steps=2, batch=4, rate=1e-3, seed=0, pairs=4)
+    found = recall_by_map.run(name, options, lambda: None)
+    assert len(found["entropy"]) == 2
+    assert all(0 < entropy < 2.8 for entropy in found["entropy"])  # of at most sixteen places
+
+
+def test_a_record_goes_on_where_it_stopped(tmp_path):
+    options = argparse.Namespace(out=str(tmp_path), seed=3)
+    first = Record("some", options)
+    assert first.once("a", lambda: 1.5) == 1.5
+    again = Record("some", options)
+    assert again.once("a", lambda: pytest.fail("worked out twice")) == 1.5
+    again.finish({"a": 1.5}, ["what", "value"], [("a", 1.5)], axes(1)[0])
+    assert not list(tmp_path.glob("*.partial.json"))
+    whole = json.loads((tmp_path / "some.json").read_text())
+    assert (whole["results"], whole["options"]) == ({"a": 1.5}, {"seed": 3})
+    assert (tmp_path / "some.table.md").read_text() == "| what | value |\n| --- | --- |\n| a | 1.500 |\n"
+    assert (tmp_path / "some.svg").stat().st_size > 1000
+
+
+def test_a_record_of_other_options_is_not_mixed_in(tmp_path):
+    Record("some", argparse.Namespace(out=str(tmp_path), seed=3)).once("a", lambda: 1)
+    with pytest.raises(SystemExit, match=r"some\.partial\.json is of other options, \{'seed': 3\}: remove it or use those"):
+        Record("some", argparse.Namespace(out=str(tmp_path), seed=4))
+
+
+def test_tables():
+    assert table(["a"], [(0.12345,), (3,)]) == "| a |\n| --- |\n| 0.123 |\n| 3 |\n"
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_recorded_experiment_has_its_table_plot_and_page(path):
+    assert path.with_suffix(".svg").is_file()
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"{path.stem}.table.md" in page
+    assert f"{path.stem}.svg" in page
+    cells = path.with_suffix(".table.md").read_text(encoding="utf-8").split()
+    numbers = [cell for cell in cells if "." in cell and cell.lstrip("-")[0].isdigit()]
+    recorded = path.read_text(encoding="utf-8")
+    found = {f"{float(x):.3f}" for x in _numbers(json.loads(recorded)["results"])}
+    assert numbers
+    assert set(numbers) <= found
+
+
+def _numbers(x):
+    if isinstance(x, dict):
+        x = list(x.values())
+    if isinstance(x, list):
+        for item in x:
+            yield from _numbers(item)
+    elif isinstance(x, (int, float)):
+        yield x
