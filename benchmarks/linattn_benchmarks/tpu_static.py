@@ -20,10 +20,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from linattn_backends.pallas.backend import FAMILIES
+
 from .environment import RESULTS, write
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2"}
-FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda")
 KERNELS = ("forward", "states", "backward")
 RESULT = RESULTS / "tpu_static.json"
 
@@ -87,14 +88,7 @@ def work(folder: Path) -> None:
 
 def compiled(one: Case, folder: Path) -> dict[str, int]:
     """Compile one kernel and read the compiler's listings of it, which are then dropped."""
-    import jax
-    from jax.experimental import topologies
-
-    device = topologies.get_topology_desc(TOPOLOGIES[one["generation"]], "tpu").devices[0]
-    place = jax.sharding.SingleDeviceSharding(device)
-    function, arguments = program(one)
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
-    jax.jit(function).trace(*placed).lower(lowering_platforms=("tpu",)).compile()
+    compile_case(one)
     name = f"linattn_{one['kernel']}"
     bundles = _listing(folder, f"*{name}*schedule-analysis_final_bundles.txt")
     memory = _listing(folder, f"*{name}*-original.txt")
@@ -104,6 +98,18 @@ def compiled(one: Case, folder: Path) -> dict[str, int]:
     assert total is not None, bundles
     sizes = re.findall(r"#allocation\d+ \[[^\]]*\](?:\{[^}]*\})?[^\n]*?space=vmem, size = 0x([0-9a-f]+)", memory)
     return {"bundles": int(total[1]), "vmem_bytes": sum(int(size, 16) for size in sizes)}
+
+
+def compile_case(one: Case) -> None:
+    """The whole compiler, for the generation that the case names."""
+    import jax
+    from jax.experimental import topologies
+
+    device = topologies.get_topology_desc(TOPOLOGIES[one["generation"]], "tpu").devices[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    function, arguments = program(one)
+    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
+    jax.jit(function).trace(*placed).lower(lowering_platforms=("tpu",)).compile()
 
 
 def _listing(folder: Path, pattern: str) -> str:

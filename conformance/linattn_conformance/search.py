@@ -81,9 +81,12 @@ class Search:
     findings: list[Finding] = field(default_factory=list)
 
     def run(self, seconds: float, seed: int, told: Callable[[Finding], None] | None = None) -> None:
-        """Search for a time, in rounds with the seeds ``seed``, ``seed + 1`` …; ``told`` hears of each finding at once."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        """Search for a time, in rounds with the seeds ``seed``, ``seed + 1`` …, or for one whole round if the time is 0.
+
+        ``told`` hears of each finding at once.
+        """
+        until = time.monotonic() + (seconds or float("inf"))
+        while time.monotonic() < until and not (self.seeds and seconds == 0):
             self.seeds.append(seed)
             finding = self.round(seed, until)
             if finding is not None:

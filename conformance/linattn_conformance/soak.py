@@ -24,7 +24,7 @@ def conformance_soak(
     backend: Annotated[str, typer.Option(help="Name of the backend, or module:Class of one that is not installed.")],
     device: Annotated[str, typer.Option(help="Device of the arrays, as the framework writes it.")] = "cpu",
     framework: Annotated[str | None, typer.Option(help="One of the backend's frameworks; the first by default.")] = None,
-    minutes: Annotated[float, typer.Option(help="How long to search.")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="How long to search; 0 for one round.")] = 10.0,
     seed: Annotated[int | None, typer.Option(help="Seed of the first round; a new one by default, and printed.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only this family; repeat for more.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help=f"Only this dtype, of {', '.join(DTYPES)}; repeat for more.")] = None,

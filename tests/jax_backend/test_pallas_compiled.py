@@ -49,29 +49,45 @@ def test_export():
 
 
 def test_shard_map_lowers(tmp_path):
-    """Over a mesh of eight, batch and heads: kernels say which axes their results differ along."""
+    """Over a mesh of eight, batch and heads, with gradients: kernels say which axes their results differ along."""
     script = tmp_path / "mesh.py"
     script.write_text(MESH)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "3 kernels\n"
+    assert done.stdout.splitlines() == ["3", "3", "3", "3", "1", "1"]
 
 
 MESH = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 from linattn_backends.pallas import PallasBackend
-from linattn_backends.pallas.calls import longest_chunk
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "heads"))
-tokens, states = P("batch", None, "heads"), P("batch", "heads")
-gla = lambda *x: PallasBackend().chunk_gla(*x[:4], initial_state=x[4], output_final_state=True)
-gla = jax.shard_map(gla, mesh=mesh, in_specs=(*[tokens] * 4, states), out_specs=(tokens, states))
-x = [jnp.ones((4, 64, 2, 64))] * 4 + [jnp.ones((4, 2, 64, 64))]
-loss = lambda *x: sum(y.sum() for y in gla(*x))
-text = jax.jit(jax.value_and_grad(loss, range(5))).trace(*x).lower(lowering_platforms=("tpu",)).as_text()
-print(text.count("@tpu_custom_call"), "kernels")
+tokens, states, heads = P("batch", None, "heads"), P("batch", "heads"), P("heads")
+
+
+def kernels(name, specs, shapes, state=None):
+    def run(*x):
+        x, S = (x, None) if state is None else (x[:-1], x[-1])
+        S = jnp.broadcast_to(S, (x[0].shape[0], *S.shape)) if S is not None and S.ndim == 3 else S
+        return getattr(PallasBackend(), name)(*x, initial_state=S, output_final_state=True)
+
+    specs, shapes = [*specs, *([state[0]] if state else [])], [*shapes, *([state[1]] if state else [])]
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=tuple(specs), out_specs=(tokens, states))
+    loss = lambda *x: sum(y.sum() for y in sharded(*x))
+    gradient = jax.value_and_grad(loss, range(len(shapes)))
+    text = jax.jit(gradient).trace(*map(jnp.ones, shapes)).lower(lowering_platforms=("tpu",)).as_text()
+    print(text.count("@tpu_custom_call"))
+
+
+x, one = [(4, 64, 2, 64)] * 4, [(4, 1, 2, 64)] * 4
+kernels("chunk_gla", [tokens] * 4, x)
+kernels("chunk_gla", [tokens] * 4, x, (heads, (2, 64, 64)))  # a learned state, the same for every row
+kernels("chunk_rwkv6", [tokens] * 4 + [heads], x + [(2, 64)])
+kernels("chunk_simple_gla", [tokens] * 3 + [heads], x[:3] + [(2,)])
+kernels("recurrent_gla", [tokens] * 4, one)
+kernels("recurrent_rwkv6", [tokens] * 4 + [heads], one + [(2, 64)], (states, (4, 2, 64, 64)))
 """
 
 
@@ -110,16 +126,11 @@ def dots(jaxpr):
 
 
 COMPILE = """
-import json, sys, jax
-from jax.experimental import topologies
+import json, sys
 from linattn_benchmarks import tpu_static
 
 for one in json.load(sys.stdin):
-    device = topologies.get_topology_desc(tpu_static.TOPOLOGIES[one["generation"]], "tpu").devices[0]
-    place = jax.sharding.SingleDeviceSharding(device)
-    function, arguments = tpu_static.program(one)
-    placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments)
-    jax.jit(function).trace(*placed).lower(lowering_platforms=("tpu",)).compile()
+    tpu_static.compile_case(one)
     print(one["kernel"])
 """
 

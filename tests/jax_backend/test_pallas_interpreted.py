@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
-from jax_cases import compare, draw
+from jax_cases import _compiled, compare, draw
 from linattn_backends.pallas import PallasBackend
 from linattn_backends.pallas import backend as module
+from linattn_backends.pallas.backend import FAMILIES
 
 backend = PallasBackend()
-FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda")
 PACK = (0, 3, 30, 0, 1, 33, 3, 0)
 
 
@@ -71,10 +71,18 @@ def test_vmap_and_checkpoint():
         np.testing.assert_allclose(both[name], jnp.stack([one[name], two[name]]), rtol=1e-5, atol=1e-6)
 
 
+def test_no_second_derivatives():
+    x = jnp.ones((1, 16, 1, 8))
+    with pytest.raises(NotImplementedError, match="the pallas backend has first derivatives only: pass backend='jax'"):
+        jax.grad(lambda x: jax.grad(lambda q: backend.chunk_gla(q, x, x, -x)[0].sum())(x).sum())(x)
+
+
 @pytest.mark.parametrize(("form", "variant"), [("chunk", "rwkv6"), ("chunk", "kda"), ("recurrent", "kda")])
 def test_no_races(form, variant, monkeypatch):
     """The second rung: memory and its copies emulated, accesses out of bounds raise, and unordered ones are found."""
     monkeypatch.setattr(module, "INTERPRETED", pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
+    _compiled.clear()  # what other tests compiled was not for this interpreter
+    monkeypatch.setattr(interpret_pallas_call, "races", None)
     how = dict(T=1) if form == "recurrent" else dict(lengths=(0, 17, 3), H=1, HV=2)
     compare(form, variant, 2e-5, jnp.float32, backend, kind="harsh", **how)
     assert not interpret_pallas_call.races.races_found

@@ -48,7 +48,7 @@ def device_complaint(call: Call) -> str | None:
 
 
 def type_complaint(call: Call) -> str | None:
-    """A TPU has no float16 and no float64; gates, beta and states of those types are converted."""
+    """A TPU has no float16 and no float64: float16 gates, beta and states are converted, float64 ones would lose digits."""
     if call.dtype not in ("bfloat16", "float32"):
         return f"takes bfloat16 and float32, not {call.dtype}"
     return "has no float64" if "float64" in call.dtypes.values() else None

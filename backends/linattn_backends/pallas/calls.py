@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..jax.layout import chunk_length
+from .compat import alike
 from .decode import decode
 from .layout import Layout
 from .tiles import Array
@@ -16,6 +17,7 @@ from .walk import Static, walk
 
 Result = tuple[Array, Array | None]
 
+MOST_TOKENS = 1 << 20  # in shorter chunks than 64: what the kernel is told of every chunk must fit in 1 MiB
 SHORTEST_CHUNK = 16  # rows of a bfloat16 tile
 
 
@@ -35,11 +37,16 @@ def run(
     if "g" in arrays and arrays["g"].ndim == 1:  # a fixed decay is the same gate at every token
         arrays = {**arrays, "g": jnp.broadcast_to(arrays["g"], v.shape[:3])}
     scale = arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
+    if initial_state is None:
+        N = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        initial_state = jnp.zeros((N, v.shape[2], arrays["k"].shape[-1], v.shape[3]), jnp.float32)
+    arrays, initial_state = alike((arrays, initial_state.astype(jnp.float32)))
     if form == "recurrent":
         o, final = decode(arrays, initial_state, scale, interpret)
     else:
         longest = longest_chunk(v.dtype, arrays["k"].shape[-1], v.shape[-1])
         wanted = min(chunk_size or longest, longest)
+        wanted = max(wanted, 64) if v.shape[0] * v.shape[1] > MOST_TOKENS else wanted
         C = max(chunk_length("chunk", wanted, v.shape[1], cu_seqlens is not None), SHORTEST_CHUNK)
         o, final = by_chunks(arrays, initial_state, cu_seqlens, static=Static(C, scale, interpret))
     return o, final if output_final_state else None
@@ -51,14 +58,10 @@ def longest_chunk(dtype: Any, K: int, V: int) -> int:
 
 
 @partial(jax.jit, static_argnames=("static",))
-def by_chunks(arrays: dict[str, Array], initial: Array | None, cu_seqlens: Array | None, *, static: Static) -> Result:
+def by_chunks(arrays: dict[str, Array], initial: Array, cu_seqlens: Array | None, *, static: Static) -> Result:
     """``o`` and the final states."""
-    v, K = arrays["v"], arrays["k"].shape[-1]
-    B, T, HV, V = v.shape
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if initial is None:
-        initial = jnp.zeros((N, HV, K, V), jnp.float32)
-    initial = initial.astype(jnp.float32)
+    v, N = arrays["v"], initial.shape[0]
+    B, T = v.shape[:2]
     if v.size == 0 or N == 0:
         return jnp.zeros_like(v), initial
     layout = Layout(B, T, static.C, cu_seqlens)

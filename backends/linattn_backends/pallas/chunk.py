@@ -95,7 +95,7 @@ def of_channels(g: Array, exclusive: bool, passes: Passes | None) -> Decay:
     end; doubling the block adds the total of the other half.
     """
     C = g.shape[0]
-    token = jnp.broadcast_to(_token(C), g.shape)
+    token = jnp.broadcast_to(rows(C)[:, :1], g.shape)
     total, read, write = g, jnp.zeros_like(g) if exclusive else g, jnp.zeros_like(g)
     levels = []
     b = 1
@@ -113,7 +113,3 @@ def of_channels(g: Array, exclusive: bool, passes: Passes | None) -> Decay:
         return A
 
     return Decay(pairs, jnp.exp(read), jnp.exp(write), jnp.exp(total[:1]))
-
-
-def _token(C: int) -> Array:
-    return rows(C)[:, :1]

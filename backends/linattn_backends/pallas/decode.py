@@ -20,16 +20,16 @@ from .tiles import Array, column
 
 Arrays = dict[str, Array]
 
+MOST_HEADS = 16  # in one grid step: their loop is unrolled
 STATE_BYTES = 1 << 20
 """Of state that one grid step holds; there are two in flight, and as many on their way out."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def decode(arrays: Arrays, initial: Array | None, scale: float, interpret: Any) -> tuple[Array, Array]:
+def decode(arrays: Arrays, S: Array, scale: float, interpret: Any) -> tuple[Array, Array]:
     """``o [B, 1, HV, V]`` and the states after the token; differentiated through the plain form, which nothing repeats."""
-    v, K = arrays["v"], arrays["k"].shape[-1]
+    v = arrays["v"]
     B, _, HV, V = v.shape
-    S = jnp.zeros((B, HV, K, V), jnp.float32) if initial is None else initial.astype(jnp.float32)
     if v.size == 0:
         return jnp.zeros_like(v), S
     rows = {name: per_head(name, x, B, HV) for name, x in arrays.items()}
@@ -37,12 +37,12 @@ def decode(arrays: Arrays, initial: Array | None, scale: float, interpret: Any) 
     return o.reshape(B, 1, HV, V).astype(v.dtype), S
 
 
-def _forward(arrays: Arrays, initial: Array | None, scale: float, interpret: Any) -> tuple[Any, Any]:
-    return decode(arrays, initial, scale, interpret), (arrays, initial)
+def _forward(arrays: Arrays, S: Array, scale: float, interpret: Any) -> tuple[Any, Any]:
+    return decode(arrays, S, scale, interpret), (arrays, S)
 
 
-def _backward(scale: float, interpret: Any, kept: Any, d: Any) -> tuple[Arrays, Array | None]:
-    _, pull = jax.vjp(lambda arrays, initial: plain_decode(arrays, scale, initial), *kept)
+def _backward(scale: float, interpret: Any, kept: Any, d: Any) -> tuple[Arrays, Array]:
+    _, pull = jax.vjp(lambda arrays, S: plain_decode(arrays, scale, S), *kept)
     return pull(d)
 
 
@@ -63,7 +63,8 @@ def per_head(name: str, x: Array, B: int, HV: int) -> Array:
 def step(x: Arrays, S: Array, *, scale: float, interpret: Any) -> tuple[Array, Array]:
     """``o [B, HV, 1, V]`` and the states, of rows ``[B, HV, 1, W]`` and states ``[B, HV, K, V]``."""
     B, HV, K, V = S.shape
-    heads = max((h for h in range(1, HV + 1) if HV % h == 0 and h * K * V * 4 <= STATE_BYTES), default=1)
+    padded = -(-K // 8) * 8 * -(-V // 128) * 128 * 4  # bytes of a state in VMEM
+    heads = max((h for h in range(1, min(HV, MOST_HEADS) + 1) if HV % h == 0 and h * padded <= STATE_BYTES), default=1)
     block = lambda *shape: pl.BlockSpec((None, heads, *shape), lambda b, h: (b, h, 0, 0))  # noqa: E731
     rows = {name: block(1, y.shape[3]) for name, y in x.items()}
 
@@ -75,7 +76,7 @@ def step(x: Arrays, S: Array, *, scale: float, interpret: Any) -> tuple[Array, A
 
     return pl.pallas_call(
         kernel,
-        out_shape=[out_shape((B, HV, 1, V), jnp.float32, S), out_shape(S.shape, jnp.float32, S)],
+        out_shape=[out_shape((B, HV, 1, V), jnp.float32, *x.values(), S), out_shape(S.shape, jnp.float32, *x.values(), S)],
         grid=(B, HV // heads),
         in_specs=[*rows.values(), block(K, V)],
         out_specs=[block(1, V), block(K, V)],

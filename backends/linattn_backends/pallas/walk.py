@@ -57,11 +57,23 @@ def _walk_forward(static: Static, x: Operands, initial: Array, index: Index) -> 
 
 
 def _walk_backward(static: Static, kept: Any, d: tuple[Array, Array]) -> tuple[Operands, Array, None]:
-    x, initial, index = kept
+    return *gradients(static, *kept, *d), None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gradients(static: Static, x: Operands, initial: Array, index: Index, d_o: Array, d_final: Array) -> tuple[Operands, Array]:
+    """Of the operands and the states before; with none of their own."""
     (before,) = forward(static, x, initial, index, ("before",))
-    *gradients, d_initial = backward(static, x, before, index, *d)
-    d_x = {name: as_operand(d, x[name]) for name, d in zip(x, gradients, strict=True)}
-    return d_x, jnp.where(index.visited, d_initial, d[1]), None
+    *found, d_initial = backward(static, x, before, index, d_o, d_final)
+    d_x = {name: as_operand(d, x[name]) for name, d in zip(x, found, strict=True)}
+    return d_x, jnp.where(index.visited, d_initial, d_final)
+
+
+def _no_gradients(static: Static, kept: Any, d: Any) -> Any:
+    raise NotImplementedError("the pallas backend has first derivatives only: pass backend='jax' for those of a gradient")
+
+
+gradients.defvjp(lambda static, *given: (gradients(static, *given), None), _no_gradients)
 
 
 walk.defvjp(_walk_forward, _walk_backward)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .delta_library import delta_call
 from .library import diagonal_call
+from .mixed import bidirectional_call, mixed_attention
 from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
@@ -59,12 +60,14 @@ def matrix_state(
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
     """The ungated family."""
-    if not causal:
-        raise Unsupported("causal=False is left to the torch backend")
-    if not normalize:
-        return matrix_state(form, arrays, **options)
-    o, final = matrix_state(form, with_ones(arrays), wide=True, **options)
-    return divided(o, arrays["v"].dtype), final
+    dtype = arrays["v"].dtype
+    arrays = with_ones(arrays) if normalize else arrays
+    if causal:
+        o, final = matrix_state(form, arrays, wide=normalize, **options)
+    else:
+        scale = scale_of(arrays, options["scale"])
+        (o, _), final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
+    return divided(o, dtype) if normalize else o, final
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -114,6 +117,16 @@ def decoded(
     return divided(o, dtype) if normalize else o
 
 
+def widest(call: Call, symbol: str) -> int:
+    """The widest head that a call may have."""
+    if call.op == "mixed_attn" and symbol == "V":
+        return 1 << 20  # in tiles, any number of them
+    if call.op in (*DELTA, "mixed_attn"):
+        return WIDEST_DELTA
+    ones = call.op == "linear_attn" and symbol == "V" and bool(call.option("normalize"))
+    return WIDEST - int(ones)
+
+
 @functools.cache
 def _release_complaint(release: str) -> str | None:
     """Why the kernels must not run with this release of Triton."""
@@ -148,6 +161,7 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
+@form_methods({"mixed_attn": mixed_attention}, forms=("chunk",))
 @form_methods(
     {
         "linear_attn": linear_attn,
@@ -159,7 +173,7 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for every matrix-state family, on NVIDIA GPUs."""
+    """Triton kernels on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -177,11 +191,8 @@ class TritonBackend(Backend):
             return complaint
         if "float64" in call.dtypes.values():
             return "has no float64"
-        extra = int(call.op == "linear_attn" and bool(call.option("normalize")))
         for symbol, size in (("K", call.K), ("V", call.V)):
-            most = WIDEST_DELTA if call.op in DELTA else WIDEST - extra * (symbol == "V")
-            if size is not None and not 1 <= size <= most:
+            most = widest(call, symbol)
+            if not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
-        if call.op == "linear_attn" and not call.option("causal", True):
-            return "has no causal=False"
         return None

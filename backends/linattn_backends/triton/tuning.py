@@ -72,11 +72,11 @@ def fit(n: int, most: int, least: int = 16) -> int:
 
 
 @functools.cache
-def recurrent_tile(K: int, V: int) -> Tile:
-    """All ``K`` rows of a state, and as many columns as registers hold well."""
+def recurrent_tile(K: int, V: int, one: bool) -> Tile:
+    """All ``K`` rows of a state. ``one`` token is a matter of bandwidth; with more, warps that need not wait win."""
     rows = max(power_of_two(K), 16)
-    columns = min(fit(V, 64), max(16, 4096 // rows))
-    return Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1)
+    columns = min(fit(V, 64), max(16, (8192 if one else 4096) // rows))
+    return Tile(rows, columns, 2 if rows * columns > 4096 else 1, 1)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -36,13 +36,18 @@ def hold_to(run: Run, call: Callable[[], Any]) -> None:
     smallest = 4 * min(size(run, "o"), size(run, "final_state"))
     for _ in range(3):
         call()
-    for _ in range(ROUNDS):
-        before = held(run)
-        for _ in range(CALLS):
-            call()
-        grown = held(run) - before
-        if grown < CALLS * smallest / 2:
-            return
+    gc.collect()
+    gc.freeze()  # what there was before takes long to look through, again and again
+    try:
+        for _ in range(ROUNDS):
+            before = held(run)
+            for _ in range(CALLS):
+                call()
+            grown = held(run) - before
+            if grown < CALLS * smallest / 2:
+                return
+    finally:
+        gc.unfreeze()
     raise Failure(f"{CALLS} calls hold {grown / 2**20:.1f} MiB more each time, {ROUNDS} times in a row")
 
 
