@@ -33,12 +33,21 @@ __all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "s
 
 
 @triton.jit
+def load_transposed(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
+    """``load_tile``, transposed on its way: ``[BW, C]``."""
+    keep = (rows < L)[None, :]
+    if W % BW != 0:
+        keep = keep & (columns < W)[:, None]
+    return tl.load(p + rows.to(tl.int64)[None, :] * stride + columns[:, None], mask=keep, other=0.0)
+
+
+@triton.jit
 def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
-    """``beta`` of a chunk's tokens, float32: ``[C, 1]`` if ``BETA`` is 1, ``[C, BV]`` if it is 2."""
+    """``beta`` of a chunk's tokens, float32: ``[1, C]`` if ``BETA`` is 1, ``[BV, C]`` if it is 2."""
     if BETA == 2:
-        beta = load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
+        beta = tl.trans(load_tile(p, rows, stride, columns_v, L, V, BV)).to(tl.float32)
     else:
-        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
+        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[None, :]
     return beta
 
 
@@ -199,7 +208,7 @@ def prepare(
 
 @triton.jit
 def substituted(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
-    """``e = x - L (beta ∘ e)`` token by token, or ``y = x - Lᵀ (beta ∘ y)``, for ``x, beta [C, BV]`` and ``L`` in memory."""
+    """``e = x - L (beta ∘ e)`` token by token, or ``y = x - Lᵀ (beta ∘ y)``, for ``x, beta [BV, C]`` and ``L`` in memory."""
     t = tl.arange(0, C)
     for step in range(C - 1):
         j = step
@@ -207,8 +216,8 @@ def substituted(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
         if REVERSE:
             j = C - 1 - step
             p = L + j * C + t
-        row = tl.sum(tl.where(t[:, None] == j, x * beta, 0.0), 0)
-        x -= tl.load(p).to(tl.float32)[:, None] * row[None, :]
+        row = tl.sum(tl.where(t[None, :] == j, x * beta, 0.0), 1)
+        x -= row[:, None] * tl.load(p).to(tl.float32)[None, :]
     return x
 
 
@@ -265,8 +274,9 @@ def forwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    there = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -280,11 +290,11 @@ def forwards(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    S = tl.zeros((BK, BV), tl.float32)
+    S = tl.zeros((BV, BK), tl.float32)
     if IDENTITY:
-        S += tl.where(columns_k[:, None] == columns_v[None, :], 1.0, 0.0)
+        S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += tl.load(start + at + there, mask=inside, other=0.0).to(tl.float32)
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
@@ -294,58 +304,59 @@ def forwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             decay = tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
             bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
             tl.store(kept + here * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        r = -times(bk.to(ST), S.to(ST), PREC)
+        old = S.to(ST)
+        r = -times(old, tl.trans(bk.to(ST)), PREC)
         if GATE == 1:
-            r = r * rate[:, None]
+            r = r * rate[None, :]
         if not IDENTITY:
-            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            bv = load_transposed(v, rows, vt, columns_v, L, V, BV)
             if DPLR:
-                r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
+                r -= times(bv.to(ST), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(ST)), PREC)
             else:
                 r += bv.to(tl.float32)
         if BETA == 2:
             e = substituted(r, bbeta, M + here * (C * C), C, False)
-            x = e * bbeta
-        elif BETA == 1:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, (r * bbeta).to(ST), PREC)
-            x = e * bbeta
         else:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, r.to(ST), PREC)
-            x = e
+            bM = tl.trans(tl.load(M + here * (C * C) + t * C + s))
+            if BETA == 1:
+                e = r - times((r * bbeta).to(ST), bM, PREC)
+            else:
+                e = r - times(r.to(ST), bM, PREC)
+        x = e
+        if BETA > 0:
+            x = e * bbeta
         at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
         stored = (rows < L)[:, None] & (columns_v < V)[None, :]
         if KEEP:
-            tl.store(errors + at_v, e.to(errors.dtype.element_ty), mask=stored)
+            tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
         if OUT:
             bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = times(bq.to(ST), S.to(ST), PREC) * scale
+            acc = times(old, tl.trans(bq.to(ST)), PREC) * scale
             if GATE == 1:
-                acc = acc * rate[:, None]
+                acc = acc * rate[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
-            acc = product(bA, x.to(DT), acc, PREC)
+            acc = product(x.to(DT), tl.trans(bA), acc, PREC)
             if DPLR:
-                acc = product(tl.load(A2 + here * (C * C) + t * C + s), bv.to(DT), acc, PREC)
-            tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
+                acc = product(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
+            tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
         if GATE == 1:
-            x = x * later[:, None]
+            x = x * later[None, :]
             S = S * decay
         if GATE == 2:
             S = S * decay
             bk = load_tile(write, rows, kt, columns_k, L, K, BK)
-        S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
+        S = product(x.to(ST), bk.to(ST), S, PREC)
         if DPLR and not IDENTITY:
             bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
-            S = product(tl.trans(bk.to(ST)), bv.to(ST), S, PREC)
+            S = product(bv.to(ST), bk.to(ST), S, PREC)
     if END:
-        tl.store(end + at + tile, S, mask=inside)
+        tl.store(end + at + there, S, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -372,8 +383,9 @@ def backwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    there = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -384,9 +396,9 @@ def backwards(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    dS = tl.zeros((BK, BV), tl.float32)
+    dS = tl.zeros((BV, BK), tl.float32)
     if START:
-        dS += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        dS += tl.load(start + at + there, mask=inside, other=0.0).to(tl.float32)
     for step in range(low, high):
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
@@ -396,7 +408,7 @@ def backwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             decay = tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
             bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
@@ -404,40 +416,41 @@ def backwards(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         if GATE == 2:
             bke = load_tile(write, rows, kt, columns_k, L, K, BK)
-            dx = times(bke.to(ST), dS.to(ST), PREC)
+            dx = times(dS.to(ST), tl.trans(bke.to(ST)), PREC)
         else:
-            dx = times(bk.to(ST), dS.to(ST), PREC)
+            dx = times(dS.to(ST), tl.trans(bk.to(ST)), PREC)
         if GATE == 1:
-            dx = dx * later[:, None]
+            dx = dx * later[None, :]
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        bA = tl.load(A + here * (C * C) + s * C + t)
-        dx = product(bA, bdo.to(DT), dx, PREC)
+        bA = tl.load(A + here * (C * C) + t * C + s)
+        dx = product(tl.trans(bdo.to(DT)), bA, dx, PREC)
         if BETA == 2:
             y = substituted(dx, bbeta, M + here * (C * C), C, True)
-            dr = -y * bbeta
-        elif BETA == 1:
-            bM = tl.load(M + here * (C * C) + s * C + t)
-            y = dx - times(bM, (dx * bbeta).to(ST), PREC)
-            dr = -y * bbeta
         else:
-            bM = tl.load(M + here * (C * C) + s * C + t)
-            y = dx - times(bM, dx.to(ST), PREC)
-            dr = -y
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            if BETA == 1:
+                y = dx - times((dx * bbeta).to(ST), bM, PREC)
+            else:
+                y = dx - times(dx.to(ST), bM, PREC)
+        dr = -y
+        if BETA > 0:
+            dr = dr * bbeta
         if KEEP:
             at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
-            tl.store(adjoint + at_v, y.to(adjoint.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
-        do_read = bdo.to(tl.float32) * scale
+            stored = (rows < L)[:, None] & (columns_v < V)[None, :]
+            tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
+        do_read = tl.trans(bdo).to(tl.float32) * scale
         if GATE == 1:
-            dr = dr * rate[:, None]
-            do_read = do_read * rate[:, None]
+            dr = dr * rate[None, :]
+            do_read = do_read * rate[None, :]
             dS = dS * decay
         if GATE == 2:
             dS = dS * decay
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        dS = product(tl.trans(bq.to(ST)), do_read.to(ST), dS, PREC)
-        dS = product(tl.trans(bk.to(ST)), dr.to(ST), dS, PREC)
+        dS = product(do_read.to(ST), bq.to(ST), dS, PREC)
+        dS = product(dr.to(ST), bk.to(ST), dS, PREC)
     if END:
-        tl.store(end + at + tile, dS, mask=inside)
+        tl.store(end + at + there, dS, mask=inside)
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
@@ -528,7 +541,7 @@ def pairs(
         x = tl.load(errors + at_v, mask=in_v, other=0.0)
         y = tl.load(adjoint + at_v, mask=in_v, other=0.0)
         if BETA > 0:
-            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+            bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
             e = x.to(tl.float32)
             y = y.to(tl.float32)
             if BETA == 2:
@@ -575,9 +588,9 @@ def facing(
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(a, rows, at, columns_v, L, V, BV)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        bS = tl.load(states + columns_k[:, None] * V + columns_v[None, :], mask=inside, other=0.0)
-        X = product(x.to(ST), tl.trans(bS), X, PREC)
+        inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+        bS = tl.load(states + columns_v[:, None] * K + columns_k[None, :], mask=inside, other=0.0)
+        X = product(x.to(ST), bS, X, PREC)
     return X
 
 
@@ -596,15 +609,15 @@ def exchanges(
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         be = load_tile(errors, rows, et, columns_v, L, V, BV)
         by = load_tile(adjoint, rows, et, columns_v, L, V, BV)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        tile = columns_k[:, None] * V + columns_v[None, :]
+        inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+        tile = columns_v[:, None] * K + columns_k[None, :]
         bS = tl.load(kept + tile, mask=inside, other=0.0)
         bdS = tl.load(dkept + tile, mask=inside, other=0.0)
-        read = product(bdo.to(ST), tl.trans(bS), read, PREC)
-        compared = product(by, tl.trans(bS), compared, PREC)
-        wrote = product(be, tl.trans(bdS), wrote, PREC)
+        read = product(bdo.to(ST), bS, read, PREC)
+        compared = product(by, bS, compared, PREC)
+        wrote = product(be, bdS, wrote, PREC)
         if MEET:
-            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 1)
+            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 0)
     return read, compared, wrote, met
 
 
@@ -652,7 +665,7 @@ def gradients(
         do, ot, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST
     )  # fmt: skip
     if BETA == 1:
-        bbeta = strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA)
+        bbeta = tl.trans(strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA))
         compared = compared * bbeta
         wrote = wrote * bbeta
     acc = acc * scale

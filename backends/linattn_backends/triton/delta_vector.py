@@ -271,7 +271,7 @@ def gradients_of(
     acc = acc * scale
     bdr = -bdr
     if BETA == 1:
-        bbeta = strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA)
+        bbeta = tl.trans(strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA))
         bdr = bdr * bbeta
         wrote = wrote * bbeta
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -446,8 +446,8 @@ def values(
     for ik in range((K + BK - 1) // BK):
         columns_k = ik * BK + tl.arange(0, BK)
         bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
-        tile = here * (K * V) + columns_k[:, None] * V + columns_v[None, :]
-        bdS = tl.load(dkept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
-        acc = product(bw.to(ST), bdS, acc, PREC)
+        tile = here * (K * V) + columns_v[:, None] * K + columns_k[None, :]
+        bdS = tl.load(dkept + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
+        acc = product(bw.to(ST), tl.trans(bdS), acc, PREC)
     at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
     tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
