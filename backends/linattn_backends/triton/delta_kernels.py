@@ -312,6 +312,9 @@ def forwards(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         old = S.to(ST)
         r = -times(old, tl.trans(bk.to(ST)), PREC)
+        if OUT:
+            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+            acc = times(old, tl.trans(bq.to(ST)), PREC) * scale
         if GATE == 1:
             r = r * rate[None, :]
         if not IDENTITY:
@@ -336,8 +339,6 @@ def forwards(
         if KEEP:
             tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
         if OUT:
-            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = times(old, tl.trans(bq.to(ST)), PREC) * scale
             if GATE == 1:
                 acc = acc * rate[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
@@ -419,9 +420,15 @@ def backwards(
             dx = times(dS.to(ST), tl.trans(bke.to(ST)), PREC)
         else:
             dx = times(dS.to(ST), tl.trans(bk.to(ST)), PREC)
-        if GATE == 1:
-            dx = dx * later[None, :]
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        do_read = tl.trans(bdo).to(tl.float32) * scale
+        if GATE == 1:
+            do_read = do_read * rate[None, :]
+            dx = dx * later[None, :]
+        if GATE > 0:
+            dS = dS * decay
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        dS = product(do_read.to(ST), bq.to(ST), dS, PREC)
         bA = tl.load(A + here * (C * C) + t * C + s)
         dx = product(tl.trans(bdo.to(DT)), bA, dx, PREC)
         if BETA == 2:
@@ -439,15 +446,8 @@ def backwards(
             at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
             stored = (rows < L)[:, None] & (columns_v < V)[None, :]
             tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
-        do_read = tl.trans(bdo).to(tl.float32) * scale
         if GATE == 1:
             dr = dr * rate[None, :]
-            do_read = do_read * rate[None, :]
-            dS = dS * decay
-        if GATE == 2:
-            dS = dS * decay
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        dS = product(do_read.to(ST), bq.to(ST), dS, PREC)
         dS = product(dr.to(ST), bk.to(ST), dS, PREC)
     if END:
         tl.store(end + at + there, dS, mask=inside)
