@@ -500,47 +500,26 @@ def carry(
     tl.store(end + at + tile, S, mask=inside)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def pairs(
-    do, beta, g, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
-    ob, ot, oh, bb, bt, bh, gb, gt, gh, vb, vt, vh,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
-    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+@triton.jit
+def inner_gradients(
+    do, ot, beta, bt, errors, rt, adjoint, et, dv, dbeta, rows, L, scale, own,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    ST: tl.constexpr,
 ):  # fmt: skip
-    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
-
-    ``errors`` and ``adjoint`` become ``x`` and ``dv`` if there is a ``beta`` a value channel. ``DPLR``: ``v`` as a
-    second ``x``, no ``dv``.
-    """
-    pid = tl.program_id(0)
-    hv = pid % HV
-    i = pid // HV
-    if PACKED:  # noqa: SIM102
-        if tl.load(owner + i) >= N:
-            return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    rows = piece * C + tl.arange(0, C)
+    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ``, both lower triangular, of one chunk; if ``own``, ``dv`` and ``dbeta`` too."""
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    if BETA > 0:
-        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
-    if DPLR:
-        v += b * vb + bos * vt + hv.to(tl.int64) * vh
-        bdA2 = tl.zeros((C, C), tl.float32)
-        bdL2 = tl.zeros((C, C), tl.float32)
-    at = (b * T + bos + rows) * HV + hv
     bdA = tl.zeros((C, C), tl.float32)
     bdL = tl.zeros((C, C), tl.float32)
     share = tl.zeros((C,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
-        at_v = at[:, None] * V + columns_v[None, :]
-        in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
+        at_v = rows.to(tl.int64)[:, None] * et + columns_v[None, :]
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        x = tl.load(errors + at_v, mask=in_v, other=0.0)
-        y = tl.load(adjoint + at_v, mask=in_v, other=0.0)
+        x = load_tile(errors, rows, rt, columns_v, L, V, BV)
+        y = load_tile(adjoint, rows, et, columns_v, L, V, BV)
         if BETA > 0:
+            in_v = (rows < L)[:, None] & (columns_v < V)[None, :] & own
             bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
             e = x.to(tl.float32)
             y = y.to(tl.float32)
@@ -552,30 +531,55 @@ def pairs(
             y = y * bbeta
             tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
             y = y.to(ST)
-            if BETA == 2:
-                tl.store(errors + at_v, x, mask=in_v)
-                tl.store(adjoint + at_v, y, mask=in_v)
         bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
-        bdL = product(y, tl.trans(x), bdL, PREC)
-        if DPLR:
-            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-            bdA2 = product(bdo.to(DT), tl.trans(bv), bdA2, PREC)
-            bdL2 = product(y, tl.trans(bv.to(ST)), bdL2, PREC)
+        bdL = product(y.to(ST), tl.trans(x.to(ST)), bdL, PREC)
     if BETA == 1:
-        tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
-    bdA = tl.where(s <= t, bdA * scale, 0.0)
-    bdL = tl.where(s < t, -bdL, 0.0)
-    if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
-        D = decay_matrix(bg, C, False, SPLIT)
-        bdA = bdA * D
-        bdL = bdL * D
+        tl.store(dbeta + rows.to(tl.int64) * (et // V), share.to(dbeta.dtype.element_ty), mask=(rows < L) & own)
+    return tl.where(s <= t, bdA * scale, 0.0), tl.where(s < t, -bdL, 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def pairs(
+    do, beta, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
+    ob, ot, oh, bb, bt, bh, vb, vt, vh,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
+    PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``inner_gradients`` of one chunk for a vector gate. ``DPLR``: ``v`` as a second ``x``, no ``dv``."""
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    head = (b * T + bos) * HV + hv
+    errors += head * V
+    adjoint += head * V
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+        dv += head * V
+    if BETA == 1:
+        dbeta += head
+    elif BETA == 2:
+        dbeta += head * V
+    bdA, bdL = inner_gradients(
+        do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT, ST
+    )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
     tl.store(dA + square, bdA.to(dA.dtype.element_ty))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
-        tl.store(dA2 + square, tl.where(s <= t, bdA2 * scale, 0.0).to(dA.dtype.element_ty))
-        tl.store(dL2 + square, tl.where(s < t, -bdL2, 0.0).to(dL.dtype.element_ty))
+        bdA, bdL = inner_gradients(
+            do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale, True,
+            V, C, BV, BETA, PREC, DT, ST
+        )  # fmt: skip
+        tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
+        tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
 @triton.jit
@@ -596,10 +600,10 @@ def facing(
 
 @triton.jit
 def exchanges(
-    do, ot, errors, adjoint, et, kept, dkept, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+    do, ot, beta, bt, errors, adjoint, et, kept, dkept, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """With the states, each read once: ``do Sᵀ``, ``y Sᵀ``, ``e dS'ᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ dS' [BK]``."""
+    """With the states, each read once: ``do Sᵀ``, ``dv Sᵀ``, ``x dS'ᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ dS' [BK]``."""
     read = tl.zeros((C, BK), tl.float32)
     compared = tl.zeros((C, BK), tl.float32)
     wrote = tl.zeros((C, BK), tl.float32)
@@ -609,6 +613,10 @@ def exchanges(
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         be = load_tile(errors, rows, et, columns_v, L, V, BV)
         by = load_tile(adjoint, rows, et, columns_v, L, V, BV)
+        if BETA == 2:
+            bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
+            be = (be.to(tl.float32) * bbeta).to(ST)
+            by = (by.to(tl.float32) * bbeta).to(ST)
         inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
         tile = columns_v[:, None] * K + columns_k[None, :]
         bS = tl.load(kept + tile, mask=inside, other=0.0)
@@ -618,19 +626,23 @@ def exchanges(
         wrote = product(be, bdS, wrote, PREC)
         if MEET:
             met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 0)
+    if BETA == 1:
+        bbeta = tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
+        compared = compared * bbeta
+        wrote = wrote * bbeta
     return read, compared, wrote, met
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, beta, errors, adjoint, dA, dL, rates, kept, dkept, dq, dk, dg,
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
     owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk [C, BK]`` and ``dg``, for at most a scalar gate.
+    """One chunk of ``dq, dk [C, BK]``, ``dg`` and, in the first of its programs, ``dv, dbeta``: for at most a scalar gate.
 
     ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from ``t ≥ j``, writes from ``t < j``, and the
     state itself.
@@ -652,22 +664,30 @@ def gradients(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    errors += ((b * T + bos) * HV + hv) * V
-    adjoint += ((b * T + bos) * HV + hv) * V
+    head = (b * T + bos) * HV + hv
+    errors += head * V
+    adjoint += head * V
     here = i.to(tl.int64) * HV + hv
     kept += here * (K * V)
     dkept += here * (K * V)
-    square = here * (C * C) + t * C + s
-    at = (b * T + bos + rows) * HV + hv
+    beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = head + rows * HV
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    acc, compared, wrote, met = exchanges(
-        do, ot, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST
+    bdA, bdL = inner_gradients(
+        do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv + head * V, dbeta + head * (V if BETA == 2 else 1), rows, L,
+        scale, ik == 0, V, C, BV, BETA, PREC, DT, ST
     )  # fmt: skip
-    if BETA == 1:
-        bbeta = tl.trans(strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA))
-        compared = compared * bbeta
-        wrote = wrote * bbeta
+    if GATE == 1:
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        D = decay_matrix(bg, C, False, SPLIT)
+        bdA = bdA * D
+        bdL = bdL * D
+    bdA = bdA.to(DT)
+    bdL = bdL.to(DT)
+    acc, compared, wrote, met = exchanges(
+        do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC, ST
+    )  # fmt: skip
     acc = acc * scale
     if GATE == 1:
         rates += here * (2 * C)
@@ -682,8 +702,8 @@ def gradients(
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
-        crossing = tl.where(s < t, tl.load(dA + square) * times(bq, tl.trans(bk), PREC), 0.0)
-    acc = product(tl.load(dA + square), bk, acc, PREC)
+        crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
+    acc = product(bdA, bk, acc, PREC)
     tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
@@ -693,20 +713,19 @@ def gradients(
     if GATE == 1:
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    wrote = product(tl.trans(tl.load(dA + square)), bq, wrote, PREC)
-    wrote = product(tl.trans(tl.load(dL + square).to(DT)), bk, wrote, PREC)
+    wrote = product(tl.trans(bdA), bq, wrote, PREC)
+    wrote = product(tl.trans(bdL), bk, wrote, PREC)
     compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
-        crossing += tl.load(dL + square) * times(bk, tl.trans(bk), PREC)
-    compared = product(tl.load(dL + square).to(DT), bk, compared, PREC)
+        crossing += bdL * times(bk, tl.trans(bk), PREC)
+    compared = product(bdL, bk, compared, PREC)
     tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
     if GATE == 1:
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
-            bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
             across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
             across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient

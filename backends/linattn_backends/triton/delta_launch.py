@@ -287,10 +287,8 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
         kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
     )  # fmt: skip
 
-    scores, grads = pairs(call, do, chunks, errors, adjoint)
     shares = gradients if call.gate < 2 else vector_gradients
-    shared = shares(call, do, chunks, ready, kept, dkept, errors, adjoint, scores)
-    return grads | shared | dict(start=dstart)
+    return shares(call, do, chunks, ready, kept, dkept, errors, adjoint) | dict(start=dstart)
 
 
 class Scores(NamedTuple):
@@ -318,11 +316,10 @@ def pairs(
     dbeta = None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype)
     launch(
         kernels.pairs, chunks.count * HV, call,
-        do, call.beta, call.g, call.v, errors, adjoint, *scores, dv, dbeta,
+        do, call.beta, call.v, errors, adjoint, *scores, dv, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
-        *(stride for x in (do, call.beta, call.g, call.v) for stride in strides(x)),
-        V=V, C=C, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
-        SPLIT=call.tiles.split, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
+        *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
+        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, dict(v=dv, beta=dbeta)
@@ -337,19 +334,19 @@ def gradients(
     dkept: Tensor,
     errors: Tensor,
     adjoint: Tensor,
-    scores: Scores,
 ) -> dict[str, Tensor | None]:
-    """``dq, dk, dg`` for at most a scalar gate."""
+    """``dq, dk, dv, dg, dbeta`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
     dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
     launch(
         kernels.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, call.beta, errors, adjoint, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
+        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dg, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
         GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
@@ -357,7 +354,7 @@ def gradients(
     )  # fmt: skip
     if dg is not None:
         dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), g=dg)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
 
 
 def vector_gradients(
@@ -369,10 +366,10 @@ def vector_gradients(
     dkept: Tensor,
     errors: Tensor,
     adjoint: Tensor,
-    scores: Scores,
 ) -> dict[str, Tensor | None]:
-    """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
+    """Every gradient but the state's for a vector gate; chunks by path as in :func:`prepared`."""
     B, T, HV, V = call.v.shape
+    scores, grads = pairs(call, do, chunks, errors, adjoint)
     K, dplr = call.q.shape[-1], call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
@@ -393,7 +390,7 @@ def vector_gradients(
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    grads = dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
+    grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
         grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
         del shared["GROUP"], shared["BETA"]

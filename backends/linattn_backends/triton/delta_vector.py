@@ -17,7 +17,7 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from .delta_kernels import exchanges, facing, strength
+from .delta_kernels import exchanges, facing
 from .kernels import above_transposed, below_transposed, sequence_of, strongest
 from .tiles import (
     LOG2E,
@@ -265,15 +265,13 @@ def gradients_of(
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     acc, bdr, wrote, met = exchanges(
-        do, ot, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST
+        do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
     )  # fmt: skip
     acc = acc * scale
     bdr = -bdr
-    if BETA == 1:
-        bbeta = tl.trans(strength(beta + b * bb + bos * bt + hv.to(tl.int64) * bh, rows, bt, columns_k, L, V, BV, BETA))
-        bdr = bdr * bbeta
-        wrote = wrote * bbeta
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
