@@ -57,7 +57,8 @@ class Delta:
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         start = None if start is None else start.contiguous()
         gate, strength = 0 if g is None else g.dim() - 2, 0 if beta is None else beta.dim() - 2
-        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device), roomy(q.device))
+        sizes = int(q.shape[-1]), int(v.shape[-1]), q.dtype, gate, strength, int(chunk)  # symbols have no place in a cache
+        tiles = delta_tiles(*sizes, processors(q.device), roomy(q.device))
         return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
 
     @property
@@ -95,6 +96,12 @@ class Delta:
         """The same, as Triton names it."""
         return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
 
+    @property
+    def count(self) -> int:
+        """Chunks, or a bound on their number."""
+        T, C = self.v.shape[1], self.tiles.chunk
+        return self.N * -(-T // C) if self.cu is None else T // C + self.N
+
     def chunks(self) -> Cut:
         """Its sequences cut into chunks."""
         return cut(self.v.shape[1], self.N, self.tiles.chunk, self.cu)
@@ -104,6 +111,31 @@ class Delta:
         return dict(
             K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, BETA=self.strength, PACKED=self.cu is not None,
             PREC=self.tiles.precision,
+        )  # fmt: skip
+
+
+class Scores(NamedTuple):
+    """What the forward pass leaves for the backward pass: ``A`` and ``M`` ``[chunks, HV, C, C]``, those of ``dplr``'s second
+    writer, and with a scalar gate ``rates`` ``[chunks, HV, 2, C]``.
+    """
+
+    A: Tensor
+    M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
+    rates: Tensor | None
+
+    @classmethod
+    def empty(cls, call: Delta) -> Scores:
+        """Arrays for them."""
+        C, HV, dplr = call.tiles.chunk, call.v.shape[2], call.a is not None
+        count = call.count
+        new = functools.partial(torch.empty, (count, HV, C, C), device=call.v.device)
+        M = torch.float32 if call.strength == 2 else call.state_dtype
+        return cls(
+            new(dtype=call.q.dtype), new(dtype=M), new(dtype=call.q.dtype) if dplr else None,
+            new(dtype=call.state_dtype) if dplr else None,
+            torch.empty((count, HV, 2, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
         )  # fmt: skip
 
 
@@ -121,6 +153,11 @@ class Prepared(NamedTuple):
     rates: Tensor | None
     ranges: Tensor | None
 
+    @property
+    def scores(self) -> Scores:
+        """Of this, what is kept for the backward pass."""
+        return Scores(self.A, self.M, self.A2, self.L2, self.rates if self.ranges is None else None)
+
 
 class Pieces(NamedTuple):
     """Sequences cut into segments of ``length`` chunks, and what each does to the state before it, ``[K, K]``."""
@@ -130,47 +167,57 @@ class Pieces(NamedTuple):
     through: Tensor
 
 
-def prepared(call: Delta, chunks: Cut) -> Prepared:
-    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not."""
-    B, T, HV, _ = call.v.shape
-    K, C, tile, dplr = call.q.shape[-1], call.tiles.chunk, call.tiles.prepare, call.a is not None
+def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared:
+    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not.
+
+    With the ``scores`` that the forward pass kept, only decayed rows.
+    """
+    T, HV = call.v.shape[1:3]
+    K, tile, dplr = call.q.shape[-1], call.tiles.prepare, call.a is not None
     new = functools.partial(torch.empty, device=call.q.device)
-    square = (chunks.count, HV, C, C)
-    A, L = new(square, dtype=call.q.dtype), new(square, dtype=torch.float32)
+    if call.gate < 2 and scores is not None:
+        return Prepared(call.q, call.k, None, None, *scores, None)
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     strided = (*strides(call.q), *strides(call.k), *strides(call.g))
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
     del shared["BETA"]
+    count = chunks.count * HV
+    fresh = scores or Scores.empty(call)
     if call.gate < 2:
-        rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
+        L = torch.empty_like(fresh.M, dtype=torch.float32)
         launch(
-            kernels.prepare, chunks.count * HV, call,
-            call.q, call.k, call.g, A, L, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
+            kernels.prepare, count, call,
+            call.q, call.k, call.g, fresh.A, L, fresh.rates, *where, call.scale, *strided, GATE=call.gate, **shared,
         )  # fmt: skip
-        return Prepared(call.q, call.k, None, None, A, solved(call, chunks, L), None, None, rates, None)
-    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+        return Prepared(call.q, call.k, None, None, *fresh._replace(M=solved(call, chunks, L, fresh.M)), None)
+    rows = functools.partial(new, (call.q.shape[0], T, HV, K), dtype=call.q.dtype)
     ready = Prepared(
-        rows(), rows(), rows(), rows() if dplr else None, A, L,
-        new(square, dtype=call.q.dtype) if dplr else None, new(square, dtype=call.state_dtype) if dplr else None,
+        rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
     strided = (*strided, *strides(call.a), *strides(call.b))
-    count = chunks.count * HV
+    decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
+    if scores is not None:
+        del shared["PREC"]
+        launch(
+            vector.decayed, count, call,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+        )  # fmt: skip
+        return ready
+    L = torch.empty_like(fresh.M, dtype=torch.float32)
     for slow in (False, True):
         launch(
             vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.g, A, L, ready.A2, ready.L2, ready.rates,
-            ready.q, ready.k, ready.write, ready.write2, ready.ranges, *where, count, call.scale, *strided,
-            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
+            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
-    return ready._replace(M=solved(call, chunks, L))
+    return ready._replace(M=solved(call, chunks, L, ready.M))
 
 
-def solved(call: Delta, chunks: Cut, L: Tensor) -> Tensor:
+def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     """``M`` of every chunk; ``L`` itself with a ``beta`` a value channel."""
     if call.strength == 2:
         return L
-    M = torch.empty(L.shape, dtype=call.state_dtype, device=L.device)
     T, HV = call.v.shape[1:3]
     launch(
         kernels.solve, chunks.count * HV, call,
@@ -258,26 +305,26 @@ def scan(
     return far
 
 
-def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None, Scores]:
+    """Outputs, if asked for final states, and what the backward pass can use."""
     chunks = call.chunks()
     ready = prepared(call, chunks)
     out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     pieces = pieces_of(call, chunks, ready)
     flags = dict(KEEP=False, OUT=True, IDENTITY=False)
     end = scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (None, None, out), final, **flags)
-    return out, end
+    return out, end, ready.scores
 
 
-def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v, g, beta`` and the initial state; what the forward pass knew is computed again."""
+def backward(call: Delta, do: Tensor, dend: Tensor | None, scores: Scores | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, beta`` and the initial state; but for ``scores``, what the forward pass knew is made again."""
     B, T, HV, V = call.v.shape
     K = call.q.shape[-1]
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     dend = None if dend is None else dend.contiguous()
     chunks = call.chunks()
-    ready = prepared(call, chunks)
+    ready = prepared(call, chunks, scores)
     pieces = pieces_of(call, chunks, ready)
     kept, dkept = (new((chunks.count, HV, K, V), dtype=call.state_dtype) for _ in range(2))
     errors, adjoint = (new((B, T, HV, V), dtype=call.state_dtype) for _ in range(2))
@@ -291,7 +338,7 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
     return shares(call, do, chunks, ready, kept, dkept, errors, adjoint) | dict(start=dstart)
 
 
-class Scores(NamedTuple):
+class ScoreGradients(NamedTuple):
     """Gradients of ``A`` and ``L``, and of those of ``dplr``'s second writer."""
 
     dA: Tensor
@@ -302,13 +349,13 @@ class Scores(NamedTuple):
 
 def pairs(
     call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
-) -> tuple[Scores, dict[str, Tensor | None]]:  # fmt: skip
+) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
     """Gradients of scores, ``v`` and ``beta``."""
     B, T, HV, V = call.v.shape
     C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     square = functools.partial(new, (chunks.count, HV, C, C))
-    scores = Scores(
+    scores = ScoreGradients(
         square(dtype=call.v.dtype), square(dtype=call.state_dtype),
         square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
     )  # fmt: skip

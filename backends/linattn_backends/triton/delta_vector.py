@@ -34,7 +34,7 @@ from .tiles import (
     total,
 )
 
-__all__ = ["gradients", "prepare", "values"]
+__all__ = ["decayed", "gradients", "prepare", "values"]
 
 
 @triton.jit
@@ -162,6 +162,57 @@ def prepare(
             PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
             K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def decayed(
+    q, r, w, k, g, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """What ``prepare`` makes besides scores."""
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+    at = i.to(tl.int64) * HV + hv
+    least = 0.0
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        keep = (rows < L)[:, None] & (columns < K)[None, :]
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+        least = tl.minimum(least, tl.min(whole, 0))
+        early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
+        tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        right = (bk * later).to(write.dtype.element_ty)
+        if DPLR:
+            tl.store(write2 + p, right, mask=keep)
+            right = (load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * later).to(write.dtype.element_ty)
+            bk = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+            early = tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+        tl.store(write + p, right, mask=keep)
+        tl.store(compare + p, (bk * early).to(compare.dtype.element_ty), mask=keep)
+    tl.store(ranges + at, least)
 
 
 @triton.jit
