@@ -584,18 +584,26 @@ def pairs(
 
 @triton.jit
 def facing(
-    a, at, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+    a, at, beta, bt, states, others, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, BETA: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``a Sᵀ [C, BK]``."""
+    """``(beta ∘ a) Sᵀ [C, BK]`` and, if ``MEET``, what ``states`` and ``others`` have in common: ``Σ_v S ∘ S' [BK]``."""
     X = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(a, rows, at, columns_v, L, V, BV)
+        if BETA == 2:
+            x = x.to(tl.float32) * tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
         inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
-        bS = tl.load(states + columns_v[:, None] * K + columns_k[None, :], mask=inside, other=0.0)
+        tile = columns_v[:, None] * K + columns_k[None, :]
+        bS = tl.load(states + tile, mask=inside, other=0.0)
         X = product(x.to(ST), bS, X, PREC)
-    return X
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * tl.load(others + tile, mask=inside, other=0.0).to(tl.float32), 0)
+    if BETA == 1:
+        X = X * tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
+    return X, met
 
 
 @triton.jit

@@ -79,15 +79,15 @@ def prepare_of(
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
         bg = load_gate(g, rows, gt, columns, L, K, BK)
-        bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-        if DPLR:
-            br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
-            bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
-        else:
-            br = bk
-            bw = bk
         if SLOW:
+            bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+            bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+            if DPLR:
+                br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+                bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
+            else:
+                br = bk
+                bw = bk
             none = tl.zeros((BK,), tl.float32)
             later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             qw += level_scores(bq, bw, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
@@ -102,27 +102,35 @@ def prepare_of(
             tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
             tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
         else:
-            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding.
+            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
+            # a time: registers are what there is least of.
             c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
             G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
             half = tl.exp2(c)[None, :]
-            right = bw * tl.exp2(-G)
+            if DPLR:
+                right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+                tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
+                right2 = tl.trans(right.to(DT))
+                right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            else:
+                bk = load_tile(k, rows, kt, columns, L, K, BK)
+                right = bk.to(tl.float32) * tl.exp2(-G)
             tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
             right = tl.trans(right.to(DT))
-            left = bq * tl.exp2(G)
-            qw = product(left.to(DT), right, qw, PREC)
-            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
             if DPLR:
-                right2 = bk * tl.exp2(-G)
-                tl.store(write2 + p, (right2 * half).to(write2.dtype.element_ty), mask=keep)
-                right2 = tl.trans(right2.to(DT))
-                qk = product(left.to(DT), right2, qk, PREC)
-                left = br * tl.exp2(G - bg.to(tl.float32) * LOG2E)
-                rk = product(left.to(DT), right2, rk, PREC)
+                Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+                left = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gr)
             else:
-                left = br * tl.exp2(G)
-            rw = product(left.to(DT), right, rw, PREC)
+                left = bk.to(tl.float32) * tl.exp2(G)
             tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+            rw = product(left.to(DT), right, rw, PREC)
+            if DPLR:
+                rk = product(left.to(DT), right2, rk, PREC)
+            left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
+            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+            qw = product(left.to(DT), right, qw, PREC)
+            if DPLR:
+                qk = product(left.to(DT), right2, qk, PREC)
     square = at * (C * C) + t * C + s
     tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
     tl.store(M + square, tl.where(s < t, rw, 0.0))
@@ -318,16 +326,16 @@ def gradients_of(
     at_k = at[:, None] * K + columns_k[None, :]
     if BETA > 0:
         beta += b * bb + bos * bt + hv.to(tl.int64) * bh
-    acc, bdr, wrote, met = exchanges(
-        do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
-    )  # fmt: skip
-    acc = acc * scale
-    bdr = -bdr
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
     if SLOW:
+        acc, bdr, wrote, met = exchanges(
+            do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        acc = acc * scale
+        bdr = -bdr
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         if DPLR:
@@ -370,13 +378,14 @@ def gradients_of(
             dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
             bdr += dleft
             bdg += more
-            acc = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST)
+            acc, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
             acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bk * acc, SPLIT)
             bdk += acc + dright
     else:
         # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
-        # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products.
+        # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
+        # after the other: registers are what there is least of.
         half = tl.exp2(c)[None, :]
         G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
@@ -385,45 +394,62 @@ def gradients_of(
         else:
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         right = (right * tl.exp2(-G)).to(DT)
-        left = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
-        acc = product(tl.load(dA + square), right, acc * half, PREC)
+
+        acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+        acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        bdg = left.to(tl.float32) * acc
+        reads = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+        bdg = reads.to(tl.float32) * acc
         tl.store(dq + at_k, (acc * tl.exp2(G)).to(dq.dtype.element_ty), mask=in_k)
-        wrote = wrote * half
-        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
-        wrote = product(tl.trans(tl.load(dA + square)), left, wrote, PREC)
-        bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
+
+        bdr, met = facing(
+            adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
+        )  # fmt: skip
+        bdr = product(tl.load(dL + square).to(DT), right, bdr * -half, PREC)
         if DPLR:
-            second = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST) * half
-            through += tl.sum(right2.to(tl.float32) * second, 0)
-            second = product(tl.trans(tl.load(dA2 + square)), left, second, PREC)
             bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
             Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
             left = (-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr)).to(DT)
             behind = left.to(tl.float32) * bdr
-            bdr = bdr * tl.exp2(Gr)
-            second = product(tl.trans(tl.load(dL2 + square).to(DT)), left, second, PREC)
-            bdg -= right2.to(tl.float32) * second
-            bdk = second * tl.exp2(-G)
+            tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
             left = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
+
+        wrote, met = facing(
+            errors, HV * V, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        wrote = wrote * half
+        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
+        wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
         wrote = product(tl.trans(tl.load(dL + square).to(DT)), left, wrote, PREC)
         bdg -= right.to(tl.float32) * wrote
         bdw = wrote * tl.exp2(-G)
+        if DPLR:
+            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+            wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+            wrote = wrote * half
+            through += tl.sum(right2.to(tl.float32) * wrote, 0)
+            wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
+            wrote = product(tl.trans(tl.load(dL2 + square).to(DT)), left, wrote, PREC)
+            bdg -= right2.to(tl.float32) * wrote
+            tl.store(dk + at_k, (wrote * tl.exp2(-G)).to(dk.dtype.element_ty), mask=in_k)
+        else:
+            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
         bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
             bdg += total(s > t, behind, SPLIT)
-    if DPLR:
-        tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
-        tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-        tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
-    else:
-        tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
-    tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+    if SLOW:
+        if DPLR:
+            tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
+            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+            tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
+        else:
+            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
