@@ -151,7 +151,7 @@ def matrix_state(
         arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
     options = dict(form=form, scale=scale_of(arrays, scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
     given = (*map(arrays.get, operands), initial_state, cu_seqlens)
-    o, final = jitted(op, tuple(options.items()), given)
+    o, final, *_ = jitted(op, tuple(options.items()), given)
     return o, final if output_final_state else None
 
 

@@ -54,6 +54,11 @@ def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, fin
 def delta_backward(
     do: Tensor,
     dfinal: Tensor | None,
+    A: Tensor | None,
+    M: Tensor | None,
+    A2: Tensor | None,
+    L2: Tensor | None,
+    rates: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -63,24 +68,22 @@ def delta_backward(
     b: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    A: Tensor,
-    M: Tensor,
-    A2: Tensor,
-    L2: Tensor,
-    rates: Tensor,
     scale: float,
     chunk: int,
 ) -> list[Tensor]:
-    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    ``Scores`` that were not kept are made again.
+    """
     call = Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
-    scores = Scores(*(x if x.numel() else None for x in (A, M, A2, L2, rates)))
-    grads = backward(call, do, dfinal, None if scores.M is None else scores)
+    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
+    grads = backward(call, do, dfinal, scores)
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @delta_backward.register_fake
-def _(do, dfinal, q, k, v, g, beta, a, b, initial_state, cu_seqlens, A, M, A2, L2, rates, scale, chunk):
+def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
     given = (q, k, v, g, beta, a, b, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
@@ -93,12 +96,13 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, dfinal, *_):
-    floats, kept = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    *floats, cu_seqlens = ctx.saved_tensors[:9]
+    kept = (x if x.numel() else None for x in ctx.saved_tensors[9:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14
     do = torch.zeros_like(floats[2]) if do is None else do
-    grads = iter(_backward_call(do, dfinal, *floats, *kept, ctx.scale, ctx.chunk))
+    grads = iter(_backward_call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in floats), *(None,) * 6)
 
 
