@@ -33,6 +33,15 @@ __all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "s
 
 
 @triton.jit
+def load_transposed(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
+    """``load_tile``, transposed on its way: ``[BW, C]``."""
+    keep = (rows < L)[None, :]
+    if W % BW != 0:
+        keep = keep & (columns < W)[:, None]
+    return tl.load(p + rows.to(tl.int64)[None, :] * stride + columns[:, None], mask=keep, other=0.0)
+
+
+@triton.jit
 def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
     """``beta`` of a chunk's tokens, float32: ``[1, C]`` if ``BETA`` is 1, ``[BV, C]`` if it is 2."""
     if BETA == 2:
@@ -265,8 +274,9 @@ def forwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    there = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -280,11 +290,11 @@ def forwards(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    S = tl.zeros((BK, BV), tl.float32)
+    S = tl.zeros((BV, BK), tl.float32)
     if IDENTITY:
-        S += tl.where(columns_k[:, None] == columns_v[None, :], 1.0, 0.0)
+        S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += tl.load(start + at + there, mask=inside, other=0.0).to(tl.float32)
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
@@ -294,58 +304,60 @@ def forwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             decay = tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
-            bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
             tl.store(kept + here * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        r = -times(bk.to(ST), S.to(ST), PREC)
+        old = S.to(ST)
+        r = -times(old, tl.trans(bk.to(ST)), PREC)
+        if OUT:
+            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+            acc = times(old, tl.trans(bq.to(ST)), PREC) * scale
         if GATE == 1:
-            r = r * rate[:, None]
+            r = r * rate[None, :]
         if not IDENTITY:
-            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            bv = load_transposed(v, rows, vt, columns_v, L, V, BV)
             if DPLR:
-                r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
+                r -= times(bv.to(ST), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(ST)), PREC)
             else:
                 r += bv.to(tl.float32)
         if BETA == 2:
-            e = tl.trans(substituted(tl.trans(r), tl.trans(bbeta), M + here * (C * C), C, False))
-            x = e * bbeta
-        elif BETA == 1:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, (r * bbeta).to(ST), PREC)
-            x = e * bbeta
+            e = substituted(r, bbeta, M + here * (C * C), C, False)
         else:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, r.to(ST), PREC)
-            x = e
+            bM = tl.trans(tl.load(M + here * (C * C) + t * C + s))
+            if BETA == 1:
+                e = r - times((r * bbeta).to(ST), bM, PREC)
+            else:
+                e = r - times(r.to(ST), bM, PREC)
+        x = e
+        if BETA > 0:
+            x = e * bbeta
         at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
         stored = (rows < L)[:, None] & (columns_v < V)[None, :]
         if KEEP:
-            tl.store(errors + at_v, e.to(errors.dtype.element_ty), mask=stored)
+            tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
         if OUT:
-            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = times(bq.to(ST), S.to(ST), PREC) * scale
             if GATE == 1:
-                acc = acc * rate[:, None]
+                acc = acc * rate[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
-            acc = product(bA, x.to(DT), acc, PREC)
+            acc = product(x.to(DT), tl.trans(bA), acc, PREC)
             if DPLR:
-                acc = product(tl.load(A2 + here * (C * C) + t * C + s), bv.to(DT), acc, PREC)
-            tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
+                acc = product(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
+            tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
         if GATE == 1:
-            x = x * later[:, None]
+            x = x * later[None, :]
             S = S * decay
         if GATE == 2:
             S = S * decay
             bk = load_tile(write, rows, kt, columns_k, L, K, BK)
-        S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
+        S = product(x.to(ST), bk.to(ST), S, PREC)
         if DPLR and not IDENTITY:
             bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
-            S = product(tl.trans(bk.to(ST)), bv.to(ST), S, PREC)
+            S = product(bv.to(ST), bk.to(ST), S, PREC)
     if END:
-        tl.store(end + at + tile, S, mask=inside)
+        tl.store(end + at + there, S, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -572,18 +584,26 @@ def pairs(
 
 @triton.jit
 def facing(
-    a, at, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+    a, at, beta, bt, states, others, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, BETA: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``a dSᵀ [C, BK]``."""
+    """``(beta ∘ a) Sᵀ [C, BK]`` and, if ``MEET``, what ``states`` and ``others`` have in common: ``Σ_v S ∘ S' [BK]``."""
     X = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
         x = load_tile(a, rows, at, columns_v, L, V, BV)
+        if BETA == 2:
+            x = x.to(tl.float32) * tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
         inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
-        bS = tl.load(states + columns_v[:, None] * K + columns_k[None, :], mask=inside, other=0.0)
+        tile = columns_v[:, None] * K + columns_k[None, :]
+        bS = tl.load(states + tile, mask=inside, other=0.0)
         X = product(x.to(ST), bS, X, PREC)
-    return X
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * tl.load(others + tile, mask=inside, other=0.0).to(tl.float32), 0)
+    if BETA == 1:
+        X = X * tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
+    return X, met
 
 
 @triton.jit
@@ -607,13 +627,13 @@ def exchanges(
             by = (by.to(tl.float32) * bbeta).to(ST)
         inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
         tile = columns_v[:, None] * K + columns_k[None, :]
-        bS = tl.load(kept + columns_k[:, None] * V + columns_v[None, :], mask=tl.trans(inside), other=0.0)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
         bdS = tl.load(dkept + tile, mask=inside, other=0.0)
-        read = product(bdo.to(ST), tl.trans(bS), read, PREC)
-        compared = product(by, tl.trans(bS), compared, PREC)
+        read = product(bdo.to(ST), bS, read, PREC)
+        compared = product(by, bS, compared, PREC)
         wrote = product(be, bdS, wrote, PREC)
         if MEET:
-            met += tl.sum(tl.trans(bS).to(tl.float32) * bdS.to(tl.float32), 0)
+            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 0)
     if BETA == 1:
         bbeta = tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
         compared = compared * bbeta

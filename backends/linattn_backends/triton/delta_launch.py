@@ -230,8 +230,6 @@ def walk(
     """Launch ``forwards`` (``y = v``) or ``backwards`` (``y = do``) over whole sequences, or over ``pieces``."""
     T, HV = call.v.shape[1:3]
     tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
-    if pieces is not None and kernel is kernels.backwards:  # more programs than processors: two fit on one
-        tile = tile._replace(stages=min(tile.stages, 2))
     count = call.N if pieces is None else pieces.count
     at = pieces or Cut(0, 0, None, None)
     second = (ready.A2, ready.L2) if kernel is kernels.forwards else ()

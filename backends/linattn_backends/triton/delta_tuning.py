@@ -63,7 +63,6 @@ def delta_tiles(
     one = full or K > 128 or not roomy or (beta == 0 and K > 64)  # stage: more do not fit
     walk = Tile(rows, fit(V, 32 if full else 64, least), 4, 1 if one else 2)
     usual_size = K == V == 128 and gate == 1 and not full and beta == 1
-    pair = fit(V, 32 if full else 128, least)
     return DeltaTiles(
         chunk=C,
         split=3 if dtype == torch.float32 else 2,
@@ -73,13 +72,11 @@ def delta_tiles(
         prepare=Tile(128 if usual_size else fit(K, 32 if full else 64, least), 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
         forwards=walk._replace(stages=3) if walk.stages == 2 and gate < 2 else walk,
-        backwards=walk._replace(stages=3 if usual_size and roomy else 1 if full or K > 128 or not roomy else 2),
+        backwards=walk._replace(stages=3) if usual_size and roomy else walk,
         carry=Tile(rows, fit(V, 16 if K > 128 else 32), 4, 1 if K > 128 or not roomy else 2),
-        pairs=Tile(0, pair, 4, 1),
+        pairs=Tile(0, 128 if usual_size else fit(V, 32 if full else 64, least), 4, 1),
         gradients=Tile(64, 128, 4, 1)
         if usual_size
-        else Tile(64, 64, 4, 2)
-        if K == V == 128 and gate == 0 and not full and beta == 1
         else Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), fit(V, 32 if full else 64, least), 4, 1),
         gradients_slow=Tile(fit(K, 32 if full else 64, least), fit(V, 32 if full else 64, least), 4, 1),
     )

@@ -330,12 +330,12 @@ def gradients_of(
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
-    acc, bdr, wrote, met = exchanges(
-        do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
-    )  # fmt: skip
-    acc = acc * scale
-    bdr = -bdr
     if SLOW:
+        acc, bdr, wrote, met = exchanges(
+            do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        acc = acc * scale
+        bdr = -bdr
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         if DPLR:
@@ -378,7 +378,7 @@ def gradients_of(
             dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
             bdr += dleft
             bdg += more
-            acc = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST)
+            acc, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
             acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bk * acc, SPLIT)
             bdk += acc + dright
@@ -395,14 +395,18 @@ def gradients_of(
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         right = (right * tl.exp2(-G)).to(DT)
 
-        acc = product(tl.load(dA + square), right, acc * half, PREC)
+        acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+        acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
         reads = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
         bdg = reads.to(tl.float32) * acc
         tl.store(dq + at_k, (acc * tl.exp2(G)).to(dq.dtype.element_ty), mask=in_k)
 
-        bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
+        bdr, met = facing(
+            adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
+        )  # fmt: skip
+        bdr = product(tl.load(dL + square).to(DT), right, bdr * -half, PREC)
         if DPLR:
             bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
             Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
@@ -414,6 +418,9 @@ def gradients_of(
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
+        wrote, met = facing(
+            errors, HV * V, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
         wrote = wrote * half
         through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
         wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
@@ -422,7 +429,7 @@ def gradients_of(
         bdw = wrote * tl.exp2(-G)
         if DPLR:
             tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-            wrote = facing(v, vt, dkept, rows, columns_k, L, K, V, C, BK, BV, PREC, ST)
+            wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
             wrote = wrote * half
             through += tl.sum(right2.to(tl.float32) * wrote, 0)
             wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
