@@ -14,9 +14,10 @@ In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum
 With a ``beta`` a value channel every channel has a system of its own, solved by substitution: ``M`` then holds ``L``.
 
 ``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``L`` of every chunk at once,
-``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers, ``pairs``
-makes the gradients of scores, ``gradients`` those of the operands. None adds to shared memory locations, waits for another or
-asks the host for a size.
+``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers,
+``gradients`` makes those of scores and operands; with a vector gate ``pairs`` makes those of scores first. None adds to shared
+memory locations, waits for another or asks the host for a size. The walks hold, and keep, the state transposed, ``[V, K]``: so
+the left operand of every product comes from registers.
 
 For few heads the walk is cut into segments. What a segment does to the state before it is affine: ``S' = P S + local``, with
 ``local`` its walk from zero and ``P [K, K]`` its walk from the identity without values (``IDENTITY``). ``carry`` chains them;
@@ -257,7 +258,7 @@ def forwards(
     END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks of a sequence or segment with a ``[K, BV]`` tile of the state.
+    """Walk the chunks of a sequence or segment with a ``[BV, K]`` tile of the state.
 
     ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
@@ -369,7 +370,7 @@ def backwards(
     GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks from the last with a ``[K, BV]`` tile of the state's gradient.
+    """Walk the chunks from the last with a ``[BV, K]`` tile of the state's gradient.
 
     ``KEEP`` writes the gradient of the state after every chunk, and ``y``. Otherwise as ``forwards``.
     """
@@ -575,8 +576,8 @@ def pairs(
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
         bdA, bdL = inner_gradients(
-            do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale, True,
-            V, C, BV, BETA, PREC, DT, ST
+            do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
+            True, V, C, BV, BETA, PREC, DT, ST
         )  # fmt: skip
         tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))

@@ -321,7 +321,7 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None, scores: Scores | None
     chunks = call.chunks()
     ready = prepared(call, chunks, scores)
     pieces = pieces_of(call, chunks, ready)
-    kept, dkept = (new((chunks.count, HV, K, V), dtype=call.state_dtype) for _ in range(2))
+    kept, dkept = (new((chunks.count, HV, V, K), dtype=call.state_dtype) for _ in range(2))
     errors, adjoint = (new((B, T, HV, V), dtype=call.state_dtype) for _ in range(2))
     flags = dict(KEEP=True, OUT=False, IDENTITY=False)
     scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (kept, errors, None), False, **flags)
@@ -361,8 +361,8 @@ def pairs(
         do, call.beta, call.v, errors, adjoint, *scores, dv, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
-        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
-        num_warps=tile.warps, num_stages=tile.stages,
+        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, dict(v=dv, beta=dbeta)
 

@@ -127,7 +127,6 @@ def recurrent(
         nq, nk, nv, ng, nw, ne, na, nb = token(
             q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
         )  # fmt: skip
-        # Every sum over K is of the state before the token is written to it, so that none waits for another.
         if EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
         if LOW_RANK:
@@ -138,16 +137,13 @@ def recurrent(
             S = S * tl.exp2(bg.to(tl.float32) * LOG2E)[:, None]
         if VALUE_GATE:
             S = S * tl.exp2(bw.to(tl.float32) * LOG2E)[None, :]
-        if not EXCLUSIVE:
-            o = tl.sum(S * bq[:, None], 0)
         if BETA > 0:
             bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
-        if not EXCLUSIVE:
-            o += tl.sum(bq * bk, 0) * bv
         S += bk[:, None] * bv[None, :]
         if LOW_RANK:
-            o += tl.sum(bq * low.to(tl.float32), 0) * read
             S += low.to(tl.float32)[:, None] * read[None, :]
+        if not EXCLUSIVE:
+            o = tl.sum(S * bq[:, None], 0)
         tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
         out += HV * V
     if END:
