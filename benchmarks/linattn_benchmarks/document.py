@@ -28,16 +28,17 @@ def render(document: dict[str, Any]) -> str:
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
-PACKAGES = {"mlx_memory": ("mlx",)}
+PACKAGES = {"mlx_memory": ("mlx",), "tpu_static": ("jax", "libtpu")}
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 
 
 def measured_on(environment: dict[str, Any], names: tuple[str, ...]) -> str:
     """One line on versions and machine."""
     packages = ", ".join(f"{name} {environment['packages'][name]}" for name in names if name in environment["packages"])
+    load = "" if environment["load"] is None else f", load {environment['load']:.1f}"
     return (
         f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
-        f"{environment['processor']}, {environment['cores']} cores, load {environment['load']:.1f}."
+        f"{environment['processor']}, {environment['cores']} cores{load}."
     )
 
 
@@ -92,6 +93,19 @@ def dtypes(rows: list[dict[str, Any]]) -> list[str]:
     return [f"operands {dtype}, gates {gate_dtype} ({gates})" for dtype, gate_dtype, gates in sorted(cases)]
 
 
+def triton_kernels(results: dict[str, Any]) -> str:
+    """What kernels take as they are; the JSON also holds the runs that led there."""
+    lines = []
+    for row in results["shipped"]:
+        ratio = None if row["graph_ms"] is None else row["graph_ms"] / row["floor_ms"]
+        ms = [row[name] for name in ("graph_ms", "target_ms", "floor_ms", "eager_ms")]
+        figures = ("" if x is None else f"{x:.3g}" for x in (*ms, ratio))
+        gates = f"`{row['gates']}`" if row["gates"] else ""
+        lines.append(tuple(map(unbroken, (f"`{row['family']}`", gates, row["shape"], row["what"], *figures))))
+    head = ("operator", "gates", "shape", "what", "graph, ms", "target", "floor", "eager, ms", "× floor")
+    return f"{table.ceilings(results['ceilings'])}.\n\n{grid(head, lines)}"
+
+
 def torch_cpu(results: dict[str, Any]) -> str:
     """The PyTorch backend against ``torch.bmm``."""
     names = {False: "fwd", True: "fwd+bwd"}
@@ -135,6 +149,40 @@ def jax_cpu(results: list[dict[str, Any]]) -> str:
     return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
 
 
+def tpu_static(results: list[dict[str, Any]]) -> str:
+    """Bundles of a grid step and VMEM of the TPU kernels on every generation; bundles a token by length of chunk and dtype."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    attempts = [row for row in results if "inverse" in row]
+    results = [row for row in results if "inverse" not in row]
+    for row in results:
+        found.setdefault((row["family"], row["kernel"]), []).append(row)
+    generations = list(dict.fromkeys(row["generation"] for row in results))
+    longest = max(row["C"] for row in results)
+    lines, choices = [], []
+    for (family, kernel), rows in found.items():
+        name = f"`{family}` {kernel}"
+        default = [row for row in rows if kernel == "decode" or (row["C"], row["dtype"]) == (longest, "bfloat16")]
+        bundles = {row["generation"]: row["bundles"] for row in default}
+        lines.append((name, *(bundles[g] for g in generations), table.memory(max(row["vmem_bytes"] for row in default))))
+        if kernel != "decode":
+            a_token = {(r["C"], r["dtype"]): f"{r['bundles'] / r['C']:.1f}" for r in rows if r["generation"] == generations[0]}
+            choices.append((name, *(a_token[key] for key in sorted(a_token, key=lambda key: (key[1], key[0])))))
+    sizes = sorted({row["C"] for row in results if row["kernel"] != "decode"})
+    head = (f"a token, {generations[0]}", *(f"C = {C}" for C in sizes), f"C = {longest}, float32")
+    tried = [
+        (f"`{row['family']}` {row['kernel']}", PASSES[row["inverse"]], f"{row['bundles'] / row['C']:.1f}") for row in attempts
+    ]
+    tables = (
+        grid((f"C = {longest}", *generations, "VMEM"), lines),
+        grid(head, choices),
+        grid(("tried", "passes", "a token"), tried),
+    )
+    return "\n\n".join(tables)
+
+
+PASSES = {"EXACT": "six for the inverse (float32)", "ONE": "one for the inverse (bfloat16)"}
+
+
 def mlx_memory(results: list[dict[str, Any]]) -> str:
     """Forward and backward pass of the MLX backend."""
     names = {"chunk": "chunk form", "loop": "loop over the tokens"}
@@ -164,7 +212,16 @@ def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
 
 
-RENDERERS = {"overhead": overhead, "operators": operators, "torch-cpu": torch_cpu, "jax_cpu": jax_cpu, "mlx_memory": mlx_memory}
+RENDERERS = {
+    "overhead": overhead,
+    "operators": operators,
+    "torch-cpu": torch_cpu,
+    "triton-diagonal": triton_kernels,
+    "triton-delta": triton_kernels,
+    "jax_cpu": jax_cpu,
+    "mlx_memory": mlx_memory,
+    "tpu_static": tpu_static,
+}
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ PACKAGES = (
     "triton",
     "jax",
     "jaxlib",
+    "libtpu",
     "mlx",
     "flash-linear-attention",
     "jax-linear-attention",

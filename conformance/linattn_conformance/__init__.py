@@ -12,11 +12,16 @@
 ``calls``, ``checks``  one case against one backend
 ``witness``            who really ran
 ``adapters``           one small class for each array framework
-``runner``             cases to results
+``runner``             cases to results, in this process
+``pool``, ``worker``   the same in processes that are replaced when they are lost
 ``known_failures``     what a vendor knows to be broken
 ``verdict``            profiles; manifest minus results
 ``report``             versioned JSON
-``cli``                the command; ``pytest_plugin`` the same in pytest
+``reading``            is a report what a run wrote?
+``comparing``          what changed between two
+``rendering``          pages of one report, and the matrix of several
+``search``, ``soak``   generated cases, for what the manifest did not think of
+``cli``, ``commands``  the commands; ``pytest_plugin`` the same in pytest
 ``broken``             backends that are wrong on purpose, which the suite must reject
 =====================  ===============================================================================
 """

@@ -17,8 +17,9 @@ random:
   inaccurate about.
 
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
-reaches small ones through shared sums); and, for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
-the small difference of.
+reaches small ones through shared sums); for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
+the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two terms which
+they are the difference of.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad
@@ -144,6 +145,8 @@ def truth_of(
         name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name]) for name in problem.floats if name in flat
     }
     _add_noise_of_sums(problem, low, arrays, result)
+    if problem.options.get("normalize"):
+        _add_noise_of_quotient(problem, low, arrays, cotangents["o"], result)
     return Truth(found, result, cotangents)
 
 
@@ -276,3 +279,23 @@ def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], 
         noise = _amplitude(problem, low, low) * np.sqrt(per_token * reach / width)
         quantity = gradients[gate]
         quantity.noise = np.sqrt(np.square(quantity.noise) + noise**2)
+
+
+def _add_noise_of_quotient(
+    problem: Problem, low: str, arrays: Mapping[str, Array], d_o: Array, gradients: dict[str, Quantity]
+) -> None:
+    """The gradients of ``n / d`` with respect to queries and keys are differences of two terms: count one of them, ``∂n / d``.
+
+    For the first token of a sequence without a state the two are equal, whatever is perturbed.
+    """
+    options = {**problem.options, "normalize": False, "scale": 1.0}
+    parts = {name: x for name, x in arrays.items() if name != "initial_state"}
+    state = arrays.get("initial_state")
+    values, counts = ({}, {}) if state is None else ({"initial_state": state[..., :-1]}, {"initial_state": state[..., -1:]})
+    d = oracle.forward("linear_attn", {**parts, "v": np.ones_like(parts["v"][..., :1]), **counts}, options)[0]
+    terms = oracle.vjp(
+        "linear_attn", {**parts, **values}, options, np.divide(d_o, d, where=d != 0, out=np.zeros_like(d_o)), None
+    )
+    for name in ("q", "k"):
+        term = np.square(terms[name]).mean(-1, keepdims=True)
+        gradients[name].noise = np.sqrt(np.square(gradients[name].noise) + np.square(_amplitude(problem, low, low)) * term)

@@ -25,6 +25,10 @@ from .witness import Witness
 __all__ = ["Declared", "Failure", "Run", "call_arguments"]
 
 
+LAYOUTS = {"strided", "sliced", "headsfirst"}
+FAR = ("q", "k", "v", "q_quad", "k_lin")
+
+
 class Failure(Exception):
     """The backend is wrong; the text says how."""
 
@@ -82,7 +86,11 @@ class Run:
             name: self.adapter.from_float64(x, self.problem.dtypes[name])
             for name, x in {**self.values, **(changed or {})}.items()
         }
-        return {name: self.adapter.strided(x) for name, x in made.items()} if "strided" in self.case.flags else made
+        for layout in LAYOUTS.intersection(self.case.flags):
+            return {name: getattr(self.adapter, layout)(x) for name, x in made.items()}
+        if "far" in self.case.flags:
+            return {name: self.adapter.far(x) if name in FAR else x for name, x in made.items()}
+        return made
 
     def cotangents(self) -> Arrays:
         """Gradients to feed in, in the framework."""

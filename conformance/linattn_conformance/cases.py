@@ -15,10 +15,14 @@ flag gets its cases by being declared. Flags mean:
 ``g.HV``             the array has the shape ``HV`` instead of the first one that the spec lists
 ``normalize``        the option of that name is set; ``noncausal`` is ``causal=False``
 ``scale``            every scale is given
-``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64
+``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64; wide offsets are int64
 ``slots``            decoding: ``state_indices`` picks states out of order, with padding in between
 ``padding``          decoding: every row is padding
 ``strided``          no array is contiguous; the gaps hold NaN
+``far``              tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
+``sliced``           every array is a part of a larger one, NaN around it
+``headsfirst``       heads lie before tokens in memory
+``many``             300 packed sequences, of three tokens at most
 ``zero``             every gate is 0
 ``reset``            some gates are -inf
 ``huge``             some gates are -1e4
@@ -27,6 +31,9 @@ flag gets its cases by being declared. Flags mean:
 ``strong``           beta between 1 and 2
 ``carry``            a large float32 state to be carried past small writes
 ``phi.NAME``         the feature map of that name
+``mixed``            generated: gates of every size from 0 to -inf
+``pack.3.0.5``       generated: packed sequences of these lengths
+``seed.N``           generated: other values
 ===================  ==================================================================================================
 """
 
@@ -35,6 +42,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -45,7 +53,7 @@ from linattn.spec import DECODING, FAMILIES, OpSpec, spec_of
 from .bad_input import RULES
 from .maps import MAPS, WIDTH
 
-__all__ = ["DTYPES", "Case", "content_hash", "every_case"]
+__all__ = ["DTYPES", "Case", "content_hash", "every_case", "named"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
@@ -53,7 +61,20 @@ WRITABLE = ("numpy", "torch")
 """Frameworks whose arrays can be written to."""
 GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": "delta_rule", "kda": "delta_rule"}
 """Gated families, and what each is when its gates are zero."""
-TRANSFORMS = ("compile", "export", "fake", "func-grad", "vmap", "autocast")
+STRIDED = ("numpy", "torch")
+"""Frameworks whose users choose the strides of arrays."""
+TRANSFORMS = {
+    "compile": ("torch", "mlx"),
+    "export": ("torch",),
+    "fake": ("torch",),
+    "func-grad": ("torch",),
+    "autocast": ("torch",),
+    "vmap": ("torch", "jax", "mlx"),
+    "jit": ("jax",),
+    "jit-gradient": ("jax",),
+    "eval-shape": ("jax",),
+}
+"""Transforms, and the frameworks that have them."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +91,9 @@ class Case:
         check: Name of the check that runs it.
         core: Part of what a backend that has this operator cannot declare away.
         frameworks: The frameworks that it is for; all if empty.
-        memory: GiB of device memory it needs; 0 for any device.
+        memory: GiB of memory that it needs on a device other than the host.
         host: Only for arrays in host memory, where values can be read without waiting for a device.
+        device: Only for arrays on a device.
     """
 
     id: str
@@ -85,6 +107,7 @@ class Case:
     frameworks: tuple[str, ...] = ()
     memory: int = 0
     host: bool = False
+    device: bool = False
 
     @property
     def size(self) -> dict[str, int]:
@@ -101,13 +124,32 @@ class Case:
 
     @property
     def needs_gradient(self) -> bool:
-        return self.check in ("gradient", "repeat-backward", "func-grad", "compile-gradient")
+        return self.check in ("gradient", "repeat-backward", "leak-backward", "func-grad", "jit-gradient")
 
     def applies(self, framework: str, device: str, memory: float = 0) -> bool:
         """True if the case is one for this framework and device; ``memory`` is the device's, in GiB."""
         on_host = device.partition(":")[0] == "cpu"
-        fits = memory >= self.memory and not on_host if self.memory else on_host or not self.host
+        fits = not self.device if on_host else not self.host and memory >= self.memory
         return fits and (not self.frameworks or framework in self.frameworks)
+
+
+def named(name: str) -> Case:
+    """The case of an id: of the manifest, or any other that the grammar of ids allows. ``ValueError`` if there is none."""
+    if name in _by_id():
+        return _by_id()[name]
+    parts = name.split("/")
+    if len(parts) == 6 and parts[0] in FAMILIES and parts[2] in DTYPES:
+        op, form, short, flags, written, check = parts
+        sizes = {symbol: int(size) for symbol, size in re.findall(r"([A-Z])(\d+)", written)}
+        for case in make(FAMILIES[op], form, short, flags, check, sizes):
+            if case.id == name:
+                return case
+    raise ValueError(f"no case has the id {name}")
+
+
+@functools.cache
+def _by_id() -> dict[str, Case]:
+    return {case.id: case for case in every_case()}
 
 
 @functools.cache
@@ -190,10 +232,12 @@ def atoms(spec: OpSpec) -> list[str]:
     return [*found, "scale"]
 
 
-def both(spec: OpSpec, form: str, short: str, flags: str, sizes: dict[str, int] | None = None, core: bool = False):
+def both(
+    spec: OpSpec, form: str, short: str, flags: str, sizes: dict[str, int] | None = None, core: bool = False, **more
+) -> Iterator[Case]:
     """Outputs, and gradients of every input."""
     for check in ("forward", "gradient"):
-        yield from make(spec, form, short, flags, check, sizes, core)
+        yield from make(spec, form, short, flags, check, sizes, core, **more)
 
 
 def grid(spec: OpSpec) -> Iterator[Case]:
@@ -252,6 +296,9 @@ def data(spec: OpSpec) -> Iterator[Case]:
             yield from both(spec, form, short, "carry-state", {"T": 131})
     for form in FORMS:
         yield from both(spec, form, "bf16", "narrow-state")
+        yield from both(spec, form, "fp32", "wide-state-varlen")
+        yield from both(spec, form, "fp32", "many-state-varlen", {"T": 450, "K": 16, "V": 8})
+        yield from both(spec, form, "fp16", "far-state", {"T": 33}, frameworks=STRIDED, memory=16)
 
 
 def properties(spec: OpSpec) -> Iterator[Case]:
@@ -264,8 +311,10 @@ def properties(spec: OpSpec) -> Iterator[Case]:
         yield from make(spec, form, "fp32", "state", "nan", {"T": 400 if form == "chunk" else 97})
         yield from make(spec, form, "bf16", "state", "split", {"T": 97})
         yield from make(spec, form, "bf16", "state", "causal", {"T": 97})
+        yield from make(spec, form, "fp32", "state", "leak", {"T": 17, "K": 16, "V": 256})
         if "g" in {arg.name for arg in spec.args}:
             yield from make(spec, form, "fp32", "state", "forgets", {"T": 97})
+    yield from make(spec, "chunk", "fp32", "state", "leak-backward", {"T": 17, "K": 16, "V": 256})
     yield from make(spec, "chunk", "fp32", "state", "agree", {"T": 97})
     yield from make(spec, "chunk", "fp64", "state", "agree", {"T": 97})
     if spec.name in GATED:
@@ -288,8 +337,8 @@ def feature_maps(spec: OpSpec) -> Iterator[Case]:
 def transforms(spec: OpSpec) -> Iterator[Case]:
     """The framework's own transforms."""
     small = {"T": 33, "K": 16, "V": 8}
-    for check in TRANSFORMS:
-        yield from make(spec, "chunk", "fp32", "state", check, small, frameworks=("torch",))
+    for check, frameworks in TRANSFORMS.items():
+        yield from make(spec, "chunk", "fp32", "state", check, small, frameworks=frameworks)
     yield from make(spec, "recurrent", "fp32", "state", "compile", {"T": 1, "K": 16, "V": 8}, frameworks=("torch",))
 
 
@@ -297,7 +346,7 @@ def large(spec: OpSpec) -> Iterator[Case]:
     """More than 2³¹ elements in one array, on devices that hold them."""
     if spec.name in ("simple_gla", "gla", "gated_delta_rule"):
         sizes = {"T": 2**18 + 37, "K": 64, "V": 128, "B": 1, "H": 65}
-        yield from make(spec, "chunk", "bf16", "reset", "large", sizes, memory=60)
+        yield from make(spec, "chunk", "bf16", "reset", "large", sizes, memory=60, device=True)
 
 
 def decoding(spec: OpSpec) -> Iterator[Case]:

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import importlib
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from linattn.errors import LinattnError
-from linattn.registry import registry
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import known_failures, manifest, report, verdict
-from .cases import Case, every_case
-from .runner import STATUSES, Result, Runner
+from .cases import Case, every_case, named
+from .pool import TIME_LIMIT, Pool, PoolError, default_workers
+from .runner import STATUSES, Result, Subject
+from .worker import Setting
 
 __all__ = ["conformance"]
 
 SHOWN = 20
-FEW = 200
-"""So many cases are done before more processes have started."""
 
 
 def conformance(
@@ -45,101 +41,77 @@ def conformance(
     workers: Annotated[
         int, typer.Option("--workers", "-n", help="Processes that run cases; 0: one a core on a CPU, else one.")
     ] = 0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for one case; its process is then replaced.")] = TIME_LIMIT,
+    memory_limit: Annotated[
+        float, typer.Option(help="GiB for each process; 0: its share of four fifths of the machine's.")
+    ] = 0.0,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
     console = Console(highlight=False)
-    try:
-        runner = Runner(resolve(backend), framework, device, tighten)
-        entries = known_failures.load(known) if known else []
-        held = manifest.load()
-        if held != manifest.from_cases(every_case()):
-            raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
-        wanted = selected(runner, held, profile, case)
+    count = workers or default_workers(device)
+    with contextlib.ExitStack() as stack:
+        try:
+            entries = known_failures.load(known) if known else []
+            held = manifest.load()
+            if held != manifest.from_cases(every_case()):
+                raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
+            pool = stack.enter_context(Pool(Setting(backend, framework, device, tighten), count, time_limit, memory_limit))
+            wanted = selected(pool.subject, held, profile, case)
+        except (PoolError, LinattnError, ValueError, OSError) as error:
+            raise typer.BadParameter(str(error)) from error
+        if list_cases:
+            print(*(case.id for case in wanted), sep="\n")
+            return
         if case:  # entries about cases that were not selected say nothing here
             entries = [entry for entry in entries if any(fnmatchcase(other.id, entry.pattern) for other in wanted)]
-    except (LinattnError, ValueError, ImportError, AttributeError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if list_cases:
-        print(*(case.id for case in wanted), sep="\n")
-        return
-    started = time.perf_counter()
-    results, complaints = known_failures.apply(
-        progress(console, runner, backend, wanted, workers), entries, datetime.date.today()
-    )
-    made = report.make(runner, held, profile, results, complaints, time.perf_counter() - started)
+        started = time.perf_counter()
+        found = progress(console, pool, wanted)
+        seconds = time.perf_counter() - started
+    results, complaints = known_failures.apply(found, entries, datetime.date.today())
+    made = report.make(pool.subject, held, profile, results, [*pool.complaints, *complaints], seconds)
     judged = verdict.verdict(made, held)
     if report_path:
         report.write(report_path, made, judged)
     summary(console, made, results, judged, backend, bool(case))
-    failed = any(result.status == "failed" for result in results) or complaints
+    failed = any(result.status in ("failed", "not-run") for result in results) or made["complaints"]
     raise typer.Exit(int(bool(failed)) if case else int(not judged.conformant))
 
 
-def resolve(backend: str) -> str:
-    """The name of a backend; a ``module:Class`` is imported and registered first."""
-    if ":" not in backend:
-        return backend
-    module, _, name = backend.partition(":")
-    instance = getattr(importlib.import_module(module), name)()
-    registry.register(instance, replace=True)
-    return instance.name
-
-
-def selected(runner: Runner, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None) -> list[Case]:
+def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None) -> list[Case]:
     """The cases of a profile that apply, or those of all profiles that match a pattern."""
-    applicable = held.applicable(runner.framework, runner.device, runner.adapter.memory())
+    applicable = held.applicable(subject.framework, subject.device, subject.memory)
     wanted = verdict.cases_of(profile, applicable)
     if not patterns:
         return [case for case in every_case() if case.id in wanted]
-    found = [case for case in every_case() if runner.applies(case) and any(fnmatchcase(case.id, p) for p in patterns)]
+    found = [case for case in every_case() if subject.applies(case) and any(fnmatchcase(case.id, p) for p in patterns)]
+    found += [case for p in patterns if (case := generated(p)) and subject.applies(case)]
     if not found:
-        raise ValueError(f"no case for {runner.framework} on {runner.device} matches {', '.join(patterns)}")
+        raise ValueError(f"no case for {subject.framework} on {subject.device} matches {', '.join(patterns)}")
     return found
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
+def generated(name: str) -> Case | None:
+    """The case of an id that is not in the manifest, as ``linattn conformance-soak`` prints it; None if it is no such id."""
+    try:
+        case = named(name)
+    except ValueError:
+        return None
+    return None if case in every_case() else case
 
 
-def progress(console: Console, runner: Runner, backend: str, cases: list[Case], workers: int) -> list[Result]:
+def progress(console: Console, pool: Pool, cases: list[Case]) -> list[Result]:
     """Run cases under a progress line that counts failures."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results: list[Result] = []
+    failures = 0
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("conformance", total=len(cases))
-        for result in run_all(runner, backend, cases, workers):
+        for result in pool.run(cases):
             results.append(result)
-            failures = sum(other.status == "failed" for other in results)
+            failures += result.status == "failed"
             bar.update(task, advance=1, description=f"conformance: {failures} failed" if failures else "conformance")
     return results
-
-
-def run_all(runner: Runner, backend: str, cases: list[Case], workers: int) -> Iterable[Result]:
-    """In this process, or in several: each takes runs of neighbours, which share their truth."""
-    if workers == 0:
-        workers = min(os.cpu_count() or 1, 8) if runner.device == "cpu" and len(cases) > FEW else 1
-    if workers == 1:
-        return runner.run(cases)
-    return _in_processes(runner, backend, cases, workers)
-
-
-def _in_processes(runner: Runner, backend: str, cases: list[Case], workers: int) -> Iterator[Result]:
-    size = 48
-    parts = [[case.id for case in cases[i : i + size]] for i in range(0, len(cases), size)]
-    setting = backend, runner.framework, runner.device, runner.tighten
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
-        for future in [pool.submit(_run_part, setting, part) for part in parts]:
-            yield from future.result()
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is later
-
-
-def _run_part(setting: tuple[str, str, str, float], ids: list[str]) -> list[Result]:
-    backend, *rest = setting
-    by_id = {case.id: case for case in every_case()}
-    return list(Runner(resolve(backend), *rest).run([by_id[name] for name in ids]))
 
 
 # -- telling ---------------------------------------------------------------------------------------------------------
@@ -161,7 +133,7 @@ def summary(
         console.print(f"error   {complaint}", markup=False, soft_wrap=True)
     worst = max((result for result in results if result.error is not None), key=lambda r: r.error or 0, default=None)
     if worst is not None:
-        console.print(f"largest error: {worst.error:.2f} of its bound, {worst.id}", markup=False, soft_wrap=True)
+        console.print(f"largest error: {worst.error:.3g} of its bound, {worst.id}", markup=False, soft_wrap=True)
     if partial:
         console.print(f"{len(results)} cases in {made['seconds']} s; a selection gives no verdict")
         return

@@ -20,6 +20,7 @@ from .maps import MAPS, width
 __all__ = ["Problem", "draw", "offsets"]
 
 Array = NDArray[Any]
+MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
 @dataclass
@@ -65,7 +66,7 @@ def draw(case: Case) -> Problem:
         chosen = chosen_shape(arg, flags)
         symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
         if arg.name == "cu_seqlens":
-            arrays[arg.name] = offsets(case.size["T"])
+            arrays[arg.name] = packing(case)
         elif arg.name == "state_indices":
             arrays[arg.name] = slots(sizes["N"], sizes["P"], "padding" in flags)
         else:
@@ -98,11 +99,23 @@ def all_sizes(case: Case) -> dict[str, int]:
     flags, given_sizes = case.flags, case.size
     packed = "varlen" in flags
     sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
-    sizes["N"] = len(offsets(sizes["T"])) - 1 if packed else sizes["B"]
+    sizes["N"] = len(packing(case)) - 1 if packed else sizes["B"]
     sizes["P"] = sizes["N"] + 2
     shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
     sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
     return sizes
+
+
+def packing(case: Case) -> Array:
+    """The offsets of a case whose sequences are packed."""
+    T = case.size["T"]
+    lengths = next((flag.split(".")[1:] for flag in case.flags if flag.startswith("pack")), None)
+    if lengths is not None:
+        return np.cumsum([0, *map(int, lengths)], dtype=np.int32)
+    if "many" not in case.flags:
+        return offsets(T)
+    assert T % 6 == 0, T
+    return np.cumsum([0, *(1, 2, 0, 3) * (T // 6)], dtype=np.int32)
 
 
 def mapped_sizes(case: Case, phi: str | None, sizes: dict[str, int]) -> dict[str, int]:
@@ -151,7 +164,7 @@ def size_of(symbol: str, sizes: dict[str, int]) -> int:
 def dtype_of(arg: Arg, case: Case) -> str:
     """Operands have the dtype of the case; gates, beta and states float32 (float64) unless ``narrow`` or ``wide``."""
     if arg.role == "index":
-        return "int32"
+        return "int64" if "wide" in case.flags and arg.name == "cu_seqlens" else "int32"
     if arg.role == "operand":
         return case.dtype
     if "narrow" in case.flags:
@@ -222,6 +235,8 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     token = rng.random(x.shape[:3] + (1,) * (x.ndim - 3)) < 0.1
     if "reset" in flags or case.check == "large":
         return np.where(token | (draw < 0.02), -np.inf, g)
+    if "mixed" in flags:
+        return rng.choice(MIXED, x.shape)
     if "huge" in flags:
         return np.where(token | (draw < 0.02), -1e4, g)
     return g

@@ -31,6 +31,7 @@ class Entry:
     frameworks: tuple[str, ...]
     memory: int
     host: bool = False
+    device: bool = False
 
     applies = Case.applies
 
@@ -71,7 +72,7 @@ class Manifest:
 def _packed(entry: Entry) -> dict[str, Any]:
     """Only what differs from the usual."""
     packed: dict[str, Any] = {"operator": entry.operator}
-    packed |= {name: True for name in ("gradient", "core", "host") if getattr(entry, name)}
+    packed |= {name: True for name in ("gradient", "core", "host", "device") if getattr(entry, name)}
     packed |= {"frameworks": list(entry.frameworks)} if entry.frameworks else {}
     return packed | ({"memory": entry.memory} if entry.memory else {})
 
@@ -84,13 +85,15 @@ def _unpacked(packed: dict[str, Any]) -> Entry:
         tuple(packed.get("frameworks", ())),
         packed.get("memory", 0),
         packed.get("host", False),
+        packed.get("device", False),
     )
 
 
 def from_cases(cases: tuple[Case, ...]) -> Manifest:
     """The manifest that these cases make."""
     entries = {
-        case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory, case.host) for case in cases
+        case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory, case.host, case.device)
+        for case in cases
     }
     return Manifest(API_VERSION, SUITE_VERSION, content_hash(cases), entries)
 

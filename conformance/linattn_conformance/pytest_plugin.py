@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
+    from .cases import Case
+    from .runner import Result
+
 STATE = "linattn_conformance_state"
 
 
@@ -24,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--linattn-report", help="write the report here, as JSON")
     group.addoption("--linattn-case", action="append", help="only ids that match; no verdict then")
     group.addoption("--linattn-known-failures", help="TOML or JSON list of known failures")
+    group.addoption("--linattn-time-limit", type=float, default=300.0, help="seconds for one case")
 
 
 class State:
@@ -33,7 +37,8 @@ class State:
         from pathlib import Path
 
         from . import cli, known_failures, manifest
-        from .runner import Result, Runner
+        from .pool import Pool
+        from .worker import Setting
 
         option = config.getoption
         self.profile, self.patterns, self.path = (
@@ -41,14 +46,23 @@ class State:
             option("--linattn-case"),
             option("--linattn-report"),
         )
-        self.runner = Runner(
-            cli.resolve(option("--linattn-backend")), option("--linattn-framework"), option("--linattn-device")
-        )
         known = option("--linattn-known-failures")
         self.known = known_failures.load(Path(known)) if known else []
         self.manifest = manifest.load()
-        self.cases = cli.selected(self.runner, self.manifest, self.profile, self.patterns)
+        setting = Setting(option("--linattn-backend"), option("--linattn-framework"), option("--linattn-device"))
+        self.pool = Pool(setting, time_limit=option("--linattn-time-limit")).__enter__()
+        try:
+            self.cases = cli.selected(self.pool.subject, self.manifest, self.profile, self.patterns)
+        except BaseException:
+            self.pool.close()
+            raise
         self.results: list[Result] = []
+
+    def run_one(self, case: Case) -> Result:
+        """Run one case."""
+        (result,) = self.pool.run([case])
+        self.results.append(result)
+        return result
 
     def is_known(self, name: str) -> bool:
         """True if a failure of this case is known."""
@@ -65,7 +79,9 @@ class State:
 
         results, complaints = known_failures.apply(self.results, self.known, datetime.date.today())
         seconds = sum(result.seconds for result in results)
-        made = report.make(self.runner, self.manifest, self.profile, results, complaints, seconds)
+        made = report.make(
+            self.pool.subject, self.manifest, self.profile, results, [*self.pool.complaints, *complaints], seconds
+        )
         judged = verdict.verdict(made, self.manifest)
         if self.path:
             report.write(Path(self.path), made, judged)
@@ -86,17 +102,26 @@ def _new_state(config: pytest.Config) -> State:
     import pytest
     from linattn.errors import LinattnError
 
+    from .pool import PoolError
+
     if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
         raise pytest.UsageError("a verdict needs all results in one process: leave out -n, or use linattn conformance -n")
     try:
         return State(config)
-    except (LinattnError, ValueError, ImportError, AttributeError, OSError) as error:
+    except (PoolError, LinattnError, ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Find out now whether the options are wrong."""
     state_of(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process that ran the cases."""
+    state = getattr(config, STATE, None)
+    if state is not None:
+        state.pool.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,26 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from linattn.plugin import API_VERSION
-from linattn.registry import registry
 
 from .manifest import SUITE_VERSION, Manifest
-from .runner import Result, Runner
+from .runner import Result, Subject
 from .verdict import Verdict
 
-__all__ = ["SCHEMA", "make", "results_hash", "write"]
+__all__ = ["SCHEMA", "make", "report_hash", "results_hash", "whole", "write"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the layout: a reader refuses one that it does not know."""
 
 
 def make(
-    runner: Runner, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
+    subject: Subject, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """The report of a run, without its verdict.
 
@@ -40,11 +39,16 @@ def make(
         "schema": SCHEMA,
         "suite": SUITE_VERSION,
         "api": API_VERSION,
-        "backend": {"name": runner.backend.name, **_distribution(runner.backend.name), "class": _class(runner.backend)},
-        "framework": runner.framework,
-        "device": runner.device,
-        "memory": round(runner.adapter.memory(), 1),
-        "versions": runner.adapter.versions(),
+        "backend": {
+            "name": subject.name,
+            "distribution": subject.distribution,
+            "version": subject.version,
+            "class": subject.kind,
+        },
+        "framework": subject.framework,
+        "device": subject.device,
+        "memory": subject.memory,
+        "versions": subject.versions,
         "platform": {
             "python": platform.python_version(),
             "system": platform.system(),
@@ -52,7 +56,7 @@ def make(
             "machine": platform.machine(),
         },
         "profile": profile,
-        "tighten": runner.tighten,
+        "tighten": subject.tighten,
         "manifest": manifest.hash,
         "results": listed,
         "results_hash": results_hash(listed),
@@ -61,24 +65,24 @@ def make(
     }
 
 
-def _distribution(name: str) -> dict[str, str]:
-    """The distribution that brought the backend, and its version; of an object that was registered, none."""
-    entry_points = registry.record(name).entry_points
-    dist = entry_points[0].dist if entry_points else None
-    return {"distribution": dist.name if dist else "", "version": dist.version if dist else ""}
-
-
-def _class(backend: Any) -> str:
-    return f"{type(backend).__module__}.{type(backend).__qualname__}"
-
-
 def results_hash(results: Sequence[dict[str, Any]]) -> str:
     """Hash over what the results say, times left out."""
     told = [[result["id"], result["status"], result["error"], result["message"]] for result in results]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
+def report_hash(report: Mapping[str, Any]) -> str:
+    """Hash over a whole report but this hash itself."""
+    told = {key: value for key, value in report.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def whole(report: dict[str, Any], judged: Verdict) -> dict[str, Any]:
+    """A report with its verdict and its hash."""
+    told = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
+    return {**told, "hash": report_hash(told)}
+
+
 def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
     """Write a report with its verdict; numbers that are not finite are nowhere in it."""
-    whole = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
-    path.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(whole(report, judged), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .adapters import Adapter, adapter_for
+from .adapters.base import Global
 from .calls import Declared, Failure, Run
 from .cases import Case
 from .checks import CHECKS
 from .witness import Witness
 
-__all__ = ["STATUSES", "Result", "Runner"]
+__all__ = ["STATUSES", "Result", "Runner", "Subject", "resolve"]
 
 STATUSES = ("passed", "failed", "declared-unsupported", "known-failure", "not-run")
 
@@ -42,6 +45,47 @@ class Result:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is judged and where, as a report says it.
+
+    Attributes:
+        name: The backend's name.
+        kind: Its class.
+        distribution: What installed it; empty for an object that was registered.
+        version: Version of the distribution.
+        framework: The framework of the arrays.
+        device: Their device.
+        memory: Memory of the device in GiB; 0 where it does not matter.
+        tighten: Factor on every bound.
+        versions: Versions of the framework and, on an accelerator, its driver and device.
+    """
+
+    name: str
+    kind: str
+    distribution: str
+    version: str
+    framework: str
+    device: str
+    memory: float
+    tighten: float
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def applies(self, case: Case) -> bool:
+        """True if the case is one for this framework and device."""
+        return case.applies(self.framework, self.device, self.memory)
+
+
+def resolve(backend: str) -> str:
+    """The name of a backend; a ``module:Class`` is imported and registered first."""
+    if ":" not in backend:
+        return backend
+    module, _, name = backend.partition(":")
+    instance = getattr(importlib.import_module(module), name)()
+    registry.register(instance, replace=True)
+    return instance.name
+
+
 class Runner:
     """One backend on one framework and device.
 
@@ -62,6 +106,24 @@ class Runner:
         self.adapter: Adapter = adapter_for(self.framework, device)
         self.device, self.tighten = device, tighten
         self.witness = Witness(self.backend)
+
+    @property
+    def subject(self) -> Subject:
+        """What this is."""
+        kind = type(self.backend)
+        entry_points = registry.record(self.backend.name).entry_points
+        dist = entry_points[0].dist if entry_points else None
+        return Subject(
+            name=self.backend.name,
+            kind=f"{kind.__module__}.{kind.__qualname__}",
+            distribution=dist.name if dist else "",
+            version=dist.version if dist else "",
+            framework=self.framework,
+            device=self.device,
+            memory=round(self.adapter.memory(), 1),
+            tighten=self.tighten,
+            versions=self.adapter.versions(),
+        )
 
     def applies(self, case: Case) -> bool:
         """True if the case is one for this framework and device."""
@@ -88,9 +150,23 @@ class Runner:
         return Result(case.id, status, error, time.perf_counter() - started, message)
 
     def _judge(self, run: Run) -> tuple[str, str]:
+        """Status and message; global state is as before, whatever the case did to it."""
+        before = [(held, held.read()) for held in self.adapter.globals()]
+        status, message = self._run(run)
+        changed = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
+        return ("failed", f"changes the {'; the '.join(changed)}") if changed and status == "passed" else (status, message)
+
+    def _restore(self, held: Global, was: Any) -> str:
+        """Put a piece of global state back; what happened to it, as text."""
+        now = held.read()
+        held.restore(was)
+        told = f": {was} before, {now} after"
+        return f"{held.name}{told}" if len(told) < 100 else held.name
+
+    def _run(self, run: Run) -> tuple[str, str]:
         try:
-            if run.case.check != "bad-input":
-                _ = run.truth if run.case.check != "large" else None  # the suite's own work, before anything is watched
+            if run.case.check not in ("bad-input", "large", "leak"):
+                _ = run.truth  # the suite's own work, before anything is watched
             self.witness.reset()
             self.witness.watching = True
             with warnings.catch_warnings():
@@ -100,9 +176,18 @@ class Runner:
             return "declared-unsupported", str(declared)
         except Failure as failure:
             return "failed", self.witness.complaint_about_others() or str(failure)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return "failed", f"{type(error).__name__}: {error}"
         finally:
             self.witness.watching = False
         complaint = None if run.case.check == "bad-input" else self.witness.complaint()
         return ("failed", complaint) if complaint else ("passed", "")
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Equal, arrays inside tuples included."""
+    try:
+        return a is b or bool(a == b)
+    except (ValueError, RuntimeError):  # arrays: no truth value
+        inside = isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b)
+        return all(map(alike, a, b)) if inside else bool((a == b).all())

@@ -7,18 +7,16 @@ from .pytest_plugin import state_of
 
 @pytest.fixture(scope="session")
 def linattn_state(pytestconfig):
-    """The runner and what it has found so far, watched for the whole session."""
+    """The process that runs the cases, and what it has found so far."""
     state = state_of(pytestconfig)
     if state is None:
         pytest.skip("no --linattn-backend")
-    with state.runner.watching():
-        yield state
+    return state
 
 
 def test_case(linattn_state, linattn_case):
     """One case."""
-    result = linattn_state.runner.run_one(linattn_case)
-    linattn_state.results.append(result)
+    result = linattn_state.run_one(linattn_case)
     if result.status == "declared-unsupported":
         pytest.skip(f"declared unsupported: {result.message}")
     if result.status == "failed" and linattn_state.is_known(result.id):

@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from linattn.ops._family import OPERATORS
-from linattn.plugin import FORMS, Backend
-from linattn.registry import registry
-from linattn.spec import DECODING, FAMILIES
+from linattn.plugin import Backend
+from linattn.watching import watched
 
 __all__ = ["Witness"]
-
-METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING))
 
 
 class Witness:
@@ -68,22 +64,8 @@ class Witness:
     @contextmanager
     def installed(self) -> Iterator[Witness]:
         """Wrap the methods of every backend class, and the public operators, for the time of a ``with`` block."""
-        undo: list[Callable[[], None]] = []
-        try:
-            for owner in (*_subclasses(Backend), self.backend):
-                for name in METHODS:
-                    if callable(vars(owner).get(name)):
-                        undo.append(_replace(owner, name, self._watched(owner, name, vars(owner)[name])))
-            for name, operator in OPERATORS.items():
-                namespace = operator.__globals__
-                undo.append(functools.partial(namespace.__setitem__, "target", namespace["target"]))
-                namespace["target"] = self._guarded(name, namespace["target"])
-            registry.generation += 1  # plans hold the methods as they were
+        with watched(self._guarded, self._watched, [self.backend]):
             yield self
-        finally:
-            for step in reversed(undo):
-                step()
-            registry.generation += 1
 
     def _watched(self, owner: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         bound = not isinstance(owner, type)
@@ -110,16 +92,3 @@ class Witness:
             return target(*args, **kwargs)
 
         return guarded
-
-
-def _subclasses(kind: type) -> list[type]:
-    found: list[type] = []
-    for child in kind.__subclasses__():
-        found += [child, *_subclasses(child)]
-    return list(dict.fromkeys(found))
-
-
-def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    return lambda: setattr(owner, name, before)

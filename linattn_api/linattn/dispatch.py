@@ -39,7 +39,7 @@ __all__ = [
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch", "fla", "flash_qla"),
-    "jax": ("jax", "jla"),
+    "jax": ("pallas", "jax", "jla"),
     "mlx": ("mlx",),
     "numpy": ("numpy",),
 }

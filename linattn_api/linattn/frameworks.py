@@ -246,6 +246,8 @@ class Torch(Framework):
         return x.tolist()
 
     def unwritable(self, x: Any) -> str | None:
+        if x.is_inference() and not self.module.is_inference_mode_enabled():
+            return "it was made in inference mode, and this is outside of it"
         shared = [n for n, step in zip(x.shape, x.stride(), strict=True) if step == 0]
         return "it is expanded: some of its elements share their memory" if shared and max(shared) > 1 and x.numel() else None
 

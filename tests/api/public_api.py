@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from linattn.feature_maps import MAPS
 from linattn.spec import DECODING, FAMILIES, OpSpec
 
 FILE = Path(__file__).with_name("public_api.txt")
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def render() -> str:
@@ -96,11 +98,12 @@ def family(spec: OpSpec) -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """Each command of ``linattn``, those of entry points included, with its arguments and options."""
+    """Each command of ``linattn``, those that pyproject.toml declares included, with its arguments and options."""
     app = typer.Typer()
     app.registered_commands = [known for known in cli.app.registered_commands if _is_ours(known.callback)]
-    for ep in importlib.metadata.entry_points(group="linattn.commands"):
-        app.command(name=ep.name)(ep.load())
+    declared = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]["linattn.commands"]
+    for name, value in declared.items():
+        app.command(name=name)(EntryPoint(name, value, "linattn.commands").load())
     for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
         parameters = (parameter.opts for parameter in command.params)
         yield f"{name} {' '.join('/'.join(opts) for opts in parameters)}".rstrip()

@@ -128,8 +128,8 @@ def test_a_state_keeps_its_dtype(good, pool, make):
 
 def test_a_feature_map_applies(good, pool):
     other = copied(pool)
-    mapped = good | {name: abs(good[name]) for name in "qk"}
-    o = linattn.decode_gla(**(good | {name: abs(good[name]) for name in "qk"}), state=pool, feature_map="relu")
+    mapped = good | {name: (abs(good[name]) + good[name]) / 2 for name in "qk"}
+    o = linattn.decode_gla(**good, state=pool, feature_map="relu")
     close(o, linattn.decode_gla(**mapped, state=other))
 
 
@@ -282,3 +282,15 @@ def test_typos_in_a_method_are_caught():
         "  expected: (self, q, k, v, g, gv=None, *, state, state_indices, scale)\n"
         "  found:    (self, q, k, v, g, gv=None, *, state, slots, scale)"
     )
+
+
+def test_a_state_made_in_inference_mode():
+    import torch
+
+    with torch.inference_mode():
+        state = torch.rand(B, HV, K, V)
+    q, v = torch.rand(B, 1, HV, K), torch.rand(B, 1, HV, V)
+    with pytest.raises(linattn.errors.ArgumentError, match="it was made in inference mode, and this is outside of it"):
+        linattn.decode_linear_attn(q, q, v, state=state)
+    with torch.inference_mode():
+        assert linattn.decode_linear_attn(q, q, v, state=state).shape == v.shape

@@ -118,7 +118,7 @@ def test_performer_at_the_scale_of_softmax():
     """``scale = K^{-1/4}`` and many features: the weights are those of softmax."""
     rng = np.random.default_rng()
     q, k = (rng.standard_normal((1, 12, 2, K)) for _ in range(2))
-    phi = Performer(2**16, int(rng.integers(2**31)), scale=K**-0.25)
+    phi = Performer(2**18, int(rng.integers(2**31)), scale=K**-0.25)
     assert np.max(feature_maps.fidelity(phi, q, k).kl) < 0.03
 
 

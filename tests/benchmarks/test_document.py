@@ -8,13 +8,13 @@ import pytest
 from linattn_benchmarks import document, environment
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if document.BLOCK.search(page.read_text(encoding="utf-8"))]
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if document.BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_page_is_up_to_date(page):
     text = page.read_text(encoding="utf-8")
-    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document docs/{page.name}"
+    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document docs/{page.relative_to(DOCS)}"
 
 
 @pytest.mark.parametrize("path", sorted(environment.RESULTS.glob("*.json")), ids=lambda path: path.name)

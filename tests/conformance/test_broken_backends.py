@@ -1,9 +1,15 @@
 """The suite rejects every backend that is wrong on purpose, and accepts the same backend without a fault."""
 
+from pathlib import Path
+
 import pytest
 from linattn_conformance.broken import Honest
 from linattn_conformance.broken.in_place import InPlace
-from linattn_conformance.broken.trial import every_fault, try_backend
+from linattn_conformance.broken.table import caught, fill, what
+from linattn_conformance.broken.trial import Trial, every_fault, try_backend
+from linattn_conformance.runner import Result
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance-faults.md"
 
 FOUND = {}
 
@@ -37,3 +43,19 @@ def test_hollow_is_rejected_by_its_verdict_alone():
     assert not trial.failed
     assert "no operator is claimed: every core case is declared unsupported or was not run" in trial.verdict.problems
     assert set(trial.verdict.counts) == {"declared-unsupported"}
+
+
+def test_the_page_has_every_fault():
+    """Write it again: python -m linattn_conformance.broken.table docs/conformance-faults.md."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    told = [tuple(cell.strip() for cell in line.replace("\\|", "¦").strip("|").split("|")[:2]) for line in lines]
+    wanted = [(f"`{kind.name}`", what(kind).replace("|", "¦")) for kind in every_fault()]
+    assert told == wanted
+
+
+def test_what_the_table_says():
+    failed = tuple(Result(f"gla/chunk/{check}", "failed") for check in ("forward", "forward", "nan"))
+    assert caught(Trial(failed)) == ("3", "`gla/chunk/forward`", "forward 2, nan 1")
+    assert caught(Trial(failed[:1])) == ("**one case**", "`gla/chunk/forward`", "forward 1")
+    assert caught(Trial(refused="no\nmore")) == ("the registry", "no", "")
+    assert fill("a\n<!-- faults -->\nold\n<!-- end -->\nb", "new\n") == "a\n<!-- faults -->\nnew\n<!-- end -->\nb"

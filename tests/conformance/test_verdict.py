@@ -23,7 +23,7 @@ ENTRIES = {
     "kda/chunk/a/forward": Entry("chunk_kda", False, True, (), 0),
     "kda/chunk/a/gradient": Entry("chunk_kda", True, True, (), 0),
     "gla/chunk/a/compile": Entry("chunk_gla", False, False, ("torch",), 0),
-    "gla/chunk/a/large": Entry("chunk_gla", False, False, (), 60),
+    "gla/chunk/a/large": Entry("chunk_gla", False, False, (), 60, device=True),
 }
 HELD = Manifest("1.0.0", "1.0.0", "content", ENTRIES)
 
@@ -333,15 +333,15 @@ def test_report(registered, tmp_path):
     runner = registered(Honest)
     held = manifest.load()
     results = list(runner.run([case(SMALL)]))
-    written = report.make(runner, held, "core", results, [], 1.25)
+    written = report.make(runner.subject, held, "core", results, [], 1.25)
     judged = verdict(written, held)
     report.write(tmp_path / "report.json", written, judged)
     read = json.loads((tmp_path / "report.json").read_text())
     assert set(read) == {
         "schema", "suite", "api", "backend", "framework", "device", "memory", "versions", "platform", "profile", "tighten",
-        "manifest", "results", "results_hash", "complaints", "seconds", "verdict",
+        "manifest", "results", "results_hash", "complaints", "seconds", "verdict", "hash",
     }  # fmt: skip
-    assert read["schema"] == 1
+    assert read["schema"] == 2
     assert read["backend"] == {
         "name": "honest",
         "distribution": "",
@@ -350,6 +350,7 @@ def test_report(registered, tmp_path):
     }
     assert set(read["results"][0]) == {"id", "status", "error", "seconds", "message"}
     assert read["results_hash"] == report.results_hash(read["results"])
+    assert read["hash"] == report.report_hash(read)
     assert read["verdict"]["outcome"] == "not conformant"
     assert verdict(read, held) == judged
 

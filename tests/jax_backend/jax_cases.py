@@ -148,9 +148,9 @@ def float_outputs(result):
 _compiled: dict[Any, Any] = {}
 
 
-def outputs_and_gradients(form, family, options, others_static=False):
+def outputs_and_gradients(form, family, options, backend=backend):
     """A jitted function of ``(floats, others, weights)``; one for each call that differs in static facts."""
-    key = form, family, tuple(sorted(options.items()))
+    key = backend.name, form, family, tuple(sorted(options.items()))
 
     def run(floats, others, weights):
         def outputs(floats):
@@ -186,14 +186,14 @@ def error(found, expected):
     return worst
 
 
-def compare(form, variant, bound, dtype=jnp.float64, **how):
+def compare(form, variant, bound, dtype=jnp.float64, backend=backend, **how):
     """The backend against the oracle, forward and backward; returns what it gave."""
     family, arrays, options = draw(variant, **how)
     given = convert(arrays, dtype)
     rounded = jax.tree.map(lambda x: np.asarray(x, np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype), given)
     expected, weights, grads = truth(family, rounded, options)
     floats, others = split(given)
-    found, dfound = outputs_and_gradients(form, family, options)(floats, others, weights)
+    found, dfound = outputs_and_gradients(form, family, options, backend)(floats, others, weights)
     assert found["o"].dtype == given["v"].dtype
     assert error(found, expected) < bound, (form, "outputs", error(found, expected))
     assert dfound.keys() == grads.keys()

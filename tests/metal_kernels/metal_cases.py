@@ -41,6 +41,9 @@ class Case:
     d_o: mx.array
     d_final: mx.array
 
+    def gradients(self, options: Options) -> dict[str, mx.array]:
+        return metal.backward(self.arrays, {"o": self.d_o, "final": self.d_final}, {}, options)
+
     def errors(self, options: Options, backward: bool = True) -> dict[str, float]:
         """The largest error of each output and gradient, relative to its largest value, and to rounding in its dtype."""
         plain = {name: as_numpy(x) for name, x in self.arrays.items()}
@@ -49,8 +52,7 @@ class Case:
         o, final = forward(self.op, plain, given)
         errors = {"o": error(found["o"], o), "final": error(found["final"], final)}
         if backward:
-            cotangents = {"o": self.d_o, "final": self.d_final}
-            found = metal.backward(self.arrays, cotangents, found, options)
+            found = self.gradients(options)
             for name, wanted in vjp(self.op, plain, given, as_numpy(self.d_o), as_numpy(self.d_final)).items():
                 errors["d_" + name] = error(found[name], wanted)
         return errors

@@ -87,3 +87,26 @@ def test_offsets_may_be_traced():
         eager = problem.call({**problem.arrays, "cu_seqlens": cu_seqlens})
         assert error(compiled(cu_seqlens).values(), eager.values()) < 1e-6
     assert len(traces) == 1
+
+
+def test_vmap_of_a_vmap():
+    problem = Problem("gla", T=20)
+    q, *others = problem.leaves
+    grid = mx.stack([mx.stack([q, 2 * q]), mx.stack([3 * q, 4 * q])])
+    rows = mx.vmap(mx.vmap(lambda q: problem.loss(q, *others)))(grid)
+    assert error([rows[1, 0]], [problem.loss(3 * q, *others)]) < 1e-6
+
+
+def test_checkpoint():
+    problem = Problem("kda", T=20)
+    again = problem.gradient(mx.checkpoint(problem.loss))(*problem.leaves)
+    assert error(again, problem.gradient()(*problem.leaves)) < 1e-6
+
+
+def test_one_token_can_be_exported(tmp_path):
+    problem = Problem("gated_delta_rule", T=1, form="recurrent")
+    names = list(problem.arrays)
+    step = lambda *arrays: tuple(problem.call(dict(zip(names, arrays, strict=True))).values())  # noqa: E731
+    path = str(tmp_path / "step.mlxfn")
+    mx.export_function(path, step, *problem.arrays.values())
+    assert error(mx.import_function(path)(*problem.arrays.values()), problem.call().values()) < 1e-6

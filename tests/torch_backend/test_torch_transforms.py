@@ -8,6 +8,7 @@ from linattn_backends.torch import TorchBackend
 from linattn_backends.torch.library import matrix_state, matrix_state_backward
 from linattn_backends.torch.mixed import mixed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import VARIANTS, draw, error, forms, gradients, leaves, outputs, run
 
 SOME = ["simple_gla", "gla_value_gate", "rwkv6", "kda", "kda_vector_beta", "dplr", "normalized", "mixed_bias"]
@@ -238,3 +239,46 @@ def test_public_call_reaches_this_backend_compiled(variant):
     found = torch.compile(call, fullgraph=True, backend="aot_eager")(arrays)
     for y, x in zip(outputs(found).values(), outputs(call(arrays)).values(), strict=True):
         assert torch.equal(y, x)
+
+
+class Seen(TorchDispatchMode):
+    """Notes the names of linattn's ops that go by."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "linattn":
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("variant", ["simple_gla", "kda"])
+def test_a_mode_sees_the_op_and_its_gradient(variant):
+    loss, wrt = loss_of("chunk", *draw(variant, 20))
+    for x in wrt:
+        x.requires_grad_()
+    expected = torch.autograd.grad(loss(*wrt), wrt)
+    with Seen() as seen:
+        found = torch.autograd.grad(loss(*wrt), wrt)
+    assert seen.names == ["matrix_state", "matrix_state_backward"]
+    close(found, expected)
+
+
+def test_a_plain_call_goes_past_the_dispatcher(monkeypatch):
+    """It costs as much as several kernels; what is computed is the same function."""
+    calls = []
+    wrapped = matrix_state._init_fn
+    monkeypatch.setattr(matrix_state, "_init_fn", lambda *args: calls.append(len(args)) or wrapped(*args))
+    loss, wrt = loss_of("chunk", *draw("simple_gla", 20))
+    with torch.no_grad():
+        loss(*wrt)
+    assert len(calls) == 1
+    for x in wrt:
+        x.requires_grad_()
+    torch.autograd.grad(loss(*wrt), wrt)
+    assert len(calls) == 2
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        loss(*wrt)
+    assert len(calls) == 2

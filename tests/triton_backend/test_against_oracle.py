@@ -85,10 +85,28 @@ def test_a_sixteen_bit_gate():
 
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
-def test_fused_forward(family):
-    """Sixteen-bit operands and enough heads: the state never leaves registers."""
-    check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16))
+def test_one_pass(family):
+    """Sixteen-bit operands: the state never leaves registers."""
+    check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16, kind="weak"))
     check(family, arrays(family, T=60, HV=2, dtype=torch.float16, cu=[0, 0, 7, 60]))
+    check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=0.0)
+
+
+def test_one_pass_with_scores_beyond_the_range_of_float16():
+    given = arrays("linear_attn", T=20, K=64, V=16, dtype=torch.float16, state=False)
+    given["q"] = given["k"] = torch.full((1, 20, 1, 64), 50.0, dtype=torch.float16) + torch.randn(64).half()
+    check("linear_attn", given | {"k": given["k"].clone()}, scale=1 / 64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_under_any_gate(kind):
+    check("simple_gla", arrays("simple_gla", T=70, dtype=torch.bfloat16, kind=kind))
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_one_pass_over_split_sequences(family, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    check(family, arrays(family, T=300, cu=[0, 3, 3, 260, 300], dtype=torch.float16, kind="weak"), chunk_size=16)
 
 
 def test_scale():
@@ -110,17 +128,23 @@ def test_a_denominator_of_zero_gives_a_zero_row():
     assert torch.equal(o, torch.zeros_like(o))
 
 
-def test_value_gate_token_by_token():
-    from linattn_backends.numpy import oracle
-    from triton_cases import as_numpy, distance, gate
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_gate(kind, form):
+    check("gla", arrays("gla", T=21, kind="mixed", gv=kind), form, chunk_size=16)
 
-    given = arrays("gla", T=9, HV=2)
-    state = given.pop("initial_state")
-    given |= dict(gv=gate((1, 9, 2, 7), "mixed"), initial_state=state)
-    o, final = call("gla", given, "recurrent", output_final_state=True)
-    wanted_o, wanted_final = oracle.forward("gla", as_numpy(given), dict(output_final_state=True))
-    assert distance(o, wanted_o) < 3e-6
-    assert distance(final, wanted_final) < 3e-6
+
+def test_a_value_gate_in_every_setting():
+    check("gla", arrays("gla", T=70, HV=2, K=20, V=18, kind="mixed", gv="mixed"))
+    check("gla", arrays("gla", T=60, HV=2, gv="plain", cu=[0, 0, 5, 5, 38, 60]), chunk_size=16)
+    check("gla", arrays("gla", T=19, H=2, HV=4, shape=(1, 19, 2, 5), gv="plain"), chunk_size=16)
+    check("gla", arrays("gla", T=37, K=16, V=16, dtype=torch.float16, gv="weak"), chunk_size=16)
+    check("gla", arrays("gla", T=19, K=40, V=70, gv="mixed", state=False), chunk_size=16)
+
+
+def test_a_value_gate_in_split_sequences(monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    check("gla", arrays("gla", T=300, gv="plain"), chunk_size=16)
 
 
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])

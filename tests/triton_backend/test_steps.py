@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linattn_backends.numpy import oracle
-from linattn_backends.triton.steps import Tokens, decode, recurrent_form
+from linattn_backends.triton.steps import Tokens, decode
 from triton_cases import BACKEND, TOLERANCE, arrays, as_numpy, call, distance, gate
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -151,13 +151,6 @@ def test_opcheck_decoding():
     pool = given.pop("initial_state")
     named = [given.get(name) for name in Tokens._fields]
     torch.library.opcheck(decode, (*named, pool, torch.tensor([1, 0]), 0.5, False))
-
-
-def test_opcheck_the_recurrent_form():
-    given = arrays("dplr", T=2, K=4, V=4)
-    named = [given.get(name) for name in Tokens._fields]
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(recurrent_form, (*named, given["initial_state"], None, 0.5, True), test_utils=tests)
 
 
 def test_decoding_compiles_without_a_break():

@@ -33,8 +33,10 @@ def test_takes_what_it_runs():
         (dict(device="mps"), "runs on CUDA devices, not mps"),
         (dict(dims=(*DIMS[:4], ("K", 513), ("V", 16))), "K must be at most 512, got 513"),
         (dict(given=(*ARRAYS[:3], ("g", "B T HV K", "float64"))), "has no float64"),
-        (dict(op="linear_attn", given=ARRAYS[:3], options=(("causal", False),)), "has no causal=False"),
-        (dict(given=(*ARRAYS, ("gv", "B T HV V", "float32"))), "takes gv in the recurrent form without gradients only"),
+        (
+            dict(op="kda", form="recurrent", dims=(*DIMS[:4], ("K", 16), ("V", 257)), needs_grad=False),
+            "V must be at most 256, got 257",
+        ),
     ],
 )
 def test_says_why_not(changes, reason):
@@ -44,6 +46,33 @@ def test_says_why_not(changes, reason):
 def test_without_the_interpreter_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(backend, "INTERPRETED", False)
     assert "TRITON_INTERPRET=1" in str(TritonBackend().supports(described()))
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("3.1.0", "does not run with Triton 3.1.0: it lacks what the kernels use"),
+        ("9.9.1+git1234", "does not run with Triton 9.9.1+git1234: seen to give wrong gradients"),
+        ("3.6.0", "None"),
+    ],
+)
+def test_a_release_of_triton_that_is_refused_is_named(release, reason, monkeypatch):
+    backend._release_complaint.cache_clear()
+    monkeypatch.setitem(backend.UNFIT, "==9.9.*", "seen to give wrong gradients")
+    monkeypatch.setattr(backend.triton, "__version__", release)
+    assert str(TritonBackend().supports(described())) == reason
+    backend._release_complaint.cache_clear()
+
+
+@pytest.mark.usefixtures("registered")
+def test_explain_says_that_a_release_is_refused(monkeypatch):
+    backend._release_complaint.cache_clear()
+    monkeypatch.setattr(backend.triton, "__version__", "3.1.0")
+    given = arrays("gla", T=11, state=False)
+    said = str(linattn.explain(linattn.chunk_gla, *given.values(), backend=["triton", "torch"]))
+    backend._release_complaint.cache_clear()
+    assert "triton: does not run with Triton 3.1.0: it lacks what the kernels use" in said
+    assert "runs         torch.chunk_gla" in said
 
 
 def test_old_architectures_are_named(monkeypatch):
@@ -63,9 +92,11 @@ def test_a_failed_launch_names_what_failed(monkeypatch):
     with pytest.raises(RuntimeError, match="out of resources") as caught:
         call("gla", given)
     (note,) = caught.value.__notes__
-    assert "'outputs'" in note
-    assert "q (1, 5, 1, 5) torch.float32" in note
-    assert "num_warps" in note
+    assert note.startswith(
+        "linattn triton: kernel outputs of gla failed on q (1, 5, 1, 5) torch.float32, k (1, 5, 1, 5) torch.float32, "
+        "v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; configuration K=5, V=7, C=32, "
+    )
+    assert note.endswith("num_warps=4, num_stages=1")
 
 
 @pytest.fixture
@@ -99,7 +130,7 @@ def test_opcheck(family, form):
 
 def test_opcheck_backward():
     given = arrays("gla", T=5, K=4, V=4)
-    arguments = [given.get(name) for name in ("q", "k", "v", "g", "u", "initial_state", "cu_seqlens")]
+    arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
     tests = ("test_schema", "test_faketensor")
     with torch.no_grad():
         torch.library.opcheck(diagonal_backward, (given["v"], given["initial_state"], *arguments, 0.5, 16), test_utils=tests)

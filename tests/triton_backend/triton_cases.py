@@ -37,10 +37,10 @@ def sum_of(parts):
 
 
 def arrays(
-    family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, state=True, cu=None, seed=0,
+    family, B=1, T=21, H=1, HV=1, K=5, V=7, dtype=torch.float32, kind="plain", shape=None, gv=None, state=True, cu=None, seed=0,
     per_value=False,
 ):  # fmt: skip
-    """Seeded arguments by name, in the family's order; keys of the delta families have unit length."""
+    """Seeded arguments by name, in the family's order. ``gv``: kind of a value gate. Delta families: keys are unit vectors."""
     torch.manual_seed(seed)
     result = dict(q=torch.randn(B, T, H, K), k=torch.randn(B, T, H, K), v=torch.randn(B, T, HV, V))
     result = {name: x.to(dtype) for name, x in result.items()}
@@ -48,6 +48,8 @@ def arrays(
         result["g"] = gate(shape or (B, T, HV), kind)
     if family in ("gla", "rwkv6", "kda", "dplr"):
         result["g"] = gate(shape or (B, T, HV, K), kind)
+    if gv:
+        result["gv"] = gate((B, T, HV, V), gv)
     if family == "rwkv6":
         result["u"] = torch.randn(HV, K)
     if "delta" in family or family == "kda":

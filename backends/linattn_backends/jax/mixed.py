@@ -72,7 +72,8 @@ def attend(
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     kv0 = None if state is None else state.kv.astype(dtype)
     if v.size == 0 or N == 0:
-        return jnp.zeros_like(v), (state or nothing(new, N, C, dtype)) if keep else None
+        after = nothing(new, N, C, dtype) if state is None else unchanged(state, dtype)
+        return jnp.zeros_like(v), after if keep else None
     if state is None and cu_seqlens is None:
         places = Equal(T, C, TOKENS_A_SEGMENT)
     else:
@@ -125,6 +126,14 @@ def chunk_totals(places: Any, k_lin: Array, v: Array, c: int, dtype: Any) -> Arr
     sums = lax.map(lambda x: matmul(to_heads(x[0], c, H, dtype).mT, to_heads(x[1], c, H, dtype)), (k_lin, v))
     flat = sums.reshape(-1, *sums.shape[2:])
     return places.total(flat).reshape(sums.shape)
+
+
+def unchanged(state: MixedState[Array], dtype: Any) -> MixedState[Array]:
+    """The state after no token; rows from ``length`` on hold nothing, and get no gradient."""
+    row = jnp.arange(state.v.shape[1])
+    held = (row < state.length[:, None])[:, :, None, None]
+    kept = (jnp.where(held, x, 0).astype(dtype) for x in (state.k_quad, state.k_lin, state.v))
+    return MixedState(state.kv.astype(dtype), *kept, state.length)
 
 
 def nothing(new: tuple[Array, ...], N: int, C: int, dtype: Any) -> MixedState[Array]:

@@ -3,6 +3,8 @@
 ``register`` gives an op its gradient and its vmap rule, and returns the callable that backend code uses. Gradients
 registered with PyTorch do not work under ``torch.func`` transforms, whose own way is an ``autograd.Function`` with
 ``setup_context``: the callable picks by whether such a transform is active, a constant while ``torch.compile`` traces.
+An eager call on plain tensors, which nobody watches, takes that way too, past the dispatcher: an op's layers of Python cost
+as much as the launch of several kernels.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from torch import Tensor
 
 NOT_BY_ROW = ("u", "bias", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def register(
@@ -33,7 +38,7 @@ def register(
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(*args):
-            return tuple(op(*args))
+            return tuple(op._init_fn(*args) if unwatched(args) else op(*args))
 
     Function.__name__ = op._name
     Function.setup_context = staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output))
@@ -41,9 +46,24 @@ def register(
     Function.vmap = staticmethod(_vmap_rule(op, Function.apply))
 
     def call(*args: Any) -> Any:
-        return Function.apply(*args) if torch._C._are_functorch_transforms_active() else op(*args)
+        if torch._C._are_functorch_transforms_active():
+            return Function.apply(*args)
+        if torch.compiler.is_compiling() or not unwatched(args):
+            return op(*args)
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            return Function.apply(*args)
+        return op._init_fn(*args)
 
     return call
+
+
+def unwatched(args: Sequence[Any]) -> bool:
+    """Whether nothing would see an op go by: no mode is active, and no argument is of a tensor's subclass."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(type(x) in PLAIN for x in args if isinstance(x, Tensor))
 
 
 def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:

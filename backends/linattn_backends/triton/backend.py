@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from linattn.plugin import Backend, Call, Unsupported, form_methods
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
+from .delta_library import delta_call
 from .library import diagonal_call
-from .steps import Tokens, decode, recurrent_call
+from .mixed import bidirectional_call, mixed_attention
+from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
 
 WIDEST = 512
 WIDEST_DELTA = 256
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
-OLDEST = Version("3.2")
+
+UNFIT = {"<3.2": "it lacks what the kernels use"}
+"""Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
@@ -53,12 +60,14 @@ def matrix_state(
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
     """The ungated family."""
-    if not causal:
-        raise Unsupported("causal=False is left to the torch backend")
-    if not normalize:
-        return matrix_state(form, arrays, **options)
-    o, final = matrix_state(form, with_ones(arrays), wide=True, **options)
-    return divided(o, arrays["v"].dtype), final
+    dtype = arrays["v"].dtype
+    arrays = with_ones(arrays) if normalize else arrays
+    if causal:
+        o, final = matrix_state(form, arrays, wide=normalize, **options)
+    else:
+        scale = scale_of(arrays, options["scale"])
+        (o, _), final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
+    return divided(o, dtype) if normalize else o, final
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -84,9 +93,10 @@ def delta(
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
 ) -> Result:
-    """The delta families and ``dplr``, token by token."""
-    given = [arrays.get(name) for name in Tokens._fields]
-    o, final = recurrent_call(*given, initial_state, cu_seqlens, scale_of(arrays, scale), output_final_state)
+    """The delta families and ``dplr``."""
+    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    scale = scale_of(arrays, scale)
+    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
 
 
@@ -105,6 +115,24 @@ def decoded(
     given = [arrays.get(name) for name in Tokens._fields]
     o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize)
     return divided(o, dtype) if normalize else o
+
+
+def widest(call: Call, symbol: str) -> int:
+    """The widest head that a call may have."""
+    if call.op == "mixed_attn" and symbol == "V":
+        return 1 << 20  # in tiles, any number of them
+    if call.op in (*DELTA, "mixed_attn"):
+        return WIDEST_DELTA
+    ones = call.op == "linear_attn" and symbol == "V" and bool(call.option("normalize"))
+    return WIDEST - int(ones)
+
+
+@functools.cache
+def _release_complaint(release: str) -> str | None:
+    """Why the kernels must not run with this release of Triton."""
+    version = Version(release.partition("+")[0])
+    reasons = [reason for releases, reason in UNFIT.items() if SpecifierSet(releases).contains(version, prereleases=True)]
+    return f"does not run with Triton {release}: {reasons[0]}" if reasons else None
 
 
 def _device_complaint(device: str) -> str | None:
@@ -133,13 +161,19 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
-@form_methods(dict.fromkeys(DELTA, delta), forms=("recurrent",))
+@form_methods({"mixed_attn": mixed_attention}, forms=("chunk",))
 @form_methods(
-    {"linear_attn": linear_attn, "simple_gla": matrix_state, "gla": matrix_state, "rwkv6": matrix_state},
+    {
+        "linear_attn": linear_attn,
+        "simple_gla": matrix_state,
+        "gla": matrix_state,
+        "rwkv6": matrix_state,
+        **dict.fromkeys(DELTA, delta),
+    },
     forms=("chunk", "recurrent"),
 )
 class TritonBackend(Backend):
-    """Triton kernels for the families with a diagonal gate, on NVIDIA GPUs."""
+    """Triton kernels on NVIDIA GPUs."""
 
     name = "triton"
     api = ">=1,<2"
@@ -152,22 +186,13 @@ class TritonBackend(Backend):
 
     @staticmethod
     def _complaint(call: Call) -> str | None:
-        if Version(triton.__version__.partition("+")[0]) < OLDEST:
-            return f"needs Triton {OLDEST} or newer, got {triton.__version__}"
-        complaint = _device_complaint(call.device)
+        complaint = _release_complaint(triton.__version__) or _device_complaint(call.device)
         if complaint:
             return complaint
         if "float64" in call.dtypes.values():
             return "has no float64"
-        extra = int(call.op == "linear_attn" and bool(call.option("normalize")))
         for symbol, size in (("K", call.K), ("V", call.V)):
-            most = WIDEST_DELTA if call.op in DELTA else WIDEST - extra * (symbol == "V")
-            if size is not None and not 1 <= size <= most:
+            most = widest(call, symbol)
+            if not 1 <= size <= most:
                 return f"{symbol} must be at most {most}, got {size}"
-        if call.op == "linear_attn" and not call.option("causal", True):
-            return "has no causal=False"
-        if call.op == "gla" and call.has("gv") and (call.form == "chunk" or call.needs_grad is not False):
-            return "takes gv in the recurrent form without gradients only"
-        if call.op in DELTA and call.needs_grad is not False:
-            return f"has no gradient of {call.op}"
         return None

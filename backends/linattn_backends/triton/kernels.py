@@ -13,32 +13,41 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
 ``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
 replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 
+A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product
+of values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
+both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of
+``w``.
+
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
-the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar) or 2 (a vector).
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
+running sums, see :mod:`.gates`) or 2 (a vector: ``g`` holds log decays).
 """
 
 import triton
 import triton.language as tl
 
 from .tiles import (
-    BLOCK,
     LOG2E,
     block_sums,
-    blocks,
-    decay_matrix,
+    decay_between,
+    facing_pairs,
+    gated_values,
+    in_loop,
+    level_scores,
     levels_mask,
     load_gate,
     load_tile,
-    prefix,
+    plain_blocks,
+    plain_scores,
     product,
-    row_gate,
-    suffix,
+    resets,
+    row_decays,
+    state_rows,
     times,
     total,
-    vector_scores,
 )
 
-__all__ = ["carries", "fused", "gradients", "outputs", "states"]
+__all__ = ["carries", "gradients", "outputs", "states"]
 
 
 @triton.jit
@@ -55,11 +64,53 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
+def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+    """Segment ``i``: its sequence, first token, length and batch row, first chunk and the one past its last.
+
+    ``WHOLE`` says that a segment is a sequence; otherwise it is ``SEGMENT`` chunks of one.
+    """
+    if PACKED and WHOLE:
+        n = i.to(tl.int64)
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+        low = 0
+    else:
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        low = piece * SEGMENT
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    if WHOLE:
+        high = chunks
+    else:
+        high = tl.minimum(low + SEGMENT, chunks)
+    return n, bos, L, b, low, high
+
+
+@triton.jit
+def at_head(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexpr):
+    """Where a head's rows of ``x [B, T, heads, width]`` begin: token ``bos`` of row ``b``, for value head ``hv``."""
+    return x + b * stride_b + bos * stride_t + (hv // GROUP).to(tl.int64) * stride_h
+
+
+@triton.jit
+def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
+    """Offsets of a tile of a state ``[K, V]``, and which of them are inside."""
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    return columns_k[:, None] * V + columns_v[None, :], inside
+
+
+@triton.jit
 def weakest(ranges, head, PARTS: tl.constexpr):
-    """Log2 of the least factor by which a channel of a chunk's head decays over it; ``PARTS`` tiles of channels noted it."""
-    least = tl.load(ranges + head * PARTS)
-    for part in tl.static_range(1, PARTS):
-        least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
+    """Log2 of the least factor by which a channel of a chunk's head decays over it.
+
+    ``PARTS`` tiles of channels noted it; if none did, every chunk counts as strong.
+    """
+    if PARTS == 0:
+        least = tl.full((), float("-inf"), tl.float32)
+    else:
+        least = tl.load(ranges + head * PARTS)
+        for part in tl.static_range(1, PARTS):
+            least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
     return least
 
 
@@ -78,18 +129,18 @@ def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def states(
-    x, y, g, start, end, decay, kept, ranges,
+    x, y, g, w, start, end, decay, value_decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    xb, xt, xh, yb, yt, yh, gb, gt, gh,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    SPLIT: tl.constexpr, PREC: tl.constexpr,
+    VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
-    ``x, y`` are ``k, v``, or ``q, do`` in reverse. A segment is ``SEGMENT`` chunks of one sequence; ``WHOLE`` says that it is
-    the sequence. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk, ``decay`` the sum of a segment's gates.
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
+    ``decay`` and ``value_decay`` the sums of a segment's gates, base 2.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -98,39 +149,30 @@ def states(
     ik = pid // NV % NK
     hv = pid // (NV * NK) % HV
     i = pid // (NV * NK * HV)
-    if PACKED and WHOLE:
-        n = i.to(tl.int64)
-        piece = 0
-        bos = tl.load(cu + n).to(tl.int64)
-        L = tl.load(cu + n + 1).to(tl.int64) - bos
-        b = n * 0
-        chunk0 = tl.load(chunk_first + n).to(tl.int64)
-    else:
-        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + i) >= N:
-                return
-        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if KEEP:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
             chunk0 = n * ((T + C - 1) // C)
-    chunks = ((L + C - 1) // C).to(tl.int32)
-    low = piece * SEGMENT
-    high = tl.minimum(low + SEGMENT, chunks)
-
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
-    x += b * xb + bos * xt + (hv // GROUP).to(tl.int64) * xh
-    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    tile, inside = state_tile(columns_k, columns_v, K, V)
+    x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, 1)
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
     sum_g = tl.zeros((BK,), tl.float32)
+    sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     for step in range(low, high):
@@ -148,14 +190,12 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            bg = row_gate(g, rows, gt, L)
+            to_start, to_end, all = row_decays(g, rows, chunk * C + C - 1, gt, L)
             if REVERSE:
-                E = tl.sum(tl.where(j <= t, bg[None, :], 0.0), 1)
+                xd = xd * to_start[:, None]
             else:
-                E = tl.sum(tl.where(j > t, bg[None, :], 0.0), 1)
-            xd = xd * tl.exp2(E * LOG2E)[:, None]
-            all = tl.sum(bg, 0)
-            S = S * tl.exp2(all * LOG2E)
+                xd = xd * to_end[:, None]
+            S = S * tl.exp2(all)
             sum_g += all
         if GATE == 2:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -166,25 +206,40 @@ def states(
             else:
                 E = total(j <= t, bg, SPLIT)
             xd = xd * tl.exp2(E * LOG2E)
-            all = tl.sum(bg.to(tl.float32), 0)
-            S = S * tl.exp2(all * LOG2E)[:, None]
+            all = tl.sum(bg.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[:, None]
             sum_g += all
-            if KEEP and iv == 0:
-                tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0) * LOG2E)
+            if KEEP and not VALUE_GATE:  # noqa: SIM102
+                if iv == 0:
+                    tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0))
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            if REVERSE:
+                E = total(j <= t, bw, SPLIT)
+            else:
+                E = total(j > t, bw, SPLIT)
+            by = (by.to(tl.float32) * tl.exp2(E * LOG2E)).to(by.dtype)
+            all = tl.sum(bw.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[None, :]
+            sum_w += all
         S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
         if GATE > 0 and not WHOLE and iv == 0:
             p = decay + (i.to(tl.int64) * HV + hv) * K
             tl.store(p + columns_k, sum_g, mask=columns_k < K)
+        if VALUE_GATE and not WHOLE:  # noqa: SIM102
+            if ik == 0:
+                p = value_decay + (i.to(tl.int64) * HV + hv) * V
+                tl.store(p + columns_v, sum_w, mask=columns_v < V)
 
 
 @triton.jit
 def segment_of(
-    local, decay, i, last, hv, HV, tile, inside, columns_k,
-    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+    local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v,
+    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Segment ``i``'s own state and its decay factor; past ``last``, zeros and ones."""
+    """Segment ``i``'s own state and the decay factors of its tile; past ``last``, zeros and ones."""
     if REVERSE:
         there = i >= last
     else:
@@ -193,17 +248,19 @@ def segment_of(
     head = i.to(tl.int64) * HV + hv
     p = local + head * (K * V) + tile
     own = tl.load(p, mask=has, other=0.0)
-    keep = tl.full(columns_k.shape, 1.0, tl.float32)
+    keep = tl.full(columns_k.shape, 1.0, tl.float32)[:, None]
     if GATE > 0:
-        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0) * LOG2E)
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))[:, None]
+    if VALUE_GATE:
+        keep = keep * tl.exp2(tl.load(value_decay + head * V + columns_v, mask=(columns_v < V) & there, other=0.0))[None, :]
     return own, keep, p, has
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
 def carries(
-    local, decay, start, end, first, PER, HV,
+    local, decay, value_decay, start, end, first, PER, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
 ):  # fmt: skip
     """From the states that segments make out of zero, the state before each (in place in ``local``) and after the last."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -221,8 +278,7 @@ def carries(
         high = low + PER
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    tile, inside = state_tile(columns_k, columns_v, K, V)
     at = (n * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -232,38 +288,41 @@ def carries(
     i = high - 1 if REVERSE else low
     for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
         own0, keep0, p0, has0 = segment_of(
-            local, decay, i, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
         own1, keep1, p1, has1 = segment_of(
-            local, decay, i + jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
         own2, keep2, p2, has2 = segment_of(
-            local, decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
         own3, keep3, p3, has3 = segment_of(
-            local, decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, K, V, GATE, REVERSE
+            local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
         )  # fmt: skip
-        S1 = S * keep0[:, None] + own0
-        S2 = S1 * keep1[:, None] + own1
-        S3 = S2 * keep2[:, None] + own2
+        S1 = S * keep0 + own0
+        S2 = S1 * keep1 + own1
+        S3 = S2 * keep2 + own2
         tl.store(p0, S, mask=has0)
         tl.store(p1, S1, mask=has1)
         tl.store(p2, S2, mask=has2)
         tl.store(p3, S3, mask=has3)
-        S = S3 * keep3[:, None] + own3
+        S = S3 * keep3 + own3
         i += 4 * jump
     tl.store(end + at + tile, S, mask=inside)
 
 
 @triton.jit
 def outputs_of(
-    pid, q, k, y, g, u, kept, out,
+    pid, q, k, y, g, w, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -276,47 +335,55 @@ def outputs_of(
     columns_v = iv * BV + tl.arange(0, BV)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    head = (hv // GROUP).to(tl.int64)
-    q += b * qb + bos * qt + head * qh
-    k += b * kb + bos * kt + head * kh
-    y += b * yb + bos * yt + hv.to(tl.int64) * yh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
-    if GATE == 1:
-        bg = row_gate(g, rows, gt, L)
-        if REVERSE:
-            rate = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
-        else:
-            rate = tl.exp2(prefix(bg, C, SPLIT) * LOG2E)
     A = tl.zeros((C, C), tl.float32)
     acc = tl.zeros((C, BV), tl.float32)
     for ik in range(NK):
         columns_k = ik * BK + tl.arange(0, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        bS = tl.load(
-            kept + columns_k[:, None] * V + columns_v[None, :],
-            mask=(columns_k < K)[:, None] & (columns_v < V)[None, :],
-            other=0.0,
-        )
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
         if GATE == 2:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             bu = tl.zeros((BK,), tl.float32)
             if EXCLUSIVE:
                 bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            more, part = vector_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, SLOW, RANGE, DT, PREC)
-            A += more
-            acc = product(part.to(bS.dtype), bS, acc, PREC)
+            if SLOW:
+                A += level_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, RANGE, DT, PREC)
+            else:
+                more, part = plain_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, DT, PREC)
+                A += more
+                acc = product(part.to(bS.dtype), bS, acc, PREC)
         elif REVERSE:
             A = product(bk, tl.trans(bq), A, PREC)
             acc = product(bk.to(bS.dtype), bS, acc, PREC)
         else:
             A = product(bq, tl.trans(bk), A, PREC)
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
+    if GATE == 2 and SLOW:  # apart from the levels, which need the registers
+        for ik in range(NK):
+            columns_k = ik * BK + tl.arange(0, BK)
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if REVERSE:
+                bx = load_tile(k, rows, kt, columns_k, L, K, BK)
+            else:
+                bx = load_tile(q, rows, qt, columns_k, L, K, BK)
+            tile, inside = state_tile(columns_k, columns_v, K, V)
+            bS = tl.load(kept + tile, mask=inside, other=0.0)
+            acc = product(state_rows(bx, bg, C, REVERSE, EXCLUSIVE, SPLIT).to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
-        acc = acc * rate[:, None]
-        A = A * decay_matrix(bg, C, REVERSE, SPLIT)
+        to_start, to_end, _ = row_decays(g, rows, piece * C + C - 1, gt, L)
+        if REVERSE:
+            acc = acc * to_end[:, None]
+        else:
+            acc = acc * to_start[:, None]
+        A = A * decay_between(g, rows, gt, L, REVERSE)
     if GATE == 0:
         if REVERSE:
             A = tl.where(t <= s, A, 0.0)
@@ -325,36 +392,41 @@ def outputs_of(
     if not REVERSE:
         acc = acc * scale
     by = load_tile(y, rows, yt, columns_v, L, V, BV)
-    acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+    if VALUE_GATE:
+        bw = load_gate(at_head(w, b, bos, hv, wb, wt, wh, 1), rows, wt, columns_v, L, V, BV)
+        acc = acc * tl.exp2(total(s <= t, bw, SPLIT) * LOG2E) + gated_values(A * scale, by, bw, C, SPLIT, RANGE, DT, PREC)
+    else:
+        acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
     p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def outputs(
-    q, k, y, g, u, kept, out,
+    q, k, y, g, w, u, kept, out,
     ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``outputs_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NV: tl.constexpr = (V + BV - 1) // BV
     if SLOW:
-        if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
-            return
+        if PARTS > 0:  # noqa: SIM102
+            if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
+                return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = weakest(ranges, item // NV, PARTS) <= -RANGE
             if PACKED:
                 wanted = wanted & (tl.load(owner + item // (NV * HV)) < N)
             if wanted:
                 outputs_of(
-                    item, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb,
-                    yt, yh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS,
-                    SLOW, SPLIT, RANGE, PREC, DT
+                    item, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh,
+                    yb, yt, yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE,
+                    VALUE_GATE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -364,19 +436,20 @@ def outputs(
             if weakest(ranges, pid // NV, PARTS) <= -RANGE:
                 return
         outputs_of(
-            pid, q, k, y, g, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt, yh,
-            gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, PACKED, PARTS, SLOW, SPLIT, RANGE,
-            PREC, DT
+            pid, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt,
+            yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, VALUE_GATE, PACKED, PARTS,
+            SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit
 def gradients_of(
-    pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
+    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
@@ -389,13 +462,14 @@ def gradients_of(
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    head = (hv // GROUP).to(tl.int64)
-    q += b * qb + bos * qt + head * qh
-    k += b * kb + bos * kt + head * kh
-    v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = at_head(v, b, bos, hv, vb, vt, vh, VALUE_GROUP)
+    do = at_head(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
     if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     dkept += (i.to(tl.int64) * HV + hv) * (K * V)
 
@@ -404,7 +478,10 @@ def gradients_of(
     p = at[:, None] * K + columns_k[None, :]
 
     # The query's side: dA [C, C] and dq [C, BK].
-    dA, bdq, _ = facing(do, ot, v, vt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, DT)
+    dA, bdq, _ = facing(
+        do, ot, v, vt, w, wt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
     dA = dA * scale
     bdq = bdq * scale
     own = tl.sum(tl.where(t == s, dA, 0.0), 1)
@@ -414,9 +491,9 @@ def gradients_of(
         bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
-        bg = row_gate(g, rows, gt, L)
-        dA = dA * decay_matrix(bg, C, False, SPLIT)
-        bdq = bdq * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
+        to_start, to_end, all = row_decays(g, rows, piece * C + C - 1, gt, L)
+        dA = dA * decay_between(g, rows, gt, L, False)
+        bdq = bdq * to_start[:, None]
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
             across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
@@ -453,8 +530,39 @@ def gradients_of(
             bdg = qf * bdq
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
+    if GATE == 2 and SLOW:
+        if EXCLUSIVE:
+            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg = total(s > t, qf * bdq, SPLIT)
+        else:
+            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg = total(s >= t, qf * bdq, SPLIT)
+        stop = plain_blocks(bg, C, EXCLUSIVE, SPLIT, RANGE)
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            X = (tl.where(upper, 0.0, bk).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, e * times(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
+            bdq += Z
+            bdg += total(above_transposed(half, C, EXCLUSIVE), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
+            near = (t ^ s) < 2 * stop
+            Z = tl.exp2(Gq) * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
+            bdq += Z
+            bdg += total(near & (s >= t), qf * Z, SPLIT)
+            if EXCLUSIVE:
+                bdg -= qf * Z
+        if not TRANSPOSED:  # then it is the output, known already
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+
     # The key's side: dA transposed and dk [C, BK].
-    dAT, bdk, met = facing(v, vt, do, ot, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, PREC, DT)
+    dAT, bdk, met = facing(
+        v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
     dAT = dAT * scale
     if GATE == 0:
         bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
@@ -462,18 +570,18 @@ def gradients_of(
     if GATE == 1:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        bdk = bdk * tl.exp2(suffix(bg, C, SPLIT) * LOG2E)[:, None]
+        bdk = bdk * to_end[:, None]
         across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
-        through = tl.sum(met, 0) * tl.exp2(tl.sum(bg, 0) * LOG2E)
-        bdk = product((dAT * decay_matrix(bg, C, True, SPLIT)).to(DT), bq, bdk, PREC)
+        through = tl.sum(met, 0) * tl.exp2(all)
+        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq, bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
         if SPLIT == 3:
             across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         else:
             through += tl.sum(across_k, 0)
             across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-            across += suffix(across, C, SPLIT) + through
-            across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+            across = tl.cumsum(across, 0, reverse=True) + through
+            across = tl.where(resets(g, rows, gt, L, C), 0.0, across)
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
     if GATE == 2 and not SLOW:
         qf = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
@@ -491,72 +599,59 @@ def gradients_of(
         bdg += through[None, :]
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
     if GATE == 2 and SLOW:
-        if EXCLUSIVE:
-            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-            bdg = total(s > t, qf * bdq, SPLIT)
-        else:
-            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-            bdg = total(s >= t, qf * bdq, SPLIT)
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
         bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg = bdg + total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
-        stop, c = blocks(bg, C, SPLIT, RANGE)
+        bdg += total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
         half = C // 2
         while half > stop:
             upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
-            W = tl.where(pairs, dA, 0.0)
-            W += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), dAT, 0.0)
-            X = tl.where(upper, qf, kf) * e
-            Z = times(W.to(DT), X.to(DT), PREC)
-            bdg += total(levels_mask_transposed(half, C, EXCLUSIVE), X * Z, SPLIT)
-            Z = Z * e
-            bdq += tl.where(upper, Z, 0.0)
-            bdk += tl.where(upper, 0.0, Z)
+            X = (tl.where(upper, bq, 0.0).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, 0.0, e * times(tl.where(facing_pairs(half, C), dAT, 0.0).to(DT), X, PREC))
+            bdk += Z
+            bdg += total(below_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, c, C, EXCLUSIVE, SPLIT)
-            eq = tl.exp2(Gq)
-            ek = tl.exp2(-G)
-            near = (t ^ s) < BLOCK
-            Z = eq * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * ek).to(DT), PREC)
-            bdq += Z
-            Z = Z * qf
-            Y = ek * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * eq).to(DT), PREC)
-            bdk += Y
-            Y = Y * kf
-            if EXCLUSIVE:
-                bdg += total(near & (s > t), Z - Y, SPLIT) - Y
-            else:
-                bdg += total(near & (s >= t), Z - Y, SPLIT)
-        tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
+            near = (t ^ s) < 2 * stop
+            Z = tl.exp2(-G) * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
+            bdk += Z
+            bdg -= total(near & (s >= t), kf * Z, SPLIT)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT", "tiles_stride"])
 def gradients(
-    q, k, v, do, g, u, kept, dkept, dq, dk, dg, du,
+    q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
     ranges, owner, first, cu, T, PER, N, HV, COUNT, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
+    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
     PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     if SLOW:
-        if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
-            return
+        if PARTS > 0:  # noqa: SIM102
+            if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
+                return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = weakest(ranges, item // NK, PARTS) <= -RANGE
             if PACKED:
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
-                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP,
-                    GATE_GROUP, GATE, EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+                    item, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
+                    GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS,
+                    SLOW, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -566,19 +661,24 @@ def gradients(
             if weakest(ranges, pid // NK, PARTS) <= -RANGE:
                 return
         gradients_of(
-            pid, q, k, v, do, g, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-            qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE,
-            EXCLUSIVE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
+            pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
+            tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
+            GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW,
+            SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit
 def facing(
-    a, at, b, bt, kept, other, rows, columns_k, L,
+    a, at, b, bt, w, wt, kept, other, rows, columns_k, L,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
-    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states."""
+    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states.
+
+    With ``MEET``, ``a, b`` are ``v, do``, else ``do, v``. A value gate ``w`` decays all three: scores as those of the keys.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     M = tl.zeros((C, C), tl.float32)
     R = tl.zeros((C, BK), tl.float32)
@@ -587,87 +687,43 @@ def facing(
         columns_v = iv * BV + tl.arange(0, BV)
         ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
         bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        tile = columns_k[:, None] * V + columns_v[None, :]
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        if TRANSPOSED:
+            tile = columns_v[None, :] * K + columns_k[:, None]
         bS = tl.load(kept + tile, mask=inside, other=0.0)
-        M = product(ba, tl.trans(bb), M, PREC)
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            none = tl.zeros((BV,), tl.float32)
+            if MEET:
+                M += level_scores(bb, ba, bw, none, C, True, False, SPLIT, RANGE, DT, PREC)
+            else:
+                M += level_scores(ba, bb, bw, none, C, False, False, SPLIT, RANGE, DT, PREC)
+            ba = state_rows(ba, bw, C, MEET, False, SPLIT)
+        else:
+            M = product(ba, tl.trans(bb), M, PREC)
         R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
         if MEET:
-            met += tl.sum(bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+            both = bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32)
+            if VALUE_GATE:
+                both = both * tl.exp2(tl.sum(bw.to(tl.float32), 0) * LOG2E)[None, :]
+            met += tl.sum(both, 1)
     return M, R, met
 
 
 @triton.jit
-def levels_mask_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """The transpose of ``levels_mask``'s second result: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
-    j = tl.arange(0, C)[:, None]
-    t = tl.arange(0, C)[None, :]
-    upper = (t & half) != 0
-    other = (j & half) != 0
+def above_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Of ``levels_mask``'s second result the upper half, transposed: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    both = ((t ^ j) < 2 * half) & ((t & half) != 0) & ((j & half) != 0)
     if EXCLUSIVE:
-        above = upper & other & (j < t)
-    else:
-        above = upper & other & (j <= t)
-    below = (upper == 0) & (other == 0) & (j > t)
-    return ((t ^ j) < 2 * half) & (above | below)
+        return both & (j < t)
+    return both & (j <= t)
 
 
-@triton.jit(do_not_specialize=["T", "HV"])
-def fused(
-    q, k, v, g, start, out, end, cu, T, HV, scale,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
-    END: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """``states`` and ``outputs`` in one, for at most a scalar gate: a ``[K, BV]`` tile of the state never leaves registers."""
-    NV: tl.constexpr = (V + BV - 1) // BV
-    pid = tl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    n = (pid // (NV * HV)).to(tl.int64)
-    if PACKED:
-        bos = tl.load(cu + n).to(tl.int64)
-        L = tl.load(cu + n + 1).to(tl.int64) - bos
-        b = n * 0
-    else:
-        bos = n * 0
-        L = n * 0 + T
-        b = n
-    columns_k = tl.arange(0, BK)
-    columns_v = iv * BV + tl.arange(0, BV)
-    in_v = (columns_v < V)[None, :]
-    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
-    v += b * vb + bos * vt + hv.to(tl.int64) * vh
-    if GATE > 0:
-        g += b * gb + bos * gt + (hv // GATE_GROUP).to(tl.int64) * gh
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    tile = (n * HV + hv) * (K * V) + columns_k[:, None] * V + columns_v[None, :]
-    inside = (columns_k < K)[:, None] & in_v
-    S = tl.zeros((BK, BV), tl.float32)
-    if START:
-        S += tl.load(start + tile, mask=inside, other=0.0).to(tl.float32)
-    for chunk in range(0, ((L + C - 1) // C).to(tl.int32)):
-        rows = chunk * C + tl.arange(0, C)
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-        A = times(bq, tl.trans(bk), PREC) * scale
-        acc = times(bq, S.to(bq.dtype), PREC) * scale
-        if GATE == 0:
-            A = tl.where(s <= t, A, 0.0)
-            S = product(tl.trans(bk), bv, S, PREC)
-        else:
-            bg = row_gate(g, rows, gt, L)
-            acc = acc * tl.exp2(prefix(bg, C, SPLIT) * LOG2E)[:, None]
-            A = A * decay_matrix(bg, C, False, SPLIT)
-            later = tl.exp2(suffix(bg, C, SPLIT) * LOG2E)
-            S = S * tl.exp2(tl.sum(bg, 0) * LOG2E)
-            S = product(tl.trans(bk), (bv.to(tl.float32) * later[:, None]).to(bv.dtype), S, PREC)
-        acc = product(A.to(bv.dtype), bv, acc, PREC)
-        p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
-        tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & in_v)
-    if END:
-        tl.store(end + tile, S, mask=inside)
+@triton.jit
+def below_transposed(half, C: tl.constexpr):
+    """The lower half of it."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    return ((t ^ j) < 2 * half) & ((t & half) == 0) & ((j & half) == 0) & (j > t)

@@ -7,15 +7,18 @@ sequences are cut on the device: the number of pieces is bounded by sizes (``T``
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from . import kernels
+from . import gates, kernels
+from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
+
+INTERPRETED = bool(_INTERPRETED.value)
 
 __all__ = ["Diagonal", "backward", "forward"]
 
@@ -56,13 +59,15 @@ def processors(device: torch.device) -> int:
 class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
-    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens.
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w``
+    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor | None
+    w: Tensor | None
     u: Tensor | None
     start: Tensor | None
     cu: Tensor | None
@@ -71,7 +76,7 @@ class Diagonal:
 
     @classmethod
     def of(
-        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, u: Tensor | None, start: Tensor | None,
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, start: Tensor | None,
         cu: Tensor | None, scale: float, chunk: int,
     ) -> Diagonal:  # fmt: skip
         """Take the arrays of a call: the last axis contiguous, a fixed decay expanded, tiles chosen."""
@@ -81,15 +86,30 @@ class Diagonal:
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
         if gate == 2:
             g = rows_contiguous(g)
+        gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
         start = None if start is None else start.contiguous()
         tiles = tiles_for(q.shape[-1], v.shape[-1], q.dtype, gate, chunk, processors(q.device))
-        return cls(q, k, v, g, u, start, cu, scale, tiles)
+        return cls(q, k, v, g, gv, u, start, cu, scale, tiles)
 
     @property
     def gate(self) -> int:
         """0 none, 1 a scalar, 2 a vector."""
         return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
+
+    @property
+    def range(self) -> float:
+        """A chunk that decays by less than ``2^range`` takes plain products.
+
+        With ``u``, neighbours have no gate between them: they cancel in the gate's gradient, and where gates are strong they
+        are most of its terms.
+        """
+        return self.tiles.range if self.u is None else min(self.tiles.range, 100.0)
 
     @property
     def N(self) -> int:
@@ -120,7 +140,7 @@ class Kept(NamedTuple):
     """States at chunk starts, and for a vector gate by how much the chunks decay."""
 
     states: Tensor | None
-    ranges: Tensor | None
+    ranges: Tensor | None = None
 
     @property
     def parts(self) -> int:
@@ -139,81 +159,156 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
 
 
 def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:
-    """Launch on ``call``'s device; an error names the kernel, the shapes and the configuration."""
+    """Launch on ``call``'s device; an error names the family, the kernel, the shapes and the configuration."""
     if count == 0:
         return
     try:
         device = call.q.device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                kernel[(count,)](*args, **config)
+                start(kernel, count, device, args, config)
         else:
-            kernel[(count,)](*args, **config)
+            start(kernel, count, device, args, config)
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name in "qkvg" if (x := getattr(call, name)) is not None)
-        error.add_note(f"linattn triton kernel {kernel.__name__!r} failed on {shapes}; configuration {config}")
+        given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
+        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
+        settings = ", ".join(f"{name}={value}" for name, value in config.items())
+        error.add_note(
+            f"linattn triton: kernel {kernel.__name__} of {call.family} failed on {shapes}; configuration {settings}"
+        )
         raise
 
 
+COMPILED: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+"""Compiled kernels and their compile-time arguments, by everything that a kernel is compiled for."""
+
+DIRECT = not INTERPRETED and triton.__version__.startswith("3.6.")
+"""Whether a compiled kernel can be called past the compiler's own look-up, which costs more than the launch: the call of other
+releases is not the same."""
+
+
+def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
+    """Compile, or find what was compiled, and launch."""
+    if not DIRECT:
+        kernel[(count,)](*args, **config)
+        return
+    key = (kernel, device, *config.values(), *[trait(x) for x in args])
+    found = COMPILED.get(key)
+    if found is None:
+        compiled = kernel[(count,)](*args, **config)
+        COMPILED[key] = compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]]
+    else:
+        compiled, constants = found
+        compiled[(count, 1, 1)](*args, *constants)
+
+
+def trait(x: Any) -> Any:
+    """What a kernel is compiled for in an argument: dtype and alignment, or whether a number is one or a multiple of 16."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, int):
+        return x == 1, x % 16 == 0, x.bit_length() > 31
+    return type(x)
+
+
+def with_running_sums(call: Diagonal) -> Diagonal:
+    """The call as the chunk kernels read it: a scalar gate as running sums within its chunks, ``[HV, B, T]`` in memory."""
+    if call.gate != 1:
+        return call
+    B, T, HV = call.g.shape
+    chunks = cut(T, call.N, call.tiles.chunk, call.cu)
+    exact = torch.float64 if call.tiles.split == 3 else torch.float32  # differences of sums must be right to a rounding
+    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
+    heads = 16
+    launch(
+        gates.running_sums, chunks.count * programs(HV, 1, heads, 1), call,
+        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.g), *strides(sums),
+        C=call.tiles.chunk, BH=heads, PACKED=call.cu is not None, num_warps=2,
+    )  # fmt: skip
+    return replace(call, g=sums)
+
+
+def walk_states(
+    call: Diagonal, x: Tensor, y: Tensor, reverse: bool, pieces: Cut | None, span: int, begin: Tensor | None,
+    finish: Tensor | None, decay: Tensor | None, value_decay: Tensor | None, kept: Kept, chunks: Cut | None,
+) -> None:  # fmt: skip
+    """Launch ``states`` on whole sequences, or on ``pieces`` of ``span`` chunks."""
+    _, T, HV, V = call.v.shape
+    K, tile = call.q.shape[-1], call.tiles.states
+    count = call.N if pieces is None else pieces.count
+    launch(
+        kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
+        x, y, call.g, call.w, begin, finish, decay, value_decay, kept.states, kept.ranges,
+        pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu,
+        T, pieces.per if pieces else 1, span, call.N, HV, call.scale,
+        *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+        BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
+        KEEP=kept.states is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def segment_starts(
+    call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, segment: int
+) -> tuple[Cut, Tensor, Tensor]:
+    """Sequences cut into segments of ``segment`` chunks, the state that each begins with, and the last one's final state."""
+    _, T, HV, V = call.v.shape
+    K, N, tile = call.q.shape[-1], call.N, call.tiles.carries
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    pieces = cut(T, N, segment * call.tiles.chunk, call.cu)
+    local, far = new((pieces.count, HV, K, V)), new((N, HV, K, V))
+    decay = None if call.g is None else new((pieces.count, HV, K))
+    value_decay = None if call.w is None else new((pieces.count, HV, V))
+    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, Kept(None), None)
+    launch(
+        kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
+        local, decay, value_decay, start, far, pieces.first, pieces.per, HV,
+        K=K, V=V, BK=tile.BK, BV=tile.BV, GATE=call.gate, VALUE_GATE=call.w is not None, REVERSE=reverse,
+        PACKED=call.cu is not None, START=start is not None, num_warps=tile.warps,
+    )  # fmt: skip
+    return pieces, local, far
+
+
 def scan(
-    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, keep: bool, end: bool
+    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, end: bool
 ) -> tuple[Kept, Tensor | None]:
     """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
     _, T, HV, V = call.v.shape
     K, N, tiles = call.q.shape[-1], call.N, call.tiles
     new = functools.partial(torch.empty, device=call.q.device)
-    kept = new((chunks.count, HV, K, V), dtype=call.state_dtype) if keep else None
-    far = new((N, HV, K, V), dtype=torch.float32) if end else None
     tile = tiles.states
-    ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32) if keep and call.gate == 2 else None
-    per_tile = programs(K, V, tile.BK, tile.BV)
-    segment = tiles.segment(T, N, N * HV * per_tile)
-    shared = dict(call.common(), BK=tile.BK, BV=tile.BV, REVERSE=reverse, num_warps=tile.warps, num_stages=tile.stages)
-    strided = (*strides(x), *strides(y), *strides(call.g))
-
-    def run(count, pieces, begin, finish, decay, kept, span, whole):
-        launch(
-            kernels.states, count * HV * per_tile, call,
-            x, y, call.g, begin, finish, decay, kept, ranges,
-            pieces and pieces.owner, pieces and pieces.first, chunks.first, call.cu, T, pieces.per if pieces else 1, span, N,
-            HV, call.scale, *strided, **shared, WHOLE=whole, START=begin is not None, END=finish is not None,
-            KEEP=kept is not None,
-        )  # fmt: skip
-
+    ranges = None
+    if call.gate == 2 and call.w is None:
+        ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32)
+    kept = Kept(new((chunks.count, HV, K, V), dtype=call.state_dtype), ranges)
+    segment = tiles.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
     if segment == 0:
-        run(N, None, start, far, None, kept, 1 << 30, True)
-        return Kept(kept, ranges), far
-    pieces = cut(T, N, segment * tiles.chunk, call.cu)
-    local = new((pieces.count, HV, K, V), dtype=torch.float32)
-    decay = None if call.g is None else new((pieces.count, HV, K), dtype=torch.float32)
-    far = new((N, HV, K, V), dtype=torch.float32) if far is None else far
-    run(pieces.count, pieces, None, local, decay, None, segment, False)
-    tile = tiles.carries
-    launch(
-        kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
-        local, decay, start, far, pieces.first, pieces.per, HV,
-        K=K, V=V, BK=tile.BK, BV=tile.BV, GATE=call.gate, REVERSE=reverse, PACKED=call.cu is not None,
-        START=start is not None, num_warps=tile.warps,
-    )  # fmt: skip
-    if keep:
-        run(pieces.count, pieces, local, None, None, kept, segment, False)
-    return Kept(kept, ranges), far
+        far = new((N, HV, K, V), dtype=torch.float32) if end else None
+        walk_states(call, x, y, reverse, None, 0, start, far, None, None, kept, chunks)
+        return kept, far
+    pieces, local, far = segment_starts(call, x, y, start, reverse, segment)
+    walk_states(call, x, y, reverse, pieces, segment, local, None, None, None, kept, chunks)
+    return kept, far
+
+
+def passes(call: Diagonal) -> tuple[bool, ...]:
+    """Which chunks a launch takes: a vector gate's with plain products, then those that decay too much for them (``True``)."""
+    return (True,) if call.w is not None else (False, True) if call.gate == 2 else (False,)
 
 
 def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
     """``o`` from ``v``, or ``dv`` from ``do``."""
     _, T, HV, V = call.v.shape
     tiles = call.tiles
-    for slow in (False, True) if call.gate == 2 else (False,):
+    for slow in passes(call):
         tile = tiles.outputs_slow if slow else tiles.outputs
         count = chunks.count * HV * programs(1, V, 1, tile.BV)
         launch(
             kernels.outputs, min(count, 2 * tiles.processors) if slow else count, call,
-            call.q, call.k, y, call.g, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
+            call.q, call.k, y, call.g, call.w, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
             T, chunks.per, call.N, HV, count, call.scale,
-            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), **call.common(),
-            BK=tile.BK, BV=tile.BV, REVERSE=reverse, PARTS=kept.parts, SLOW=slow, RANGE=tiles.range, DT=dtype(call.v),
-            num_warps=tile.warps, num_stages=tile.stages,
+            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+            BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None, PARTS=kept.parts, SLOW=slow,
+            RANGE=call.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
 
@@ -227,32 +322,18 @@ def dtype(x: Tensor) -> Any:
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
-    tile = call.tiles.fused
-    if tile is not None and call.N * HV * programs(1, V, 1, tile.BV) >= call.tiles.fused_from:
-        return fused_forward(call, out_dtype, final)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    kept, end = scan(call, call.k, call.v, chunks, call.start, False, True, final)
+    call = with_running_sums(call)
+    kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
     return out, end
 
 
-def fused_forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """The same in one pass, when there are enough heads to fill the device."""
-    B, T, HV, V = call.v.shape
-    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
-    end = torch.empty((call.N, HV, call.q.shape[-1], V), dtype=torch.float32, device=call.v.device) if final else None
-    tile = call.tiles.fused
-    common = call.common()
-    del common["EXCLUSIVE"]
-    launch(
-        kernels.fused, call.N * HV * programs(1, V, 1, tile.BV), call,
-        call.q, call.k, call.v, call.g, call.start, out, end, call.cu, T, HV, call.scale,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g),
-        **dict(common, C=call.tiles.fused_chunk), BK=tile.BK, BV=tile.BV, START=call.start is not None, END=final,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return out, end
+def over_group(call: Diagonal, x: Tensor) -> Tensor:
+    """A gradient a value head, summed over those that share a query/key head."""
+    B, T, H, K = call.q.shape
+    return x if call.group == 1 else x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype)
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
@@ -262,39 +343,54 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, True, False)
+    call = with_running_sums(call)
+    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(call, call.q, do, chunks, dend, True, True, call.start is not None)
-    dv = new((B, T, HV, V), dtype=call.v.dtype)
-    emit(call, do, dkept, dv, chunks, True)
-
-    tile = call.tiles.gradients
-    tiles_k = programs(K, 1, tile.BK, 1)
+    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dg = du = None
+    dv = new((B, T, HV, V), dtype=call.v.dtype)
+    dg = dgv = du = None
     if call.gate == 1:
-        dg = new((tiles_k, B, T, HV), dtype=torch.float32)
+        dg = new((programs(K, 1, call.tiles.gradients.BK, 1), B, T, HV), dtype=torch.float32)
     elif call.gate == 2:
         dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    for slow in (False, True) if call.gate == 2 else (False,):
+    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg, du)
+    if call.w is None:
+        emit(call, do, dkept, dv, chunks, True)
+    else:
+        dgv = new((B, T, HV, V), dtype=call.w.dtype)
+        gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv, None)
+    if call.gate == 1:
+        dg = dg[0] if dg.shape[0] == 1 else dg.sum(0)
+    elif call.gate == 2 and call.g.shape[2] != HV:
+        dg = dg.view(B, T, H, call.group, K).sum(3)
+    du = None if du is None else du.sum(0)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=du, start=dstart)
+
+
+def gradients(
+    call: Diagonal, chunks: Cut, q: Tensor, k: Tensor, v: Tensor, do: Tensor, g: Tensor | None, w: Tensor | None,
+    kept: Kept, dkept: Kept, dq: Tensor | None, dk: Tensor, dg: Tensor | None, du: Tensor | None,
+) -> None:  # fmt: skip
+    """Write ``dq, dk, dg, du``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
+    B, T, HV = call.v.shape[:3]
+    K, V, transposed = q.shape[-1], v.shape[-1], dq is None
+    wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
+    for slow in passes(call):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        if transposed:
+            tile = tile._replace(BK=tile.BV, BV=tile.BK)
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             kernels.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.k, call.v, do, call.g, call.u, kept.states, dkept.states, dq, dk, dg, du,
+            q, k, v, do, g, w, call.u, kept.states, dkept.states, dq, dk, dg, du,
             kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, call.scale, B * T * HV,
-            *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g), **call.common(),
-            BK=tile.BK, BV=tile.BV, PARTS=kept.parts, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v),
-            num_warps=tile.warps, num_stages=tile.stages,
+            *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
+            BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
+            VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.range,
+            DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    if call.group > 1:
-        dq, dk = (x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype) for x in (dq, dk))
-    if call.gate == 1:
-        dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    elif call.gate == 2 and call.g.shape[2] != HV:
-        dg = dg.view(B, T, H, call.group, K).sum(3)
-    return dict(q=dq, k=dk, v=dv, g=dg, u=None if du is None else du.sum(0), start=dstart)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from .launch import Diagonal, backward, forward
+from . import launch, one_pass
+from .launch import Diagonal
 from .steps import Tokens, final_shape, walk
 
 __all__ = ["diagonal", "diagonal_call"]
+
+
+def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
+    """Where the chunk form's ``forward`` and ``backward`` are: in one pass if that can, else with states in memory."""
+    return one_pass if one_pass.fits(call, backward) else launch
 
 
 @torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
@@ -35,7 +43,8 @@ def diagonal(
         end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
         tokens = Tokens(q, k, v, g, gv, u=u)
         return walk(tokens, initial_state, end if final else None, scale, dtype, cu_seqlens), end
-    o, end = forward(Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk), dtype, final)
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+    o, end = algorithm(call).forward(call, dtype, final)
     return o, v.new_empty(0, dtype=torch.float32) if end is None else end
 
 
@@ -53,6 +62,7 @@ def diagonal_backward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
+    gv: Tensor | None,
     u: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
@@ -60,17 +70,17 @@ def diagonal_backward(
     chunk: int,
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
-    call = Diagonal.of(q, k, v, g, u, initial_state, cu_seqlens, scale, chunk)
-    grads = backward(call, do, dfinal)
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+    grads = algorithm(call, backward=True).backward(call, do, dfinal)
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
-    given = dict(q=q, k=k, v=v, g=g, u=u, start=initial_state)
+    given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @diagonal_backward.register_fake
-def _(do, dfinal, q, k, v, g, u, initial_state, cu_seqlens, scale, chunk):
-    given = (q, k, v, g, u, initial_state)
+def _(do, dfinal, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, gv, u, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
@@ -86,11 +96,9 @@ def _backward(ctx, do, dfinal):
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (*(None,) * 7, *none)
-    if gv is not None:
-        raise NotImplementedError("the triton backend has no gradient with gv")
     if do is None:
         do = torch.zeros_like(v)
-    grads = iter(_backward_call(do, dfinal, q, k, v, g, u, start, cu_seqlens, ctx.scale, ctx.chunk))
+    grads = iter(_backward_call(do, dfinal, q, k, v, g, gv, u, start, cu_seqlens, ctx.scale, ctx.chunk))
     return (*(None if x is None else next(grads) for x in (q, k, v, g, gv, u, start)), *none)
 
 

@@ -110,7 +110,7 @@ def recurrent(
         q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
     )  # fmt: skip
     for i in range(0, L):
-        bq, bk, bv, bg, bw, be, ba, bb = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
+        bq, bk, bv, bg, bw, be, ba, low = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
         q += qt
         k += kt
         v += vt
@@ -141,7 +141,7 @@ def recurrent(
             bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
         S += bk[:, None] * bv[None, :]
         if LOW_RANK:
-            S += bb.to(tl.float32)[:, None] * read[None, :]
+            S += low.to(tl.float32)[:, None] * read[None, :]
         if not EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0)
         tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)

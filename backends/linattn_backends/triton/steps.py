@@ -1,7 +1,6 @@
-"""Host side of the recurrence: one launch for every matrix-state family, and its custom ops.
+"""Host side of the recurrence: one launch for every matrix-state family, and the custom op ``linattn::triton_decode``.
 
-``linattn::triton_recurrent`` is the recurrent form, with states of its own. ``linattn::triton_decode`` overwrites the states
-that it is given. Neither reads a tensor's data, so both can be captured in a graph.
+That one overwrites the states that it is given. Nothing reads a tensor's data, so launches can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn_backends.torch.transforms import register
-
 from .launch import launch, rows_contiguous, strides
 from .recurrent import recurrent
 from .tuning import programs, recurrent_tile
 
-__all__ = ["Tokens", "decode", "final_shape", "recurrent_call", "walk"]
+__all__ = ["Tokens", "decode", "final_shape", "walk"]
 
 
 class Tokens(NamedTuple):
@@ -32,6 +29,18 @@ class Tokens(NamedTuple):
     a: Tensor | None = None
     b: Tensor | None = None
     u: Tensor | None = None
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        dims = 0 if self.g is None else self.g.dim()
+        if self.a is not None:
+            return "dplr"
+        if self.beta is not None:
+            return "kda" if dims == 4 else "gated_delta_rule" if dims else "delta_rule"
+        if self.u is not None:
+            return "rwkv6"
+        return "gla" if dims == 4 or self.gv is not None else "simple_gla" if dims else "linear_attn"
 
     def laid_out(self) -> Tokens:
         """Rows contiguous; a fixed decay expanded over tokens."""
@@ -62,7 +71,7 @@ def walk(
     B, T, HV, V = v.shape
     K, N = q.shape[-1], B if cu is None else cu.shape[0] - 1
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=v.device)
-    tile = recurrent_tile(K, V)
+    tile = recurrent_tile(K, V, T == 1)
     launch(
         recurrent, N * HV * programs(1, V, 1, tile.BV), tokens,
         *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,
@@ -80,40 +89,10 @@ def all_strides(state: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if state is None else state.stride()
 
 
-@torch.library.custom_op("linattn::triton_recurrent", mutates_args=())
-def recurrent_form(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    gv: Tensor | None,
-    beta: Tensor | None,
-    a: Tensor | None,
-    b: Tensor | None,
-    u: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    final: bool,
-) -> tuple[Tensor, Tensor]:
-    """Outputs and final states, which are an empty tensor unless ``final``."""
-    end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
-    tokens = Tokens(q, k, v, g, gv, beta, a, b, u)
-    return walk(tokens, initial_state, end if final else None, scale, v.dtype, cu_seqlens), end
-
-
-@recurrent_form.register_fake
-def _(q, k, v, g, gv, beta, a, b, u, initial_state, cu_seqlens, scale, final):
-    return v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
-
-
 def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
     """Of the final states; nothing unless ``final``."""
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
-
-
-recurrent_call = register(recurrent_form)
 
 
 @torch.library.custom_op("linattn::triton_decode", mutates_args=("state",))

@@ -11,13 +11,15 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "BLOCK", "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "blocks", "decay_matrix", "levels_mask", "load_gate", "load_tile",
-    "prefix", "product", "row_gate", "suffix", "times", "total", "vector_scores",
+    "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "decay_between", "decay_matrix", "diagonal_scores", "facing_pairs",
+    "gated_values", "in_loop", "level_scores", "levels_mask", "load_gate", "load_tile", "plain_blocks",
+    "plain_scores", "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "times", "total",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
 FLOOR = tl.constexpr(-112.0)
 BLOCK = tl.constexpr(16)
+"""Tokens of the longest blocks that plain products are tried on when a chunk decays too much for one."""
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """The interpreter of Triton 3.6 multiplies the bits of bfloat16 numbers: there, products are done in float32."""
 
@@ -124,14 +126,47 @@ def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr)
 
 
 @triton.jit
+def row_decays(p, rows, last, stride, L):
+    """For a scalar gate, from its running sums: ``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    end = tl.load(p + tl.minimum(last, L - 1) * stride)
+    return tl.exp2(G.to(tl.float32)), tl.exp2(tl.minimum((end - G).to(tl.float32), 0.0)), end.to(tl.float32)
+
+
+@triton.jit
+def decay_between(p, rows, stride, L, REVERSE: tl.constexpr):
+    """``e^{G_t - G_s}`` for ``s ≤ t``, else 0, from a scalar gate's running sums: ``[C, C]``; the transpose in reverse."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    t = rows[:, None]
+    s = rows[None, :]
+    if REVERSE:
+        return tl.where(t <= s, tl.exp2(tl.minimum((G[None, :] - G[:, None]).to(tl.float32), 0.0)), 0.0)
+    return tl.where(s <= t, tl.exp2(tl.minimum((G[:, None] - G[None, :]).to(tl.float32), 0.0)), 0.0)
+
+
+@triton.jit
+def resets(p, rows, stride, L, C: tl.constexpr):
+    """Which tokens ``[C]`` forget everything before them: ``e^g`` is zero, and so is the gradient of ``g``."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    before = tl.load(p + (rows - 1).to(tl.int64) * stride, mask=(rows < L) & (rows % C > 0), other=0.0)
+    return G - before <= -125.0
+
+
+@triton.jit
+def in_loop(half):
+    """Zero, which no compiler can know: what depends on it stays in the loop over levels, and frees registers outside."""
+    return (half * tl.num_programs(0)) >> 31
+
+
+@triton.jit
 def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """Blocks of ``2·half`` tokens, cut in the middle: which gates lie between token ``t`` and the cut.
 
     Returns ``[C, 1]`` whether ``t`` is in the upper half, ``[C, C]`` the gates ``j`` to sum for ``t``, and ``[C, C]`` the pairs
     ``(t, s)`` of one block with ``s`` below and ``t`` above the cut.
     """
-    t = tl.arange(0, C)[:, None]
-    j = tl.arange(0, C)[None, :]
+    t = tl.arange(0, C)[:, None] + in_loop(half)
+    j = tl.arange(0, C)[None, :] + in_loop(half)
     upper = (t & half) != 0
     other = (j & half) != 0
     same = (t ^ j) < 2 * half
@@ -144,96 +179,163 @@ def levels_mask(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
 
 
 @triton.jit
-def blocks(g, C: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
-    """Where the levels may stop, ``BLOCK // 2`` or 0, and half of each block's log2 decay, ``[C, BK]``."""
-    t = tl.arange(0, C)[:, None]
-    j = tl.arange(0, C)[None, :]
-    c = total((t ^ j) < BLOCK, g, SPLIT) * (0.5 * LOG2E)
-    stop = 0
-    if tl.min(tl.min(c, 1), 0) > -0.5 * RANGE:
-        stop = BLOCK // 2
-    return stop, c
+def facing_pairs(half, C: tl.constexpr):
+    """``levels_mask``'s pairs, transposed."""
+    s = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    return ((s ^ t) < 2 * half) & ((s & half) == 0) & ((t & half) != 0)
 
 
 @triton.jit
-def block_sums(g, c, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
-    """Log2 decays inside each block of ``BLOCK`` tokens, measured from ``c``: the query's side and the key's."""
+def plain_blocks(g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
+
+    Levels stop there: one product does all the blocks. Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs
+    have no gate between them, and the gate's gradient would be the difference of their sums.
+    """
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
+    stop = 0
+    if tl.min(tl.min(total((t ^ j) < BLOCK, g, SPLIT), 1), 0) * LOG2E > -RANGE:
+        stop = BLOCK // 2
+    elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.min(tl.min(total((t ^ j) < 4, g, SPLIT), 1), 0) * LOG2E > -RANGE:
+            stop = 2
+    return stop
+
+
+@triton.jit
+def block_sums(g, stop, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """Log2 decays inside each block of ``2·stop`` tokens, measured from half of its own: the query's side and the key's."""
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    same = (t ^ j) < 2 * stop
+    c = total(same, g, SPLIT) * 0.5
     if EXCLUSIVE:
-        Gq = total(((t ^ j) < BLOCK) & (j < t), g, SPLIT) * LOG2E - c
+        Gq = (total(same & (j < t), g, SPLIT) - c) * LOG2E
         G = Gq + g.to(tl.float32) * LOG2E
     else:
-        Gq = total(((t ^ j) < BLOCK) & (j <= t), g, SPLIT) * LOG2E - c
+        Gq = (total(same & (j <= t), g, SPLIT) - c) * LOG2E
         G = Gq
     return Gq, G
 
 
 @triton.jit
-def vector_scores(
-    q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr,
-    SLOW: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr,
+def plain_scores(
+    q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, DT: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
 
     ``A[t, s] = Σ_k q_tk k_sk e^{G_tk - G_sk}`` for ``s ≤ t``, and the rows that meet the state: ``q ∘ e^G``. ``REVERSE`` gives
     ``A`` transposed and ``k ∘ e^{G_C - G}``. ``EXCLUSIVE`` (RWKV-6) has ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the
-    diagonal.
-
-    If no channel decays by much in the chunk, one product with both sides measured from ``c = G_C / 2``. Otherwise (``SLOW``),
-    at each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
-    sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. If no channel
-    decays by much in any block of ``BLOCK`` tokens, the levels end there, and one product does all the blocks.
+    diagonal. One product with both sides measured from ``c = G_C / 2``: right if no channel decays by much in the chunk.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     q = q.to(tl.float32)
     k = k.to(tl.float32)
-    if not SLOW:
-        c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
-        if EXCLUSIVE:
-            Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
-            G = Gq + g.to(tl.float32) * LOG2E
-        else:
-            Gq = total(s <= t, g, SPLIT) * LOG2E - c[None, :]
-            G = Gq
-        left = q * tl.exp2(Gq)
-        right = k * tl.exp2(-G)
-        if REVERSE:
-            A = tl.where(t < s, times(right.to(DT), tl.trans(left.to(DT)), PREC), 0.0)
-            rows = right * tl.exp2(c)[None, :]
-        else:
-            A = tl.where(s < t, times(left.to(DT), tl.trans(right.to(DT)), PREC), 0.0)
-            rows = left * tl.exp2(c)[None, :]
-    else:
-        A = tl.zeros((C, C), tl.float32)
-        stop, c = blocks(g, C, SPLIT, RANGE)
-        half = C // 2
-        while half > stop:
-            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
-            X = (tl.where(upper, q, k) * tl.exp2(total(between, g, SPLIT) * LOG2E)).to(DT)
-            XX = times(X, tl.trans(X), PREC)
-            if REVERSE:
-                A += tl.where(((t ^ s) < 2 * half) & (upper == 0) & ((s & half) != 0), XX, 0.0)
-            else:
-                A += tl.where(pairs, XX, 0.0)
-            half = half // 2
-        if stop > 0:
-            Gq, G = block_sums(g, c, C, EXCLUSIVE, SPLIT)
-            left = (q * tl.exp2(Gq)).to(DT)
-            right = (k * tl.exp2(-G)).to(DT)
-            if REVERSE:
-                A += tl.where((t < s) & ((t ^ s) < BLOCK), times(right, tl.trans(left), PREC), 0.0)
-            else:
-                A += tl.where((s < t) & ((t ^ s) < BLOCK), times(left, tl.trans(right), PREC), 0.0)
-        if REVERSE:
-            rows = k * tl.exp2(total(s > t, g, SPLIT) * LOG2E)
-        elif EXCLUSIVE:
-            rows = q * tl.exp2(total(s < t, g, SPLIT) * LOG2E)
-        else:
-            rows = q * tl.exp2(total(s <= t, g, SPLIT) * LOG2E)
+    c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
     if EXCLUSIVE:
-        own = tl.sum(q * k * u[None, :], 1)
+        Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
+        G = Gq + g.to(tl.float32) * LOG2E
     else:
-        own = tl.sum(q * k, 1)
-    return A + tl.where(t == s, own[:, None], 0.0), rows
+        Gq = total(s <= t, g, SPLIT) * LOG2E - c[None, :]
+        G = Gq
+    left = q * tl.exp2(Gq)
+    right = k * tl.exp2(-G)
+    if REVERSE:
+        A = tl.where(t < s, times(right.to(DT), tl.trans(left.to(DT)), PREC), 0.0)
+        rows = right * tl.exp2(c)[None, :]
+    else:
+        A = tl.where(s < t, times(left.to(DT), tl.trans(right.to(DT)), PREC), 0.0)
+        rows = left * tl.exp2(c)[None, :]
+    return A + diagonal_scores(q, k, u, C, EXCLUSIVE), rows
+
+
+@triton.jit
+def diagonal_scores(q, k, u, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """``A_tt`` on the diagonal, zero elsewhere."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    own = q.to(tl.float32) * k.to(tl.float32)
+    if EXCLUSIVE:
+        own = own * u[None, :]
+    return tl.where(t == s, tl.sum(own, 1)[:, None], 0.0)
+
+
+@triton.jit
+def level_scores(
+    q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    DT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """The scores of :func:`plain_scores` for any decay.
+
+    At each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
+    sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. Where no
+    channel decays by much in any block of a few tokens, the levels end, and one product does all the blocks.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    A = diagonal_scores(q, k, u, C, EXCLUSIVE)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+        X = (tl.where(upper, q, k).to(tl.float32) * tl.exp2(total(between, g, SPLIT) * LOG2E)).to(DT)
+        XX = times(X, tl.trans(X), PREC)
+        if REVERSE:
+            A += tl.where(facing_pairs(half, C), XX, 0.0)
+        else:
+            A += tl.where(pairs, XX, 0.0)
+        half = half // 2
+    if stop > 0:
+        Gq, G = block_sums(g, stop, C, EXCLUSIVE, SPLIT)
+        left = (q.to(tl.float32) * tl.exp2(Gq)).to(DT)
+        right = (k.to(tl.float32) * tl.exp2(-G)).to(DT)
+        if REVERSE:
+            A += tl.where((t < s) & ((t ^ s) < 2 * stop), times(right, tl.trans(left), PREC), 0.0)
+        else:
+            A += tl.where((s < t) & ((t ^ s) < 2 * stop), times(left, tl.trans(right), PREC), 0.0)
+    return A
+
+
+@triton.jit
+def state_rows(x, g, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """The rows that meet the state, for any decay: ``x ∘ e^G``, in reverse ``x ∘ e^{G_C - G}``."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    if REVERSE:
+        E = total(s > t, g, SPLIT)
+    elif EXCLUSIVE:
+        E = total(s < t, g, SPLIT)
+    else:
+        E = total(s <= t, g, SPLIT)
+    return x.to(tl.float32) * tl.exp2(E * LOG2E)
+
+
+@triton.jit
+def gated_values(
+    A, y, w, C: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr
+):  # fmt: skip
+    """``Σ_{s≤t} A_ts e^{W_t - W_s} ∘ y_s`` for a decay ``w`` per value channel, ``W`` its running sum: ``[C, BV]``.
+
+    The levels of :func:`level_scores`, which decays what ``A`` is made of; here it is what ``A`` meets.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    y = y.to(tl.float32)
+    acc = tl.sum(tl.where(t == s, A, 0.0), 1)[:, None] * y
+    stop = plain_blocks(w, C, False, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, False)
+        e = tl.exp2(total(between, w, SPLIT) * LOG2E)
+        X = tl.where(upper, 0.0, y * e).to(DT)
+        acc += tl.where(upper, e * times(tl.where(pairs, A, 0.0).to(DT), X, PREC), 0.0)
+        half = half // 2
+    if stop > 0:
+        Wq, W = block_sums(w, stop, C, False, SPLIT)
+        near = tl.where(((t ^ s) < 2 * stop) & (s < t), A, 0.0)
+        acc += tl.exp2(Wq) * times(near.to(DT), (y * tl.exp2(-W)).to(DT), PREC)
+    return acc

@@ -30,6 +30,7 @@ class Tiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
+        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory.
     """
 
     chunk: int
@@ -44,8 +45,6 @@ class Tiles:
     gradients: Tile
     gradients_slow: Tile
     fused: Tile | None
-    fused_chunk: int
-    fused_from: int
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -73,11 +72,11 @@ def fit(n: int, most: int, least: int = 16) -> int:
 
 
 @functools.cache
-def recurrent_tile(K: int, V: int) -> Tile:
-    """All ``K`` rows of a state, and as many columns as registers hold well."""
+def recurrent_tile(K: int, V: int, one: bool) -> Tile:
+    """All ``K`` rows of a state. ``one`` token is a matter of bandwidth; with more, warps that need not wait win."""
     rows = max(power_of_two(K), 16)
-    columns = min(fit(V, 64), max(16, 4096 // rows))
-    return Tile(rows, columns, 2 if rows * columns <= 4096 else 4, 1)
+    columns = min(fit(V, 64), max(16, (8192 if one else 4096) // rows))
+    return Tile(rows, columns, 2 if rows * columns > 4096 else 1, 1)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,7 +90,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
     return Tiles(
         chunk=C,
         split=3 if full else 2,
-        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 100.0),  # a longer sum is less exact in float32
+        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 180.0),  # a longer sum is less exact in float32
         precision="tf32x3" if full else "tf32",
         processors=processors,
         states=Tile(fit(K, most, least), fit(V, wide if gate else most, least), 4, 2 if full else 3 if gate else 4),
@@ -100,7 +99,5 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
-        fused=Tile(fit(K, 128, 64), 64, 4, 3) if gate < 2 and K <= 128 and not full else None,
-        fused_chunk=C,
-        fused_from=max(processors * 7 // 8, 2),
+        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
     )

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Adapter", "Arrays"]
+__all__ = ["Adapter", "Arrays", "Global", "far_apart"]
 
 Arrays = dict[str, Any]
+
+
+def far_apart(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Number of elements of a buffer for ``shape``, and strides that spread axis 1 over more than 2³¹ of them."""
+    inner = (shape[0], *shape[2:])
+    step = 2**31 // max(shape[1] - 1, 1) + int(np.prod(inner))
+    first, *rest = (int(np.prod(inner[i + 1 :])) for i in range(len(inner)))
+    return step * shape[1], (first, step, *rest)
+
+
+class Global(NamedTuple):
+    """A piece of a process's global state: how it is read and how it is put back."""
+
+    name: str
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any]
 
 
 class Adapter:
@@ -49,6 +68,18 @@ class Adapter:
         """The same values in an array that is not contiguous, NaN in its gaps."""
         return x
 
+    def sliced(self, x: Any) -> Any:
+        """The same values as a part of a larger array, NaN around them."""
+        return x
+
+    def headsfirst(self, x: Any) -> Any:
+        """The same values, with heads (axis 2) before tokens (axis 1) in memory."""
+        return x
+
+    def far(self, x: Any) -> Any:
+        """The same values with tokens (axis 1) so far apart that the last one is more than 2³¹ elements from the first."""
+        raise NotImplementedError
+
     def poison(self, sizes: Mapping[str, int]) -> None:
         """Leave NaN in freed memory: ``sizes`` are numbers of elements by dtype-free name."""
 
@@ -68,9 +99,22 @@ class Adapter:
         """Checks of the framework's own transforms by name: each takes a ``Run``."""
         return {}
 
+    def globals(self) -> tuple[Global, ...]:
+        """Global state that a backend must leave as it is. Frameworks add their own."""
+        return (
+            Global("working directory", os.getcwd, os.chdir),
+            Global("random state of Python", random.getstate, random.setstate),
+            Global("random state of NumPy", np.random.get_state, np.random.set_state),
+            Global("floating-point error handling of NumPy", np.geterr, lambda state: np.seterr(**state)),
+        )
+
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         """``x`` joined to itself ``times`` times along an axis, then its first ``rest`` entries."""
         raise NotImplementedError
+
+    def held(self) -> int:
+        """Bytes of device memory that live arrays hold, 0 where that is host memory or cannot be asked."""
+        return 0
 
     def memory(self) -> float:
         """Memory of the device in GiB; 0 where it does not matter."""

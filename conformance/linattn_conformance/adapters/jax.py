@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .base import Adapter, Arrays
+from .base import Adapter, Arrays, Global
 
 __all__ = ["JaxAdapter"]
+
+
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_device",
+    "jax_numpy_dtype_promotion",
+    "jax_disable_jit",
+    "jax_debug_nans",
+)
 
 
 class JaxAdapter(Adapter):
@@ -58,8 +69,20 @@ class JaxAdapter(Adapter):
         (found,) = pull({name: cotangents[name] for name in used})
         return outputs, found
 
+    def globals(self) -> tuple[Global, ...]:
+        settings = (Global(name, partial(getattr, jax.config, name), partial(jax.config.update, name)) for name in SETTINGS)
+        return (*super().globals(), *settings)
+
+    def transforms(self) -> Any:
+        from .jax_transforms import TRANSFORMS
+
+        return TRANSFORMS
+
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return jnp.concatenate([*[x] * times, jax.lax.slice_in_dim(x, 0, rest, axis=axis)], axis)
+
+    def held(self) -> int:
+        return (self.place.memory_stats() or {}).get("bytes_in_use", 0) if self.place.platform != "cpu" else 0
 
     def memory(self) -> float:
         return (self.place.memory_stats() or {}).get("bytes_limit", 0) / 2**30 if self.place.platform != "cpu" else 0.0

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .base import Adapter, Arrays
+from .base import Adapter, Arrays, Global
 
 __all__ = ["MlxAdapter"]
 
@@ -70,6 +70,14 @@ class MlxAdapter(Adapter):
         used = list(cotangents)
         _, found = mx.vjp(wanted, [arrays[name] for name in names], [cotangents[name] for name in used])
         return outputs, dict(zip(names, found, strict=True))
+
+    def globals(self) -> tuple[Global, ...]:
+        return (*super().globals(), Global("default device", mx.default_device, mx.set_default_device))
+
+    def transforms(self) -> Any:
+        from .mlx_transforms import TRANSFORMS
+
+        return TRANSFORMS
 
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return mx.concatenate([*[x] * times, mx.split(x, [rest], axis)[0]], axis)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Adapter, Arrays
+from .base import Adapter, Arrays, Global, far_apart
 
 __all__ = ["TorchAdapter"]
 
@@ -42,6 +42,20 @@ class TorchAdapter(Adapter):
         view.copy_(x)
         return view
 
+    def sliced(self, x: Any) -> Any:
+        if not x.is_floating_point():
+            return x
+        whole = x.new_full([size + 3 for size in x.shape], float("nan"))
+        return whole[tuple(slice(2, 2 + size) for size in x.shape)].copy_(x)
+
+    def headsfirst(self, x: Any) -> Any:
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x
+
+    def far(self, x: Any) -> Any:
+        size, strides = far_apart(tuple(x.shape))
+        view = x.new_empty(size).as_strided(x.shape, strides)  # on the host, pages that nobody touches take no memory
+        return view.copy_(x)
+
     def poison(self, sizes: Any) -> None:
         blocks = [
             torch.full((size,), float("nan"), dtype=dtype, device=self.device)
@@ -73,8 +87,30 @@ class TorchAdapter(Adapter):
 
         return TRANSFORMS
 
+    def globals(self) -> tuple[Global, ...]:
+        cuda = torch.device(self.device).type == "cuda"
+        on_device = Global(
+            "random state of PyTorch on the device",
+            lambda: torch.cuda.get_rng_state(self.device),
+            lambda state: torch.cuda.set_rng_state(state, self.device),
+        )
+        return (
+            *super().globals(),
+            Global("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+            Global("default device", torch.get_default_device, torch.set_default_device),
+            Global("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+            Global("number of threads", torch.get_num_threads, torch.set_num_threads),
+            Global("precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            Global("determinism", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+            Global("random state of PyTorch", torch.get_rng_state, torch.set_rng_state),
+            *([on_device] if cuda else []),
+        )
+
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return torch.cat([*[x] * times, x.narrow(axis, 0, rest)], axis)
+
+    def held(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if torch.device(self.device).type == "cuda" else 0
 
     def memory(self) -> float:
         kind = torch.device(self.device)

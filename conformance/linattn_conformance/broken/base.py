@@ -31,6 +31,8 @@ class Simple(Backend):
     frameworks = ("numpy",)
     families: ClassVar[tuple[str, ...]] = ("gla",)
     forms: ClassVar[tuple[str, ...]] = ("chunk",)
+    isolated: ClassVar[bool] = False
+    """It must be tried in a process of its own."""
 
     def __init_subclass__(cls) -> None:
         for op in cls.families:

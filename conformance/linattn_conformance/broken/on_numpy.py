@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import linattn
 import numpy as np
-from linattn.plugin import Call, Unsupported
+from linattn.plugin import Backend, Call, Unsupported
 from linattn_backends.numpy import NumpyBackend
 
-from .base import CHUNK, Simple, by_chunks
+from .base import CHUNK, Simple, by_chunks, cut
 
 __all__ = ["FAULTS", "Honest"]
 
@@ -442,9 +442,131 @@ class NaNGoesBack(Simple):
         return o + 0.0 * arrays["v"].sum(1, keepdims=True), state
 
 
+class OneTileWidth(Simple):
+    """The gradient of the keys is wrong in the last tile, for the one width whose last tile is partial: 96."""
+
+    name = "one-tile-width"
+
+    def backward(self, op: str, arrays: Arrays, options: Arrays, d_o: Any, d_state: Any) -> Arrays:
+        found = super().backward(op, arrays, options, d_o, d_state)
+        if found["k"].shape[-1] == 96:
+            found["k"][..., 64:] *= 0.5
+        return found
+
+
+class WholeChunksLoseState(Simple):
+    """Where the sequence ends with a chunk, the final state is that before this chunk."""
+
+    name = "whole-chunks-lose-state"
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        o, state = super().forward(op, arrays, options)
+        T = arrays["v"].shape[1]
+        if T and T % CHUNK == 0 and "cu_seqlens" not in arrays:
+            state = super().forward(op, cut(arrays, 0, T - CHUNK), options)[1]
+        return o, state
+
+
+class LastMaskMissing(Simple):
+    """The last chunk, if it is a partial one, is not masked: its tokens see those after them."""
+
+    name = "last-mask-missing"
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        o, state = super().forward(op, arrays, options)
+        T = o.shape[1]
+        last = slice(T - T % CHUNK, T)
+        if T % CHUNK and "cu_seqlens" not in arrays:
+            group = o.shape[2] // arrays["k"].shape[2]
+            q, k = (np.repeat(arrays[name][:, last], group, 2) for name in ("q", "k"))
+            weights = np.triu(np.einsum("bthk,bshk->bhts", q, k), 1)
+            o[:, last] += options["scale"] * np.einsum("bhts,bshv->bthv", weights, arrays["v"][:, last])
+        return o, state
+
+
+class LeakAfter64(Simple):
+    """The boundaries of packed sequences are kept in 64 lanes: from the 65th sequence on there are none."""
+
+    name = "packed-leak-after-64"
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        o, state = super().forward(op, arrays, options)
+        if "cu_seqlens" in arrays and len(bounds := arrays["cu_seqlens"]) > 65:
+            after = cut(arrays, int(bounds[64]), int(bounds[-1]))
+            after.pop("cu_seqlens")
+            if "initial_state" in after:
+                after["initial_state"] = after["initial_state"][64:65]
+            o[:, int(bounds[64]) :] = super().forward(op, after, options)[0]
+        return o, state
+
+
+class OffsetsOverflow(Simple):
+    """Offsets into an array are 32-bit: what lies beyond 2³¹ elements is read from elsewhere."""
+
+    name = "offsets-overflow"
+
+    def run(self, form: str, op: str, given: Arrays) -> tuple[Any, Any]:
+        k = given["k"]
+        reach = np.arange(k.shape[1]) * (k.strides[1] // k.itemsize)
+        if reach.size and reach[-1] >= 2**31:
+            given = {**given, "k": np.where((reach < 2**31)[:, None, None], k, k[:, :1])}
+        return super().run(form, op, given)
+
+
+class OffsetsOfFourBytes(Simple):
+    """Offsets of packed sequences are read as 32-bit numbers, whatever their dtype."""
+
+    name = "int64-offsets-misread"
+
+    def run(self, form: str, op: str, given: Arrays) -> tuple[Any, Any]:
+        bounds = given["cu_seqlens"]
+        if bounds is not None:
+            read = np.ascontiguousarray(bounds).view(np.int32)[: len(bounds)]
+            given = {**given, "cu_seqlens": np.append(np.sort(read[:-1]), bounds[-1])}
+        return super().run(form, op, given)
+
+
+class StaleCache(Simple):
+    """Keeps what it worked out from the gates for the next call of that shape, which has other gates."""
+
+    name = "stale-cache"
+    kept: ClassVar[dict[Any, Any]] = {}
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        g = self.kept.setdefault(arrays["g"].shape, arrays["g"])
+        return super().forward(op, {**arrays, "g": g}, options)
+
+
+class SwallowsKeywords(Backend):
+    """Takes any keyword, and ignores those that it does not know."""
+
+    name = "swallows-keywords"
+    api = ">=1,<2"
+    frameworks = ("numpy",)
+    families: ClassVar[tuple[str, ...]] = ("gla",)
+    forms: ClassVar[tuple[str, ...]] = ("chunk",)
+
+    def chunk_gla(self, q, k, v, g, gv=None, *, scale=None, output_final_state=False, **ignored):
+        return NumpyBackend().chunk_gla(q, k, v, g, gv, scale=scale, output_final_state=output_final_state)
+
+
+class KeywordIgnored(Simple):
+    """Takes ``normalize``, and does not read it."""
+
+    name = "keyword-ignored"
+    families: ClassVar[tuple[str, ...]] = ("linear_attn",)
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        if not options["normalize"]:
+            return super().forward(op, arrays, options)
+        plain = {name: x[..., :-1] if name == "initial_state" else x for name, x in arrays.items()}
+        o, state = super().forward(op, plain, {**options, "normalize": False})
+        return o, np.pad(state, [(0, 0)] * 3 + [(0, 1)])
+
+
 FAULTS = tuple(
     kind
     for kind in list(globals().values())
-    if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, Honest)
+    if inspect.isclass(kind) and issubclass(kind, Backend) and kind not in (Backend, NumpyBackend, Simple, Honest)
 )
 """Every fault on NumPy arrays."""

@@ -115,5 +115,61 @@ class FallsBack(OnTorch):
         return super().kernel(given) if given["cu_seqlens"] is None else TorchBackend().chunk_gla(**given)
 
 
-FAULTS = (DetachedState, OutputInFloat32, Narrowed, CarriedNarrow, GraphBreak, FollowsAutocast, FallsBack)
+class ChangesDefaultDtype(OnTorch):
+    """Sets PyTorch's default dtype, and leaves it so."""
+
+    name = "torch-changes-default-dtype"
+
+    def before(self, given: dict[str, Any]) -> dict[str, Any]:
+        torch.set_default_dtype(given["q"].dtype)
+        return given
+
+
+class SwitchesGradientsOff(OnTorch):
+    """Switches gradients off where it needs none, and not on again."""
+
+    name = "torch-switches-gradients-off"
+
+    def after(self, given: dict[str, Any], o: Any, state: Any) -> Any:
+        if not o.requires_grad:
+            torch.set_grad_enabled(False)
+        return o, state
+
+
+class Seeds(OnTorch):
+    """Sets the global seed, so that its own random numbers repeat."""
+
+    name = "torch-seeds"
+
+    def before(self, given: dict[str, Any]) -> dict[str, Any]:
+        torch.manual_seed(0)
+        return given
+
+
+class MisreadsStrides(OnTorch):
+    """Reads the values as if they were contiguous, whatever their strides."""
+
+    name = "torch-misreads-strides"
+
+    def before(self, given: dict[str, Any]) -> dict[str, Any]:
+        v = given["v"]
+        size = v.size()
+        contiguous = torch.empty(size, device="meta").stride()
+        fits = v.untyped_storage().nbytes() >= v.numel() * v.element_size()
+        return {**given, "v": v.as_strided(size, contiguous, v.storage_offset())} if fits else given
+
+
+FAULTS = (
+    DetachedState,
+    OutputInFloat32,
+    Narrowed,
+    CarriedNarrow,
+    GraphBreak,
+    FollowsAutocast,
+    FallsBack,
+    ChangesDefaultDtype,
+    SwitchesGradientsOff,
+    Seeds,
+    MisreadsStrides,
+)
 """Every fault on PyTorch tensors."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..calls import Run
-from . import inputs, large, properties, transforms, values
+from ..cases import TRANSFORMS
+from . import inputs, large, leak, properties, transforms, values
 
 __all__ = ["CHECKS"]
 
@@ -24,5 +25,7 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "repeat-backward": properties.repeat_backward,
     "bad-input": inputs.bad_input,
     "large": large.large,
-    **dict.fromkeys(("compile", "export", "fake", "func-grad", "vmap", "autocast"), transforms.transform),
+    "leak": leak.leak,
+    "leak-backward": leak.leak_backward,
+    **dict.fromkeys(TRANSFORMS, transforms.transform),
 }

@@ -10,6 +10,7 @@ from linattn.plugin import FORMS
 
 from ..bounds import Quantity, distance
 from ..calls import Declared, Failure, Run
+from ..cases import forbidden
 from .values import require_gradient
 
 __all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split", "steps"]
@@ -41,6 +42,8 @@ def agree(run: Run) -> None:
     run.require(arrays)
     results = {}
     for form in FORMS:
+        if forbidden(run.case.spec, form, run.case.flags):
+            continue
         try:
             run.require(arrays, form)
         except Declared:

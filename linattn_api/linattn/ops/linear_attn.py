@@ -45,7 +45,8 @@ def blocked(call: Call) -> str | None:
 def as_simple_gla(call: Call) -> Call:
     """What ``to_simple_gla`` gives, as static facts."""
     normalize = bool(call.option("normalize"))
-    state = {"initial_state": ("N HV K V", call.dtypes["initial_state"])} if call.has("initial_state") else {}
+    plain = {"initial_state": "N HV K V", "state": "P HV K V"}
+    state = {name: (shape, call.dtypes[name]) for name, shape in plain.items() if call.has(name)}
     width = {"V": call.V + 1} if normalize else {}
     give = {"g": ("HV", accumulation_dtype(call)), **state}
     return redescribe(call, "simple_gla", give, drop=("normalize", "causal"), widen=normalize, dims=width)

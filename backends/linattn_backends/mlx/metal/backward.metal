@@ -10,6 +10,7 @@
 // shuffles, those over the GROUPS simdgroups of a threadgroup in threadgroup memory; what a head's threadgroups find is added later.
 // Grid (32, GROUPS · blocks, N · HV), threadgroups (32, GROUPS, 1).
 #include "place.metal"
+#include "checkpoint.metal"
 
 constexpr int SIZE = (R + ROWS - 1) / ROWS * ROWS;      // R, made divisible by ROWS
 constexpr int WIDTH = SUMS * SIZE * LANES + 2;          // what a simdgroup sums: SUMS rows of keys, dbeta and a scalar dg

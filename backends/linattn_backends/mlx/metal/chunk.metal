@@ -121,8 +121,10 @@ for (long begin = first; begin < last; begin += C) {
 #endif
 
     simdgroup_matrix<float, 8, 8> out = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    simdgroup_matrix<float, 8, 8> recalled = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     simdgroup_matrix<float, 8, 8> operand, U, written;
+#if BETA
+    simdgroup_matrix<float, 8, 8> recalled = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+#endif
     UNROLL for (int tile = 0; tile < TILES; tile++) {
         simdgroup_load(operand, queries + tile * 8, WIDTH);
         simdgroup_multiply_accumulate(out, operand, S[tile], out);

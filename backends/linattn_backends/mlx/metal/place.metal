@@ -1,5 +1,5 @@
 // Where this lane stands: which keys of which column of which head of which sequence.
-constexpr int ROWS = 32 / LANES, R = (K + LANES - 1) / LANES, SIMDGROUPS = (V + ROWS - 1) / ROWS;
+constexpr int ROWS = 32 / LANES, R = (K + LANES - 1) / LANES;
 const int part = thread_index_in_simdgroup % LANES;
 const int row = thread_index_in_simdgroup / LANES;
 const int columns = thread_position_in_grid.y;  // index of the simdgroup among those that share a head
@@ -13,6 +13,3 @@ const long first = cu_seqlens[n], last = cu_seqlens[n + 1];
 const long first = static_cast<long>(n) * T, last = first + T;
 #endif
 const long state = (static_cast<long>(n) * HV + head) * K * V + value;  // S[0, value]; keys are V apart
-
-// States that the backward pass begins a segment with: those of sequence n follow each other from `checkpoint` on.
-const long checkpoint = first / segment_tokens + n;

@@ -7,6 +7,9 @@
 //
 // A simdgroup walks one sequence with ROWS columns of one head's state. Grid (32, ⌈V / ROWS⌉, N · HV).
 #include "place.metal"
+#ifdef HAS_CHECKPOINTS
+#include "checkpoint.metal"
+#endif
 
 float S[R];
 UNROLL for (int i = 0; i < R; i++) {

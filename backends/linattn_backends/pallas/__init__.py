@@ -1,0 +1,5 @@
+"""Pallas kernels for TPUs."""
+
+from .backend import PallasBackend
+
+__all__ = ["PallasBackend"]

@@ -1,0 +1,675 @@
+"""Chunk kernels of the families that correct what they write: ``delta_rule``, ``gated_delta_rule``, ``kda``, ``dplr``.
+
+In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum of the gates inside it, ``γ = e^{G_C}``. The
+*error* ``e`` of a token is what its value lacks, ``x = beta ∘ e`` what is written::
+
+    scores     A_ts = scale Σ_k q_t k_s e^{G_t - G_s}, s ≤ t          L_ts = Σ_k k_t k_s e^{G_t - G_s}, s < t
+    errors     r = v - (k ∘ e^G) S      (I + L beta) e = r            e = r - M (beta ∘ r),  M = (I + L beta)⁻¹ L
+    forward    o = scale (q ∘ e^G) S + A x                            S' = γ S + (k ∘ e^{G_C - G})ᵀ x
+    adjoint    dx = Aᵀ do + (k ∘ e^{G_C - G}) dS'                     y = dx - Mᵀ (beta ∘ dx),  dv = beta ∘ y
+               dS = γ dS' + scale (q ∘ e^G)ᵀ do - (k ∘ e^G)ᵀ dv
+
+``M`` serves both systems, is strictly lower triangular, and stays finite where ``beta`` is zero. ``dplr`` is the same with
+``-a`` for the key that reads, ``b`` for the key that writes and no ``beta``; ``k, v`` are written besides, and read by ``a``.
+With a ``beta`` a value channel every channel has a system of its own, solved by substitution: ``M`` then holds ``L``.
+
+``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``L`` of every chunk at once,
+``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers, ``pairs``
+makes the gradients of scores, ``gradients`` those of the operands. None adds to shared memory locations, waits for another or
+asks the host for a size.
+
+For few heads the walk is cut into segments. What a segment does to the state before it is affine: ``S' = P S + local``, with
+``local`` its walk from zero and ``P [K, K]`` its walk from the identity without values (``IDENTITY``). ``carry`` chains them;
+backwards, ``Pᵀ``.
+"""
+
+import triton
+import triton.language as tl
+
+from .kernels import sequence_of
+from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
+
+__all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "solve"]
+
+
+@triton.jit
+def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
+    """``beta`` of a chunk's tokens, float32: ``[C, 1]`` if ``BETA`` is 1, ``[C, BV]`` if it is 2."""
+    if BETA == 2:
+        beta = load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
+    else:
+        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
+    return beta
+
+
+@triton.jit
+def solved(L, beta, PREC: tl.constexpr):
+    """``(I + L beta)⁻¹ L`` for a strictly lower triangular ``L [BLOCK, BLOCK]`` and ``beta [BLOCK]``, row by row."""
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    M = L
+    scaled = L * beta[None, :]
+    for j in range(BLOCK - 1):
+        column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
+        row = tl.sum(tl.where(t == j, M, 0.0), 0)
+        M -= column[:, None] * row[None, :]
+    return M
+
+
+@triton.jit
+def block(L, i: tl.constexpr, j: tl.constexpr, C: tl.constexpr):
+    """Where block ``i, j`` of a ``[C, C]`` matrix is."""
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    return L + (i * BLOCK + t) * C + j * BLOCK + s
+
+
+@triton.jit
+def minus(x, y, beta, z, PREC: tl.constexpr):
+    """``x - y (beta z)``."""
+    return x - times(y * beta[None, :], z, PREC)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def solve(
+    L, M, beta, owner, first, cu, T, PER, N, HV, bb, bt, bh,
+    C: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64.
+
+    With ``M₁, M₂`` of two neighbours and ``L₂₁`` between them, ``M₂₁ = (I - M₂ beta) L₂₁ (I - beta M₁)``.
+    """
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    at = (i.to(tl.int64) * HV + hv) * (C * C)
+    L += at
+    M += at
+    rows = piece * C + tl.arange(0, BLOCK)
+    if BETA == 1:
+        p = beta + b * bb + bos * bt + hv.to(tl.int64) * bh
+        b0 = tl.load(p + rows.to(tl.int64) * bt, mask=rows < length, other=0.0).to(tl.float32)
+    else:
+        b0 = tl.full((BLOCK,), 1.0, tl.float32)
+    type = M.dtype.element_ty
+    M00 = solved(tl.load(block(L, 0, 0, C)), b0, PREC)
+    tl.store(block(M, 0, 0, C), M00.to(type))
+    if C > BLOCK:
+        zero = tl.zeros((BLOCK, BLOCK), type)
+        if BETA == 1:
+            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
+        else:
+            b1 = b0
+        M11 = solved(tl.load(block(L, 1, 1, C)), b1, PREC)
+        L10 = tl.load(block(L, 1, 0, C))
+        Y = minus(L10, M11, b1, L10, PREC)
+        M10 = minus(Y, Y, b0, M00, PREC)
+        tl.store(block(M, 1, 1, C), M11.to(type))
+        tl.store(block(M, 1, 0, C), M10.to(type))
+        tl.store(block(M, 0, 1, C), zero)
+    if C > 2 * BLOCK:
+        if BETA == 1:
+            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
+            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
+        else:
+            b2 = b0
+            b3 = b0
+        M22 = solved(tl.load(block(L, 2, 2, C)), b2, PREC)
+        M33 = solved(tl.load(block(L, 3, 3, C)), b3, PREC)
+        L32 = tl.load(block(L, 3, 2, C))
+        Y = minus(L32, M33, b3, L32, PREC)
+        M32 = minus(Y, Y, b2, M22, PREC)
+        tl.store(block(M, 2, 2, C), M22.to(type))
+        tl.store(block(M, 3, 3, C), M33.to(type))
+        tl.store(block(M, 3, 2, C), M32.to(type))
+        L20 = tl.load(block(L, 2, 0, C))
+        L30 = tl.load(block(L, 3, 0, C))
+        L21 = tl.load(block(L, 2, 1, C))
+        L31 = tl.load(block(L, 3, 1, C))
+        Y20 = minus(L20, M22, b2, L20, PREC)
+        Y21 = minus(L21, M22, b2, L21, PREC)
+        Y30 = minus(minus(L30, M33, b3, L30, PREC), M32, b2, L20, PREC)
+        Y31 = minus(minus(L31, M33, b3, L31, PREC), M32, b2, L21, PREC)
+        M20 = minus(minus(Y20, Y20, b0, M00, PREC), Y21, b1, M10, PREC)
+        M30 = minus(minus(Y30, Y30, b0, M00, PREC), Y31, b1, M10, PREC)
+        tl.store(block(M, 2, 0, C), M20.to(type))
+        tl.store(block(M, 3, 0, C), M30.to(type))
+        tl.store(block(M, 2, 1, C), minus(Y21, Y21, b1, M11, PREC).to(type))
+        tl.store(block(M, 3, 1, C), minus(Y31, Y31, b1, M11, PREC).to(type))
+        tl.store(block(M, 0, 2, C), zero)
+        tl.store(block(M, 0, 3, C), zero)
+        tl.store(block(M, 1, 2, C), zero)
+        tl.store(block(M, 1, 3, C), zero)
+        tl.store(block(M, 2, 3, C), zero)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def prepare(
+    q, k, g, A, L, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    at = i.to(tl.int64) * HV + hv
+    qk = tl.zeros((C, C), tl.float32)
+    kk = tl.zeros((C, C), tl.float32)
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        bq = load_tile(q, rows, qt, columns, length, K, BK)
+        bk = load_tile(k, rows, kt, columns, length, K, BK)
+        qk = product(bq, tl.trans(bk), qk, PREC)
+        kk = product(bk, tl.trans(bk), kk, PREC)
+    qk = tl.where(s <= t, qk * scale, 0.0)
+    kk = tl.where(s < t, kk, 0.0)
+    if GATE == 1:
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, length)
+        D = decay_matrix(bg, C, False, SPLIT)
+        qk = tl.where(s <= t, qk * D, 0.0)
+        kk = tl.where(s < t, kk * D, 0.0)
+        p = rates + at * (2 * C) + tl.arange(0, C)
+        tl.store(p, tl.exp2(prefix(bg, C, SPLIT) * LOG2E))
+        tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
+    square = at * (C * C) + t * C + s
+    tl.store(A + square, qk.to(A.dtype.element_ty))
+    tl.store(L + square, kk)
+
+
+@triton.jit
+def substituted(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
+    """``e = x - L (beta ∘ e)`` token by token, or ``y = x - Lᵀ (beta ∘ y)``, for ``x, beta [C, BV]`` and ``L`` in memory."""
+    t = tl.arange(0, C)
+    for step in range(C - 1):
+        j = step
+        p = L + t * C + j
+        if REVERSE:
+            j = C - 1 - step
+            p = L + j * C + t
+        row = tl.sum(tl.where(t[:, None] == j, x * beta, 0.0), 0)
+        x -= tl.load(p).to(tl.float32)[:, None] * row[None, :]
+    return x
+
+
+@triton.jit
+def span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+    """Of a sequence or segment ``i``: batch row, first token, length, number of the sequence's first chunk, chunks from, to."""
+    if WHOLE and PACKED:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+    elif WHOLE:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = n * 0
+        L = n * 0 + T
+        b = n
+    else:
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    if PACKED:
+        chunk0 = tl.load(chunk_first + n).to(tl.int64)
+    else:
+        chunk0 = n * ((T + C - 1) // C)
+    low = piece * SEGMENT
+    high = tl.minimum(low + SEGMENT, ((L + C - 1) // C).to(tl.int32))
+    return b, bos, L, chunk0, low, high
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def forwards(
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, kept, errors, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks of a sequence or segment with a ``[K, BV]`` tile of the state.
+
+    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
+    already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
+    ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
+    if DPLR:
+        write2 += b * kb + bos * kt + hv.to(tl.int64) * kh
+    if not IDENTITY:
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    S = tl.zeros((BK, BV), tl.float32)
+    if IDENTITY:
+        S += tl.where(columns_k[:, None] == columns_v[None, :], 1.0, 0.0)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    for chunk in range(low, high):
+        rows = chunk * C + tl.arange(0, C)
+        here = (chunk0 + chunk) * HV + hv
+        # What no product prefetches comes first, so that its latency is the first product's.
+        if GATE == 1:
+            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (2 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if KEEP:
+            tl.store(kept + here * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        r = -times(bk.to(ST), S.to(ST), PREC)
+        if GATE == 1:
+            r = r * rate[:, None]
+        if not IDENTITY:
+            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            if DPLR:
+                r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
+            else:
+                r += bv.to(tl.float32)
+        if BETA == 2:
+            e = substituted(r, bbeta, M + here * (C * C), C, False)
+            x = e * bbeta
+        elif BETA == 1:
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            e = r - times(bM, (r * bbeta).to(ST), PREC)
+            x = e * bbeta
+        else:
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            e = r - times(bM, r.to(ST), PREC)
+            x = e
+        at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+        stored = (rows < L)[:, None] & (columns_v < V)[None, :]
+        if KEEP:
+            tl.store(errors + at_v, e.to(errors.dtype.element_ty), mask=stored)
+        if OUT:
+            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+            acc = times(bq.to(ST), S.to(ST), PREC) * scale
+            if GATE == 1:
+                acc = acc * rate[:, None]
+            bA = tl.load(A + here * (C * C) + t * C + s)
+            acc = product(bA, x.to(DT), acc, PREC)
+            if DPLR:
+                acc = product(tl.load(A2 + here * (C * C) + t * C + s), bv.to(DT), acc, PREC)
+            tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
+        if GATE == 1:
+            x = x * later[:, None]
+            S = S * decay
+        if GATE == 2:
+            S = S * decay
+            bk = load_tile(write, rows, kt, columns_k, L, K, BK)
+        S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
+        if DPLR and not IDENTITY:
+            bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
+            S = product(tl.trans(bk.to(ST)), bv.to(ST), S, PREC)
+    if END:
+        tl.store(end + at + tile, S, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def backwards(
+    q, k, do, beta, write, A, M, rates, start, end, kept, adjoint,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks from the last with a ``[K, BV]`` tile of the state's gradient.
+
+    ``KEEP`` writes the gradient of the state after every chunk, and ``y``. Otherwise as ``forwards``.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    dS = tl.zeros((BK, BV), tl.float32)
+    if START:
+        dS += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    for step in range(low, high):
+        chunk = low + high - 1 - step
+        rows = chunk * C + tl.arange(0, C)
+        here = (chunk0 + chunk) * HV + hv
+        if GATE == 1:
+            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (2 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if KEEP:
+            tl.store(kept + here * (K * V) + tile, dS.to(kept.dtype.element_ty), mask=inside)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        if GATE == 2:
+            bke = load_tile(write, rows, kt, columns_k, L, K, BK)
+            dx = times(bke.to(ST), dS.to(ST), PREC)
+        else:
+            dx = times(bk.to(ST), dS.to(ST), PREC)
+        if GATE == 1:
+            dx = dx * later[:, None]
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        bA = tl.load(A + here * (C * C) + s * C + t)
+        dx = product(bA, bdo.to(DT), dx, PREC)
+        if BETA == 2:
+            y = substituted(dx, bbeta, M + here * (C * C), C, True)
+            dr = -y * bbeta
+        elif BETA == 1:
+            bM = tl.load(M + here * (C * C) + s * C + t)
+            y = dx - times(bM, (dx * bbeta).to(ST), PREC)
+            dr = -y * bbeta
+        else:
+            bM = tl.load(M + here * (C * C) + s * C + t)
+            y = dx - times(bM, dx.to(ST), PREC)
+            dr = -y
+        if KEEP:
+            at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+            tl.store(adjoint + at_v, y.to(adjoint.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
+        do_read = bdo.to(tl.float32) * scale
+        if GATE == 1:
+            dr = dr * rate[:, None]
+            do_read = do_read * rate[:, None]
+            dS = dS * decay
+        if GATE == 2:
+            dS = dS * decay
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        dS = product(tl.trans(bq.to(ST)), do_read.to(ST), dS, PREC)
+        dS = product(tl.trans(bk.to(ST)), dr.to(ST), dS, PREC)
+    if END:
+        tl.store(end + at + tile, dS, mask=inside)
+
+
+@triton.jit(do_not_specialize=["PER", "HV"])
+def carry(
+    local, through, start, end, first, PER, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    START: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """The state before each segment (in place in ``local``) and after the last, from what segments make of zero and identity.
+
+    ``through [K, K]``; in reverse gradients, and its transpose.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    n = (pid // (NV * HV)).to(tl.int64)
+    if PACKED:
+        low = tl.load(first + n).to(tl.int32)
+        high = tl.load(first + n + 1).to(tl.int32)
+    else:
+        low = n.to(tl.int32) * PER
+        high = low + PER
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    at = (n * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    if REVERSE:
+        square = columns_k[None, :] * K + columns_k[:, None]
+    else:
+        square = columns_k[:, None] * K + columns_k[None, :]
+    both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
+    for step in range(low, high):
+        i = step
+        if REVERSE:
+            i = low + high - 1 - step
+        head = i.to(tl.int64) * HV + hv
+        p = local + head * (K * V) + tile
+        own = tl.load(p, mask=inside, other=0.0)
+        P = tl.load(through + head * (K * K) + square, mask=both, other=0.0)
+        tl.store(p, S, mask=inside)
+        S = own + times(P, S, PREC)
+    tl.store(end + at + tile, S, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def pairs(
+    do, beta, g, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
+    ob, ot, oh, bb, bt, bh, gb, gt, gh, vb, vt, vh,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
+
+    ``errors`` and ``adjoint`` become ``x`` and ``dv`` where there is a ``beta``. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
+    """
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    if DPLR:
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+        bdA2 = tl.zeros((C, C), tl.float32)
+        bdL2 = tl.zeros((C, C), tl.float32)
+    at = (b * T + bos + rows) * HV + hv
+    bdA = tl.zeros((C, C), tl.float32)
+    bdL = tl.zeros((C, C), tl.float32)
+    share = tl.zeros((C,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        at_v = at[:, None] * V + columns_v[None, :]
+        in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        x = tl.load(errors + at_v, mask=in_v, other=0.0)
+        y = tl.load(adjoint + at_v, mask=in_v, other=0.0)
+        if BETA > 0:
+            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
+            e = x.to(tl.float32)
+            y = y.to(tl.float32)
+            if BETA == 2:
+                tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
+            else:
+                share += tl.sum(y * e, 1)
+            x = (e * bbeta).to(ST)
+            y = y * bbeta
+            tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
+            y = y.to(ST)
+            tl.store(errors + at_v, x, mask=in_v)
+            tl.store(adjoint + at_v, y, mask=in_v)
+        bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
+        bdL = product(y, tl.trans(x), bdL, PREC)
+        if DPLR:
+            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            bdA2 = product(bdo.to(DT), tl.trans(bv), bdA2, PREC)
+            bdL2 = product(y, tl.trans(bv.to(ST)), bdL2, PREC)
+    if BETA == 1:
+        tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
+    bdA = tl.where(s <= t, bdA * scale, 0.0)
+    bdL = tl.where(s < t, -bdL, 0.0)
+    if GATE == 1:
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        D = decay_matrix(bg, C, False, SPLIT)
+        bdA = bdA * D
+        bdL = bdL * D
+    square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
+    tl.store(dA + square, bdA.to(dA.dtype.element_ty))
+    tl.store(dL + square, bdL.to(dL.dtype.element_ty))
+    if DPLR:
+        tl.store(dA2 + square, tl.where(s <= t, bdA2 * scale, 0.0).to(dA.dtype.element_ty))
+        tl.store(dL2 + square, tl.where(s < t, -bdL2, 0.0).to(dL.dtype.element_ty))
+
+
+@triton.jit
+def facing(
+    a, at, rate, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, RATED: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``(rate ∘ a) Sᵀ [C, BK]``."""
+    X = tl.zeros((C, BK), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        x = load_tile(a, rows, at, columns_v, L, V, BV)
+        if RATED:
+            x = x.to(tl.float32) * rate[:, None]
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        bS = tl.load(states + columns_k[:, None] * V + columns_v[None, :], mask=inside, other=0.0)
+        X = product(x.to(ST), tl.trans(bS), X, PREC)
+    return X
+
+
+@triton.jit
+def meeting(
+    states, other, columns_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
+):  # fmt: skip
+    """``Σ_v S ∘ S2 [BK]``."""
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+        tile = columns_k[:, None] * V + columns_v[None, :]
+        bS = tl.load(states + tile, mask=inside, other=0.0).to(tl.float32)
+        met += tl.sum(bS * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
+    return met
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, do, g, x, dv, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, for at most a scalar gate.
+
+    ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from ``t ≥ j``, writes from ``t < j``, and the
+    state itself.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    token = tl.arange(0, C)
+    rows = piece * C + token
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = token[:, None]
+    s = token[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    x += ((b * T + bos) * HV + hv) * V
+    dv += ((b * T + bos) * HV + hv) * V
+    here = i.to(tl.int64) * HV + hv
+    kept += here * (K * V)
+    dkept += here * (K * V)
+    square = here * (C * C) + t * C + s
+    at = (b * T + bos + rows) * HV + hv
+    in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
+    at_k = at[:, None] * K + columns_k[None, :]
+    rate = tl.full((C,), 1.0, tl.float32)
+    later = rate
+    if GATE == 1:
+        rates += here * (2 * C)
+        rate = tl.load(rates + token)
+        later = tl.load(rates + C + token)
+
+    # The query's side.
+    acc = facing(do, ot, rate * scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    if GATE == 1 and SPLIT == 3:
+        read = tl.sum(bq.to(tl.float32) * acc, 1)
+        crossing = tl.where(s < t, tl.load(dA + square) * times(bq, tl.trans(bk), PREC), 0.0)
+    acc = product(tl.load(dA + square), bk, acc, PREC)
+    tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+    if GATE == 1 and SPLIT < 3:
+        read = tl.sum(bq.to(tl.float32) * acc, 1)
+
+    # The key that is written, then the key that reads.
+    acc = facing(x, HV * V, later, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    if GATE == 1:
+        late = tl.sum(bk.to(tl.float32) * acc, 1)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    acc = product(tl.trans(tl.load(dA + square)), bq, acc, PREC)
+    acc = product(tl.trans(tl.load(dL + square).to(DT)), bk, acc, PREC)
+    if GATE == 1:
+        wrote = tl.sum(bk.to(tl.float32) * acc, 1)
+    compared = facing(dv, HV * V, -rate, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    if GATE == 1 and SPLIT == 3:
+        read += tl.sum(bk.to(tl.float32) * compared, 1)
+        crossing += tl.load(dL + square) * times(bk, tl.trans(bk), PREC)
+    compared = product(tl.load(dL + square).to(DT), bk, compared, PREC)
+    tl.store(dk + at_k, (acc + compared).to(dk.dtype.element_ty), mask=in_k)
+    if GATE == 1:
+        through = tl.sum(meeting(kept, dkept, columns_k, K, V, BK, BV), 0) * tl.load(rates + C - 1)
+        if SPLIT == 3:  # the sums that define dg, with no cancellation
+            across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
+            across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
+        else:
+            bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+            across = read + tl.sum(bk.to(tl.float32) * compared, 1) - wrote
+            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
+            across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+        tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

@@ -1,0 +1,399 @@
+"""Host side of the delta families' chunk form: how sequences are cut, which tiles run, and the launches.
+
+As in :mod:`.launch`, nothing reads a tensor's data.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from . import delta_kernels as kernels
+from . import delta_vector as vector
+from .delta_tuning import DeltaTiles, delta_tiles
+from .launch import Cut, cut, dtype, launch, processors, rows_contiguous, strides
+from .tuning import programs
+
+__all__ = ["Delta", "backward", "forward"]
+
+
+@functools.cache
+def roomy(device: torch.device) -> bool:
+    """Whether a block may have 220 KB of shared memory, as on Hopper."""
+    return device.type != "cuda" or torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 220 << 10
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One call: its arrays and what the kernels need to know of them.
+
+    ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``; ``beta`` ``[B, T, HV]``, ``[B, T, HV, V]`` or, for ``dplr``, which
+    has ``a`` and ``b``, ``None``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor | None
+    a: Tensor | None
+    b: Tensor | None
+    start: Tensor | None
+    cu: Tensor | None
+    scale: float
+    tiles: DeltaTiles
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
+        start: Tensor | None, cu: Tensor | None, scale: float, chunk: int,
+    ) -> Delta:  # fmt: skip
+        """Take the arrays of a call: the last axis contiguous, tiles chosen."""
+        q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
+        start = None if start is None else start.contiguous()
+        gate, strength = 0 if g is None else g.dim() - 2, 0 if beta is None else beta.dim() - 2
+        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device), roomy(q.device))
+        return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
+
+    @property
+    def gate(self) -> int:
+        """0 none, 1 a scalar, 2 a vector."""
+        return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "dplr" if self.a is not None else ("delta_rule", "gated_delta_rule", "kda")[self.gate]
+
+    @property
+    def strength(self) -> int:
+        """0 no ``beta``, 1 one a token, 2 one a value channel."""
+        return 0 if self.beta is None else self.beta.dim() - 2
+
+    @property
+    def N(self) -> int:
+        """Number of sequences."""
+        return self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
+
+    @property
+    def group(self) -> int:
+        """Value heads that share a query/key head."""
+        return self.v.shape[2] // self.q.shape[2]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Of states, errors and ``M`` in memory and in products. float16 has not the range."""
+        return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
+
+    @property
+    def state_type(self) -> Any:
+        """The same, as Triton names it."""
+        return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
+
+    def chunks(self) -> Cut:
+        """Its sequences cut into chunks."""
+        return cut(self.v.shape[1], self.N, self.tiles.chunk, self.cu)
+
+    def common(self) -> dict[str, Any]:
+        """Compile-time facts that every kernel takes."""
+        return dict(
+            K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, BETA=self.strength, PACKED=self.cu is not None,
+            PREC=self.tiles.precision,
+        )  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """What there is to know of every chunk before the walk: scores and ``M``; with a vector gate, decayed rows too."""
+
+    q: Tensor
+    k: Tensor
+    write: Tensor | None
+    write2: Tensor | None
+    A: Tensor
+    M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
+    rates: Tensor | None
+    ranges: Tensor | None
+
+
+class Pieces(NamedTuple):
+    """Sequences cut into segments of ``length`` chunks, and what each does to the state before it, ``[K, K]``."""
+
+    cut: Cut
+    length: int
+    through: Tensor
+
+
+def prepared(call: Delta, chunks: Cut) -> Prepared:
+    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not."""
+    B, T, HV, _ = call.v.shape
+    K, C, tile, dplr = call.q.shape[-1], call.tiles.chunk, call.tiles.prepare, call.a is not None
+    new = functools.partial(torch.empty, device=call.q.device)
+    square = (chunks.count, HV, C, C)
+    A, L = new(square, dtype=call.q.dtype), new(square, dtype=torch.float32)
+    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    strided = (*strides(call.q), *strides(call.k), *strides(call.g))
+    shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
+    del shared["BETA"]
+    if call.gate < 2:
+        rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
+        launch(
+            kernels.prepare, chunks.count * HV, call,
+            call.q, call.k, call.g, A, L, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
+        )  # fmt: skip
+        return Prepared(call.q, call.k, None, None, A, solved(call, chunks, L), None, None, rates, None)
+    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+    ready = Prepared(
+        rows(), rows(), rows(), rows() if dplr else None, A, L,
+        new(square, dtype=call.q.dtype) if dplr else None, new(square, dtype=call.state_dtype) if dplr else None,
+        new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
+    )  # fmt: skip
+    strided = (*strided, *strides(call.a), *strides(call.b))
+    count = chunks.count * HV
+    for slow in (False, True):
+        launch(
+            vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
+            call.q, call.a, call.b, call.k, call.g, A, L, ready.A2, ready.L2, ready.rates,
+            ready.q, ready.k, ready.write, ready.write2, ready.ranges, *where, count, call.scale, *strided,
+            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+        )  # fmt: skip
+    return ready._replace(M=solved(call, chunks, L))
+
+
+def solved(call: Delta, chunks: Cut, L: Tensor) -> Tensor:
+    """``M`` of every chunk; ``L`` itself with a ``beta`` a value channel."""
+    if call.strength == 2:
+        return L
+    M = torch.empty(L.shape, dtype=call.state_dtype, device=L.device)
+    T, HV = call.v.shape[1:3]
+    launch(
+        kernels.solve, chunks.count * HV, call,
+        L, M, call.beta, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.beta),
+        C=call.tiles.chunk, BETA=call.strength, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        num_warps=call.tiles.solve.warps, num_stages=1,
+    )  # fmt: skip
+    return M
+
+
+def walk(
+    kernel: Any, call: Delta, y: Tensor | None, chunks: Cut, ready: Prepared, pieces: Cut | None, length: int,
+    start: Tensor | None, end: Tensor | None, outputs: tuple[Tensor | None, ...], width: int, **flags: bool,
+) -> None:  # fmt: skip
+    """Launch ``forwards`` (``y = v``) or ``backwards`` (``y = do``) over whole sequences, or over ``pieces``."""
+    T, HV = call.v.shape[1:3]
+    tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
+    count = call.N if pieces is None else pieces.count
+    at = pieces or Cut(0, 0, None, None)
+    second = (ready.A2, ready.L2) if kernel is kernels.forwards else ()
+    written = (ready.write, ready.write2) if kernel is kernels.forwards else (ready.write,)
+    shared = call.common()
+    if kernel is kernels.forwards:
+        shared["DPLR"] = call.a is not None
+    if call.gate == 2:
+        shared["GROUP"] = 1
+    launch(
+        kernel, count * HV * programs(1, width, 1, tile.BV), call,
+        ready.q, ready.k, y, call.beta, *written, ready.A, ready.M, *second, ready.rates, start, end, *outputs,
+        at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
+        *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
+        GATE=call.gate, V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def pieces_of(call: Delta, chunks: Cut, ready: Prepared) -> Pieces | None:
+    """Segments, if there are too few heads to fill the device."""
+    T, HV, V = call.v.shape[1:]
+    K = call.q.shape[-1]
+    length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV))
+    if length == 0 or call.strength == 2:  # what it does to the state would be a [K, K] a value channel
+        return None
+    pieces = cut(T, call.N, length * call.tiles.chunk, call.cu)
+    through = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
+    walk(
+        kernels.forwards, call, None, chunks, ready, pieces, length, None, through, (None, None, None), K,
+        KEEP=False, OUT=False, IDENTITY=True,
+    )  # fmt: skip
+    return Pieces(pieces, length, through)
+
+
+def carried(call: Delta, pieces: Pieces, local: Tensor, start: Tensor | None, reverse: bool) -> Tensor:
+    """Turn what segments make of zero into the states before them; return those after the last."""
+    HV, V = call.v.shape[2:]
+    K, tile = call.q.shape[-1], call.tiles.carry
+    far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
+    launch(
+        kernels.carry, call.N * HV * programs(1, V, 1, tile.BV), call,
+        local, pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
+        K=K, V=V, BK=tile.BK, BV=tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
+        PREC=call.tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return far
+
+
+def scan(
+    kernel: Any, call: Delta, y: Tensor, chunks: Cut, ready: Prepared, pieces: Pieces | None, start: Tensor | None,
+    outputs: tuple[Tensor | None, ...], end: bool, **flags: bool,
+) -> Tensor | None:  # fmt: skip
+    """Walk every sequence, in segments if there are any; the state at the far end if asked for."""
+    HV, V = call.v.shape[2:]
+    K = call.q.shape[-1]
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    if pieces is None:
+        far = new((call.N, HV, K, V)) if end else None
+        walk(kernel, call, y, chunks, ready, None, 1 << 30, start, far, outputs, V, **flags)
+        return far
+    local = new((pieces.cut.count, HV, K, V))
+    silent = dict.fromkeys(flags, False)
+    nothing = (None,) * len(outputs)
+    walk(kernel, call, y, chunks, ready, pieces.cut, pieces.length, None, local, nothing, V, **silent)
+    far = carried(call, pieces, local, start, kernel is kernels.backwards)
+    walk(kernel, call, y, chunks, ready, pieces.cut, pieces.length, local, None, outputs, V, **flags)
+    return far
+
+
+def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states."""
+    chunks = call.chunks()
+    ready = prepared(call, chunks)
+    out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    pieces = pieces_of(call, chunks, ready)
+    flags = dict(KEEP=False, OUT=True, IDENTITY=False)
+    end = scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (None, None, out), final, **flags)
+    return out, end
+
+
+def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, beta`` and the initial state; what the forward pass knew is computed again."""
+    B, T, HV, V = call.v.shape
+    K = call.q.shape[-1]
+    new = functools.partial(torch.empty, device=call.v.device)
+    do = rows_contiguous(do)
+    dend = None if dend is None else dend.contiguous()
+    chunks = call.chunks()
+    ready = prepared(call, chunks)
+    pieces = pieces_of(call, chunks, ready)
+    kept, dkept = (new((chunks.count, HV, K, V), dtype=call.state_dtype) for _ in range(2))
+    errors, adjoint = (new((B, T, HV, V), dtype=call.state_dtype) for _ in range(2))
+    flags = dict(KEEP=True, OUT=False, IDENTITY=False)
+    scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (kept, errors, None), False, **flags)
+    dstart = scan(
+        kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
+    )  # fmt: skip
+
+    scores, grads = pairs(call, do, chunks, errors, adjoint)
+    shares = gradients if call.gate < 2 else vector_gradients
+    shared = shares(call, do, chunks, ready, kept, dkept, errors, adjoint, scores)
+    return grads | shared | dict(start=dstart)
+
+
+class Scores(NamedTuple):
+    """Gradients of ``A`` and ``L``, and of those of ``dplr``'s second writer."""
+
+    dA: Tensor
+    dL: Tensor
+    dA2: Tensor | None
+    dL2: Tensor | None
+
+
+def pairs(
+    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
+) -> tuple[Scores, dict[str, Tensor | None]]:  # fmt: skip
+    """Gradients of scores, ``v`` and ``beta``; ``errors`` and ``adjoint`` become ``x`` and ``dv``."""
+    B, T, HV, V = call.v.shape
+    C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
+    new = functools.partial(torch.empty, device=call.v.device)
+    square = functools.partial(new, (chunks.count, HV, C, C))
+    scores = Scores(
+        square(dtype=call.v.dtype), square(dtype=call.state_dtype),
+        square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
+    )  # fmt: skip
+    dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
+    dbeta = None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype)
+    launch(
+        kernels.pairs, chunks.count * HV, call,
+        do, call.beta, call.g, call.v, errors, adjoint, *scores, dv, dbeta,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
+        *(stride for x in (do, call.beta, call.g, call.v) for stride in strides(x)),
+        V=V, C=C, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
+        SPLIT=call.tiles.split, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return scores, dict(v=dv, beta=dbeta)
+
+
+def gradients(
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+) -> dict[str, Tensor | None]:
+    """``dq, dk, dg`` for at most a scalar gate."""
+    B, T, HV, V = call.v.shape
+    K, tile = call.q.shape[-1], call.tiles.gradients
+    new = functools.partial(torch.empty, device=call.v.device)
+    tiles_k = programs(K, 1, tile.BK, 1)
+    narrow = call.q.dtype if call.group == 1 else torch.float32
+    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
+    shared = call.common()
+    del shared["BETA"]
+    launch(
+        kernels.gradients, chunks.count * HV * tiles_k, call,
+        call.q, call.k, do, call.g, x, dv, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), **shared,
+        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if dg is not None:
+        dg = dg[0] if tiles_k == 1 else dg.sum(0)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), g=dg)
+
+
+def vector_gradients(
+    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+) -> dict[str, Tensor | None]:
+    """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
+    B, T, HV, V = call.v.shape
+    K, dplr = call.q.shape[-1], call.a is not None
+    new = functools.partial(torch.empty, device=call.v.device)
+    narrow = call.q.dtype if call.group == 1 else torch.float32
+    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dg = new((B, T, HV, K), dtype=call.g.dtype)
+    da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
+    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
+    del shared["BETA"]
+    for slow in (False, True):
+        tile = call.tiles.gradients_slow if slow else call.tiles.gradients
+        count = chunks.count * HV * programs(K, 1, tile.BK, 1)
+        launch(
+            vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, x, dv, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
+            *where, count, call.scale,
+            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do) for stride in strides(x)),
+            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    grads = dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
+    if dplr:
+        grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
+        del shared["GROUP"]
+        launch(
+            vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+            do, dv, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
+            BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return grads
+
+
+def over_group(call: Delta, x: Tensor) -> Tensor:
+    """The gradient of a query/key head: the sum over its value heads'."""
+    if call.group == 1:
+        return x
+    B, T, HV, K = x.shape
+    return x.view(B, T, HV // call.group, call.group, K).sum(3).to(call.q.dtype)

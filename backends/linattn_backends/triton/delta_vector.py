@@ -1,0 +1,456 @@
+"""Chunk kernels of the delta families with a decay per key channel: ``kda``, and ``dplr``.
+
+As in :mod:`.delta_kernels`, which walks the chunks. Both are one recurrence of *readers* ``q, r`` and *writers* ``w``::
+
+    kda     r = k            writes  x with k
+    dplr    r = -a           writes  w with b, and v with k         (r reads before the token's own gate: ``EXCLUSIVE``)
+
+    scores  A_ts = scale Σ_k q_t w_s e^{G_t - G_s}, s ≤ t           L_ts = Σ_k r_t w_s e^{G_t - G_s}, s < t
+            A' and L' likewise with the second writer               e = -L' v - (r ∘ e^G) S - L e  for dplr
+
+``prepare`` makes the scores and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
+``w ∘ e^{G_C - G}``. ``gradients`` goes the other way. A relation of a reader and a writer contributes
+``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
+is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
+"""
+
+import triton
+import triton.language as tl
+
+from .delta_kernels import facing, meeting
+from .kernels import above_transposed, below_transposed, sequence_of, strongest
+from .tiles import (
+    LOG2E,
+    block_sums,
+    facing_pairs,
+    level_scores,
+    levels_mask,
+    load_gate,
+    load_tile,
+    plain_blocks,
+    product,
+    state_rows,
+    times,
+    total,
+)
+
+__all__ = ["gradients", "prepare", "values"]
+
+
+@triton.jit
+def prepare_of(
+    pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one value head."""
+    hv = pid % HV
+    i = pid // HV
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+    at = i.to(tl.int64) * HV + hv
+    if not SLOW:
+        least = 0.0
+        for ik in range((K + BK - 1) // BK):
+            columns = ik * BK + tl.arange(0, BK)
+            whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
+            tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+            least = tl.minimum(least, tl.min(whole, 0))
+        tl.store(ranges + at, least)
+        if least <= -RANGE:
+            return
+    qw = tl.zeros((C, C), tl.float32)
+    rw = tl.zeros((C, C), tl.float32)
+    if DPLR:
+        qk = tl.zeros((C, C), tl.float32)
+        rk = tl.zeros((C, C), tl.float32)
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        keep = (rows < L)[:, None] & (columns < K)[None, :]
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+            bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
+        else:
+            br = bk
+            bw = bk
+        if SLOW:
+            none = tl.zeros((BK,), tl.float32)
+            later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            qw += level_scores(bq, bw, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+            rw += level_scores(br, bw, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
+            if DPLR:
+                qk += level_scores(bq, bk, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+                rk += level_scores(br, bk, bg, none, C, False, True, SPLIT, RANGE, DT, PREC)
+                tl.store(write2 + p, (bk * later).to(write2.dtype.element_ty), mask=keep)
+            left = state_rows(bq, bg, C, False, False, SPLIT)
+            tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+            left = state_rows(br, bg, C, False, DPLR, SPLIT)
+            tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
+            tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
+        else:
+            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding.
+            c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+            G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+            half = tl.exp2(c)[None, :]
+            right = bw * tl.exp2(-G)
+            tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
+            right = tl.trans(right.to(DT))
+            left = bq * tl.exp2(G)
+            qw = product(left.to(DT), right, qw, PREC)
+            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+            if DPLR:
+                right2 = bk * tl.exp2(-G)
+                tl.store(write2 + p, (right2 * half).to(write2.dtype.element_ty), mask=keep)
+                right2 = tl.trans(right2.to(DT))
+                qk = product(left.to(DT), right2, qk, PREC)
+                left = br * tl.exp2(G - bg.to(tl.float32) * LOG2E)
+                rk = product(left.to(DT), right2, rk, PREC)
+            else:
+                left = br * tl.exp2(G)
+            rw = product(left.to(DT), right, rw, PREC)
+            tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+    square = at * (C * C) + t * C + s
+    tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
+    tl.store(M + square, tl.where(s < t, rw, 0.0))
+    if DPLR:
+        tl.store(A2 + square, tl.where(s <= t, qk * scale, 0.0).to(A2.dtype.element_ty))
+        tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def prepare(
+    q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
+    pid = tl.program_id(0)
+    if SLOW:
+        if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = tl.load(ranges + item) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // HV) < N)
+            if wanted:
+                prepare_of(
+                    item, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+                    PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // HV) >= N:
+                return
+        prepare_of(
+            pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+            PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+            K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+        )  # fmt: skip
+
+
+@triton.jit
+def levels_gradients(
+    left, right, g, dA, dAT, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    DT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ``left, right, g [C, BK]`` through ``A_ts = Σ_k left_tk right_sk e^{G_tk - G_sk}``, ``s < t``.
+
+    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The levels are those of ``level_scores``.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    dleft = tl.zeros(left.shape, tl.float32)
+    dright = tl.zeros(left.shape, tl.float32)
+    dg = tl.zeros(left.shape, tl.float32)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+        e = tl.exp2(total(between, g, SPLIT) * LOG2E)
+        W = tl.where(pairs, dA, 0.0) + tl.where(facing_pairs(half, C), dAT, 0.0)
+        X = tl.where(upper, left, right) * e
+        Z = times(W.to(DT), X.to(DT), PREC)
+        leaning = above_transposed(half, C, EXCLUSIVE) | below_transposed(half, C)
+        dg += total(leaning, X * Z, SPLIT)
+        Z = Z * e
+        dleft += tl.where(upper, Z, 0.0)
+        dright += tl.where(upper, 0.0, Z)
+        half = half // 2
+    if stop > 0:
+        Gq, G = block_sums(g, stop, C, EXCLUSIVE, SPLIT)
+        near = (t ^ s) < 2 * stop
+        eq = tl.exp2(Gq)
+        ek = tl.exp2(-G)
+        Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
+        Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
+        dleft += Z
+        dright += Y
+        Z = Z * left
+        Y = Y * right
+        if EXCLUSIVE:
+            dg += total(near & (s > t), Z - Y, SPLIT) - Y
+        else:
+            dg += total(near & (s >= t), Z - Y, SPLIT)
+    return dleft, dright, dg
+
+
+@triton.jit
+def scores_gradient(p, C: tl.constexpr):
+    """A gradient of scores, what is below its diagonal and the transpose of that, and its diagonal."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    d = tl.load(p + t * C + s).to(tl.float32)
+    transposed = tl.load(p + s * C + t).to(tl.float32)
+    return tl.where(s < t, d, 0.0), tl.where(t < s, transposed, 0.0), tl.sum(tl.where(s == t, d, 0.0), 1)[:, None]
+
+
+@triton.jit
+def own_of(p, C: tl.constexpr):
+    """The diagonal of a matrix in memory, ``[C, 1]``."""
+    return tl.load(p + tl.arange(0, C) * (C + 1)).to(tl.float32)[:, None]
+
+
+@triton.jit
+def gradients_of(
+    pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+    owner, first, cu, T, PER, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``; ``x`` and ``dv`` are ``e`` and ``y`` there."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    here = i.to(tl.int64) * HV + hv
+    dA += here * (C * C)
+    dL += here * (C * C)
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+        dA2 += here * (C * C)
+        dL2 += here * (C * C)
+    kept += here * (K * V)
+    dkept += here * (K * V)
+    x += ((b * T + bos) * HV + hv) * V
+    dv += ((b * T + bos) * HV + hv) * V
+    at = (b * T + bos + rows) * HV + hv
+    in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
+    at_k = at[:, None] * K + columns_k[None, :]
+    none = tl.zeros((C,), tl.float32)
+    bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+    c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+    square = t * C + s
+
+    acc = facing(do, ot, none + scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    if SLOW:
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+        else:
+            br = bk
+            bw = bk
+        acc = acc * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, bq * acc, SPLIT)
+        bdg += (meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c))[None, :]
+        below, above, own = scores_gradient(dA, C)
+        dleft, bdw, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+        acc += dleft + own * bw
+        bdw += own * bq
+        bdg += more
+        if DPLR:
+            below, above, own = scores_gradient(dA2, C)
+            dleft, bdk, more = levels_gradients(bq, bk, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+            acc += dleft + own * bk
+            bdk += own * bq
+            bdg += more
+        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+        if DPLR:
+            bdr = bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg += total(s > t, br * bdr, SPLIT)
+        else:
+            bdr = bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg += total(s >= t, br * bdr, SPLIT)
+        below, above, own = scores_gradient(dL, C)
+        dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+        bdr += dleft
+        bdw += dright
+        bdg += more
+        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+        acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg += total(s < t, bw * acc, SPLIT)
+        bdw += acc
+        if DPLR:
+            below, above, own = scores_gradient(dL2, C)
+            dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+            bdr += dleft
+            bdg += more
+            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+            acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            bdg += total(s < t, bk * acc, SPLIT)
+            bdk += acc + dright
+    else:
+        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors.
+        half = tl.exp2(c)[None, :]
+        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        if DPLR:
+            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+        else:
+            bw = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        right = (bw * tl.exp2(-G)).to(DT)
+        acc = product(tl.load(dA + square), right, acc * half, PREC)
+        if DPLR:
+            bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            right2 = (bk * tl.exp2(-G)).to(DT)
+            acc = product(tl.load(dA2 + square), right2, acc, PREC)
+        acc = acc * tl.exp2(G)
+        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        bdg = bq * acc
+        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+        bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
+            bdr = bdr * tl.exp2(G - bg.to(tl.float32) * LOG2E)
+            behind = br * bdr  # reads before its own gate
+        else:
+            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            bdr = bdr * tl.exp2(G)
+            bdg += br * bdr
+        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
+        bw = bw * tl.exp2(-G)
+        through = tl.sum(bw * acc, 0) + meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c)
+        left = (bq * tl.exp2(G)).to(DT)
+        if DPLR:
+            left2 = (br * tl.exp2(G - bg.to(tl.float32) * LOG2E)).to(DT)
+        else:
+            left2 = (br * tl.exp2(G)).to(DT)
+        acc = product(tl.trans(tl.load(dA + square)), left, acc, PREC)
+        acc = product(tl.trans(tl.load(dL + square).to(DT)), left2, acc, PREC)
+        bdg -= bw * acc
+        bdw = acc * tl.exp2(-G)
+        if DPLR:
+            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
+            bk = bk * tl.exp2(-G)
+            through += tl.sum(bk * acc, 0)
+            acc = product(tl.trans(tl.load(dA2 + square)), left, acc, PREC)
+            acc = product(tl.trans(tl.load(dL2 + square).to(DT)), left2, acc, PREC)
+            bdg -= bk * acc
+            bdk = acc * tl.exp2(-G)
+            bdg = total(s >= t, bdg, SPLIT) + total(s > t, behind, SPLIT) + through[None, :]
+        else:
+            bdg = total(s >= t, bdg, SPLIT) + through[None, :]
+    if DPLR:
+        tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
+        tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+        tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
+    else:
+        tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+    tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def gradients(
+    q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
+    pid = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    if SLOW:
+        if strongest(ranges, pid, COUNT, 1, NK) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = tl.load(ranges + item // NK) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
+            if wanted:
+                gradients_of(
+                    item, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+                    K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // (NK * HV)) >= N:
+                return
+        if tl.load(ranges + pid // NK) <= -RANGE:
+            return
+        gradients_of(
+            pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+            K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def values(
+    do, adjoint, A2, L2, write2, dkept, dv, owner, first, cu, T, PER, N, HV, ob, ot, oh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``dv = A'ᵀ do - L'ᵀ y + (k ∘ e^{G_C - G}) dS'`` of ``dplr``, one chunk and ``BV`` channels."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_v = iv * BV + tl.arange(0, BV)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    here = i.to(tl.int64) * HV + hv
+    head = (b * T + bos) * HV + hv
+    square = here * (C * C) + s * C + t
+    bdo = load_tile(do + b * ob + bos * ot + hv.to(tl.int64) * oh, rows, ot, columns_v, L, V, BV)
+    by = load_tile(adjoint + head * V, rows, HV * V, columns_v, L, V, BV)
+    acc = times(tl.load(A2 + square), bdo.to(DT), PREC)
+    acc -= times(tl.load(L2 + square).to(ST), by, PREC)
+    for ik in range((K + BK - 1) // BK):
+        columns_k = ik * BK + tl.arange(0, BK)
+        bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
+        tile = here * (K * V) + columns_k[:, None] * V + columns_v[None, :]
+        bdS = tl.load(dkept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
+        acc = product(bw.to(ST), bdS, acc, PREC)
+    at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
+    tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])

@@ -1,0 +1,92 @@
+"""Host side of :mod:`.fused`: forward and backward without a state in memory, for no gate or a scalar one."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fused import fused
+from .launch import Cut, Diagonal, launch, over_group, rows_contiguous, segment_starts, strides, with_running_sums
+from .tuning import programs
+
+__all__ = ["backward", "fits", "forward"]
+
+
+def fits(call: Diagonal, backward: bool) -> bool:
+    """Whether a head's state fits into registers, tile by tile. Backwards there is no gate, and division by the scale."""
+    return call.tiles.fused is not None and not (backward and (call.gate or call.scale == 0))
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where the walks of one direction begin: with each sequence, or with each of its ``pieces``."""
+
+    segment: int
+    pieces: Cut | None
+    state: Tensor | None
+    far: Tensor | None
+
+
+def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool) -> Starts:
+    """Cut the sequences if there are too few heads to fill the device."""
+    N, tile = call.N, call.tiles.fused
+    width = max(call.q.shape[-1], call.v.shape[-1])
+    segment = call.tiles.segment(call.v.shape[1], N, N * call.v.shape[2] * programs(1, width, 1, tile.BV))
+    if segment == 0:
+        return Starts(0, None, start, None)
+    return Starts(segment, *segment_starts(call, x, y, start, reverse, segment))
+
+
+def walk(
+    call: Diagonal, a: Tensor, b: Tensor, y: Tensor, out: Tensor, begin: Starts, end: Tensor | None = None,
+    reverse: bool = False, transposed: bool = False,
+) -> None:  # fmt: skip
+    """Launch one walk."""
+    _, T, HV, V = out.shape
+    tile, pieces = call.tiles.fused, begin.pieces
+    count = (call.N if pieces is None else pieces.count) * HV * programs(1, V, 1, tile.BV)
+    launch(
+        fused, count, call,
+        a, b, y, call.g, begin.state, out, end, pieces and pieces.owner, pieces and pieces.first, call.cu,
+        T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale,
+        *strides(a), *strides(b), *strides(y), *strides(call.g),
+        W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
+        GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
+        START=begin.state is not None, END=end is not None, RANGE=call.range, PREC=call.tiles.precision, num_warps=tile.warps,
+        num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
+    )  # fmt: skip
+
+
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states."""
+    (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    call = with_running_sums(call)
+    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
+    begin = starts(call, call.k, call.v, call.start, False)
+    if begin.pieces is not None:
+        walk(call, call.q, call.k, call.v, out, begin)
+        return out, begin.far
+    end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
+    walk(call, call.q, call.k, call.v, out, begin, end)
+    return out, end
+
+
+def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v`` and the initial state, without a gate."""
+    (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    q, k, v, do = call.q, call.k, call.v, rows_contiguous(do)
+    new = functools.partial(torch.empty, device=v.device)
+    late = starts(call, q, do, None if dend is None else dend.contiguous(), True)
+    early = starts(call, k, v, call.start, False)
+    dstart = late.far
+    if call.start is not None and late.pieces is None:
+        dstart = new((call.N, HV, K, V), dtype=torch.float32)
+    narrow = q.dtype if call.group == 1 else torch.float32
+    dv, dk, dq = new((B, T, HV, V), dtype=v.dtype), new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    walk(call, k, q, do, dv, late, None if late.pieces else dstart, reverse=True)
+    walk(call, v, do, q, dk, late, reverse=True, transposed=True)
+    walk(call, do, v, k, dq, early, transposed=True)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=None, gv=None, u=None, start=dstart)

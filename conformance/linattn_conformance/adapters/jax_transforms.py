@@ -1,0 +1,75 @@
+"""``jax.jit``, its gradient, ``jax.vmap`` and ``jax.eval_shape`` on one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from ..calls import Run
+
+__all__ = ["TRANSFORMS"]
+
+Arrays = dict[str, Any]
+
+
+def function_of(run: Run) -> Callable[[Arrays], Arrays]:
+    """The call, from arrays by name to outputs by name; unlike ``run.call`` it can be traced."""
+    from ..bounds import flat_state, structured
+
+    function = run.function()
+    static = {**run.problem.options, "backend": run.backend.name}
+
+    def call(arrays: Arrays) -> Arrays:
+        o, state = function(**structured(arrays), **static)
+        return {"o": o, **flat_state(state)}
+
+    return call
+
+
+def jitted(run: Run) -> None:
+    """One compiled program; a second call with other values runs the same one."""
+    call, arrays = jax.jit(function_of(run)), run.arrays()
+    call({name: jnp.zeros_like(x) if name.startswith("initial_state") else x for name, x in arrays.items()})
+    run.compare(call(arrays), run.truth.outputs)
+
+
+def jitted_gradient(run: Run) -> None:
+    """``jax.jit`` of ``jax.grad`` of a scalar."""
+    arrays, cotangents, call = run.arrays(), run.cotangents(), function_of(run)
+    floats = {name: arrays[name] for name in run.problem.floats}
+    others = {name: x for name, x in arrays.items() if name not in floats}
+
+    def loss(floats: Arrays, others: Arrays) -> Any:
+        outputs = call({**floats, **others})
+        return sum((outputs[name].astype(float) * x.astype(float)).sum() for name, x in cotangents.items())
+
+    run.compare(jax.jit(jax.grad(loss))(floats, others), run.truth.gradients)
+
+
+def vmapped(run: Run) -> None:
+    """Two calls as one: the second has the rows of the batch in reverse order."""
+    rows = {name: symbols[0] in ("B", "N") for name, symbols in run.problem.symbols.items()}
+    stacked = {name: jnp.stack([x, jnp.flip(x, 0) if rows[name] else x]) for name, x in run.arrays().items()}
+    outputs = jax.vmap(function_of(run))(stacked)
+    run.compare({name: x[0] for name, x in outputs.items()}, run.truth.outputs)
+    run.compare({name: jnp.flip(x[1], 0) for name, x in outputs.items()}, run.truth.outputs)
+
+
+def shapes(run: Run) -> None:
+    """Shapes and dtypes without data."""
+    outputs = jax.eval_shape(function_of(run), run.arrays())
+    for name, quantity in run.truth.outputs.items():
+        empty = jax.device_put(jnp.zeros(outputs[name].shape, outputs[name].dtype), run.adapter.place)
+        run.check_kind(name, empty, quantity)
+
+
+TRANSFORMS: dict[str, Callable[[Any], None]] = {
+    "jit": jitted,
+    "jit-gradient": jitted_gradient,
+    "vmap": vmapped,
+    "eval-shape": shapes,
+}

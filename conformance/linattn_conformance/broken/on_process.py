@@ -1,0 +1,153 @@
+"""Faults that reach beyond the case that shows them: a process that hangs, ends, prints or is not as it was before.
+
+Each strikes at sequences of :data:`STRIKES` tokens only, so that it can be seen that the other cases go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import sys
+import time
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import Simple
+
+__all__ = ["FAULTS", "OnProcess"]
+
+Arrays = dict[str, Any]
+STRIKES = 97
+
+
+class OnProcess(Simple):
+    """The oracle, which does something else as well."""
+
+    isolated: ClassVar[bool] = True
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        if arrays["v"].shape[1] == STRIKES:
+            self.strike()
+        return super().forward(op, arrays, options)
+
+    def strike(self) -> None:
+        raise NotImplementedError
+
+
+class Hangs(OnProcess):
+    """Waits for ever."""
+
+    name = "hangs"
+
+    def strike(self) -> None:
+        while True:
+            time.sleep(60.0)
+
+
+class Crashes(OnProcess):
+    """Reads memory that is not there."""
+
+    name = "crashes"
+
+    def strike(self) -> None:
+        ctypes.string_at(0)
+
+
+class EndsTheProcess(OnProcess):
+    """Calls ``os._exit``, with the status of success."""
+
+    name = "ends-the-process"
+
+    def strike(self) -> None:
+        os._exit(0)
+
+
+class Exits(OnProcess):
+    """Calls ``sys.exit``."""
+
+    name = "exits"
+
+    def strike(self) -> None:
+        sys.exit(3)
+
+
+class Interrupts(OnProcess):
+    """Raises what no handler of exceptions catches."""
+
+    name = "interrupts"
+
+    def strike(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Prints(OnProcess):
+    """Prints to standard output."""
+
+    name = "prints"
+
+    def strike(self) -> None:
+        print("autotuning chunk_gla ...")
+
+
+class PrintsNatively(OnProcess):
+    """Writes to standard output past Python."""
+
+    name = "prints-natively"
+
+    def strike(self) -> None:
+        os.write(1, b"\xff\x00 garbage\n")
+
+
+class ChangesErrorHandling(OnProcess):
+    """Tells NumPy to raise where a division by zero gave infinity."""
+
+    name = "changes-error-handling"
+    isolated = False
+
+    def strike(self) -> None:
+        np.seterr(divide="raise")
+
+
+class DrawsFromGlobalState(OnProcess):
+    """Draws from NumPy's global random state."""
+
+    name = "draws-from-global-state"
+    isolated = False
+
+    def strike(self) -> None:
+        np.random.random()
+
+
+class Grows(OnProcess):
+    """Takes memory until there is none."""
+
+    name = "grows"
+
+    def strike(self) -> None:
+        kept = []
+        while True:
+            kept.append(np.ones(2**20))
+            time.sleep(0.001)
+
+
+class Leaks(Simple):
+    """Keeps every result."""
+
+    name = "leaks"
+    isolated: ClassVar[bool] = True
+    kept: ClassVar[list[Any]] = []
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        found = super().forward(op, arrays, options)
+        self.kept.append(found[0].astype(np.float32))
+        return found
+
+
+FAULTS = tuple(
+    kind
+    for kind in list(globals().values())
+    if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, OnProcess)
+)
+"""Every fault that needs a process of its own."""

@@ -1,0 +1,81 @@
+"""``linattn verify-report``, ``compare-reports`` and ``render-report``: what is done with reports of conformance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import comparing, manifest, reading, rendering
+
+__all__ = ["compare_reports", "render_report", "verify_report"]
+
+SHOWN = 30
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report; a wrong file is a usage error."""
+    try:
+        return reading.read(path)
+    except reading.ReportError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def verify_report(path: Annotated[Path, typer.Argument(metavar="REPORT", help="A report of linattn conformance.")]) -> None:
+    """Derive the verdict of a report again, and say whether the report is intact.
+
+    Exit status 0: intact and conformant. 1: intact, with another verdict. 2: no report. 3: edited, or of another suite.
+    """
+    report = read(path)
+    found = reading.verify(report)
+    print(f"{report['backend']['name']}: {report['framework']} on {report['device']}, {len(report['results'])} results")
+    for fault in found.faults:
+        print(f"fault    {fault}")
+    listed([f"against  {problem}" for problem in found.judged.problems])
+    print(f"{'not intact' if found.faults else 'intact'}; the verdict of its results is: {found.judged}")
+    raise typer.Exit(found.status)
+
+
+def compare_reports(
+    before: Annotated[Path, typer.Argument(metavar="A", help="The earlier report.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The later report.")],
+) -> None:
+    """Say what changed from one report to another. Exit status 1 if any case stands worse than before, 2 for no report."""
+    found = comparing.compare(read(before), read(after))
+    print(*found.heads, sep="\n")
+    for title, changes in (("worse", found.worse), ("better", found.better), ("larger error", found.grown)):
+        if changes:
+            print(f"\n{title}: {len(changes)}")
+            listed([f"  {change}" for change in changes])
+    if not (found.worse or found.better or found.grown):
+        print("\nno case changed")
+    raise typer.Exit(found.status)
+
+
+def render_report(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="One report, or several for a matrix.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page: .html or .md.")],
+) -> None:
+    """Make a page of a report, or of several the matrix of operators and backends."""
+    if output.suffix not in (".html", ".md"):
+        raise typer.BadParameter(f"--output {output}: expected a name that ends in .html or .md")
+    found = [read(path) for path in reports]
+    output.write_text(page(found, output.suffix), encoding="utf-8")
+    print(f"wrote {output}")
+
+
+def page(found: Sequence[dict[str, Any]], suffix: str) -> str:
+    """The text of a page."""
+    if len(found) == 1:
+        return rendering.html(found[0]) if suffix == ".html" else rendering.markdown(found[0])
+    matrix = rendering.matrix_html if suffix == ".html" else rendering.matrix_markdown
+    return matrix(found, manifest.load())
+
+
+def listed(lines: list[str]) -> None:
+    """The first few lines, and how many more there are."""
+    print(*lines[:SHOWN], sep="\n", end="\n" if lines else "")
+    if len(lines) > SHOWN:
+        print(f"… and {len(lines) - SHOWN} more")

@@ -1,0 +1,186 @@
+"""Pages made of reports: one report as HTML or Markdown, several as a matrix of operators and backends."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from linattn.plugin import FORMS
+
+from .manifest import Manifest
+from .runner import STATUSES
+from .verdict import cases_of
+
+__all__ = ["html", "markdown", "matrix_html", "matrix_markdown"]
+
+Report = Mapping[str, Any]
+SHOWN = 30
+
+
+def html(report: Report) -> str:
+    """One report as a page that needs nothing but itself: filters, a plot of every error, every case."""
+    data = json.dumps(report, separators=(",", ":")).replace("<", "\\u003c")
+    return _template("report.html").replace("/*DATA*/", data)
+
+
+def _template(name: str) -> str:
+    return (files(__package__) / "pages" / name).read_text(encoding="utf-8")
+
+
+# -- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def markdown(report: Report) -> str:
+    """One report as Markdown: what was tested, statuses by operator, what failed, what is declared, the largest errors."""
+    results = report["results"]
+    parts = [f"# {_name(report)}: {report['verdict']['outcome']} ({report['profile']})", _about(report), _by_operator(results)]
+    failed = [result for result in results if result["status"] in ("failed", "not-run")]
+    if failed:
+        lines = [f"- `{result['id']}`: {_line(result['message'] or result['status'])}" for result in failed[:SHOWN]]
+        parts += [f"## Failed: {len(failed)}", "\n".join([*lines, *_rest(failed)])]
+    known = [result for result in results if result["status"] == "known-failure"]
+    if known:
+        lines = [f"- `{result['id']}`: {_line(result['message'])}" for result in known[:SHOWN]]
+        parts += [f"## Known failures: {len(known)}", "\n".join([*lines, *_rest(known)])]
+    declared = Counter(_line(result["message"]) for result in _declared(results))
+    if declared:
+        lines = [f"- {count} cases: {reason}" for reason, count in declared.most_common(SHOWN)]
+        parts += ["## Declared unsupported", "\n".join([*lines, *_rest(list(declared))])]
+    largest = sorted((result for result in results if result["error"]), key=lambda result: -result["error"])[:5]
+    if largest:
+        lines = [f"| `{result['id']}` | {result['error']:.2f} |" for result in largest]
+        parts += ["## Largest errors", "\n".join(["| case | error ÷ bound |", "| --- | ---: |", *lines])]
+    others = [*report["complaints"]]
+    if others:
+        parts += ["## Errors", "\n".join(f"- {_line(text)}" for text in others)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _declared(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The cases declared unsupported of those operators that the backend has; of the others the table says enough."""
+    had = {_operator(result["id"]) for result in results if result["status"] == "passed" and "/bad-input/" not in result["id"]}
+    return [result for result in results if result["status"] == "declared-unsupported" and _operator(result["id"]) in had]
+
+
+def _rest(found: Sequence[Any]) -> list[str]:
+    return [f"- … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _name(report: Report) -> str:
+    backend = report["backend"]
+    return f"{backend['name']} {backend['version']}".strip()
+
+
+def _device(report: Report) -> str:
+    return report["versions"].get("device", report["device"])
+
+
+def _about(report: Report) -> str:
+    versions = [f"{name} {version}" for name, version in report["versions"].items() if name != "device"]
+    system = f"Python {report['platform']['python']}, {report['platform']['system']} {report['platform']['machine']}"
+    return (
+        f"{report['framework']} on {_device(report)}; {', '.join([*versions, system])}. "
+        f"Suite {report['suite']}, API {report['api']}, {len(report['results'])} cases in {report['seconds']} s."
+    )
+
+
+def _operator(name: str) -> str:
+    """The operator that a case is of, as its id says."""
+    family, form, *_ = name.split("/")
+    return family if form == "auto" else f"{form}_{family}"
+
+
+def _by_operator(results: Sequence[Mapping[str, Any]]) -> str:
+    statuses = [status for status in STATUSES if any(result["status"] == status for result in results)]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        counts[_operator(result["id"])][result["status"]] += 1
+    rows = [
+        f"| `{operator}` | {' | '.join(str(found[status] or '') for status in statuses)} |"
+        for operator, found in sorted(counts.items())
+    ]
+    return "\n".join([f"| operator | {' | '.join(statuses)} |", f"| --- |{' ---: |' * len(statuses)}", *rows])
+
+
+# -- several ---------------------------------------------------------------------------------------------------------
+
+
+def _cell(found: Counter[str]) -> tuple[str, str]:
+    """Class and text of one operator of one backend."""
+    bad, passed, declared = found["failed"] + found["not-run"], found["passed"], found["declared-unsupported"]
+    if bad:
+        return "failed", f"{bad} of {found.total()} failed"
+    if found["known-failure"]:
+        return "known", f"{found['known-failure']} known, {passed} passed"
+    if not passed:
+        return "none", "–"
+    return ("some", f"{passed} passed, {declared} –") if declared else ("all", f"{passed} passed")
+
+
+def _columns(reports: Sequence[Report], held: Manifest) -> list[dict[str, Counter[str]]]:
+    """Statuses of each operator in each report, over the cases of its profile; a case without a result is not run."""
+    columns: list[dict[str, Counter[str]]] = []
+    for report in reports:
+        statuses = {result["id"]: result["status"] for result in report["results"]}
+        wanted = cases_of(report["profile"], held.applicable(report["framework"], report["device"], report["memory"]))
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for name, entry in wanted.items():
+            if "/bad-input/" not in name:
+                counts[entry.operator][statuses.get(name, "not-run")] += 1
+        columns.append(counts)
+    return columns
+
+
+def _heads(report: Report) -> tuple[str, str]:
+    return _name(report), f"{report['framework']} on {_device(report)}"
+
+
+def _operators(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every operator, those of a family together."""
+    return sorted({operator for column in columns for operator in column}, key=_family_first)
+
+
+def _family_first(operator: str) -> tuple[str, str]:
+    form = next((form for form in (*FORMS, "decode") if operator.startswith(f"{form}_")), "")
+    return operator.removeprefix(f"{form}_"), form
+
+
+def matrix_markdown(reports: Sequence[Report], held: Manifest) -> str:
+    """Operators against backends."""
+    columns = _columns(reports, held)
+    heads = [f"{name}<br>{where}" for name, where in map(_heads, reports)]
+    lines = [f"| operator | {' | '.join(heads)} |", "| --- |" + " --- |" * len(reports)]
+    for operator in _operators(columns):
+        lines.append(f"| `{operator}` | {' | '.join(_cell(column.get(operator, Counter()))[1] for column in columns)} |")
+    lines.append(f"| verdict | {' | '.join(_verdict(report) for report in reports)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(report: Report) -> str:
+    return f"{report['verdict']['outcome']} ({report['profile']})"
+
+
+def matrix_html(reports: Sequence[Report], held: Manifest) -> str:
+    """The same as a page."""
+    columns = _columns(reports, held)
+    head = "".join(f"<th>{escape(name)}<small>{escape(where)}</small></th>" for name, where in map(_heads, reports))
+    rows: list[str] = []
+    for operator in _operators(columns):
+        cells = [_cell(column.get(operator, Counter())) for column in columns]
+        told = "".join(f'<td class="{kind}">{escape(text)}</td>' for kind, text in cells)
+        rows.append(f'<tr><th scope="row">{escape(operator)}</th>{told}</tr>')
+    verdicts = [(report["verdict"]["outcome"], report["profile"]) for report in reports]
+    foot = "".join(f"<td>{escape(outcome)}<small>profile {escape(profile)}</small></td>" for outcome, profile in verdicts)
+    table = (
+        f"<table><thead><tr><th></th>{head}</tr></thead>\n<tbody>\n{chr(10).join(rows)}\n</tbody>\n"
+        f'<tfoot><tr><th scope="row">verdict</th>{foot}</tr></tfoot></table>'
+    )
+    return _template("matrix.html").replace("<!--TABLE-->", table)

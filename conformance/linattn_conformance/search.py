@@ -1,0 +1,191 @@
+"""The search: generated cases, for what the manifest did not think of. It never decides a verdict.
+
+Hypothesis draws operators, dtypes, flags, sizes, packings, layouts of memory and gates, runs each against the oracle as any
+case is run, and shrinks what fails to the smallest case that still does. Every generated case has an id like those of the
+manifest, which holds all there is to know about it, data included: ``linattn conformance --case ID`` runs it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from linattn.plugin import FORMS
+from linattn.spec import FAMILIES, OpSpec
+
+from .cases import DTYPES, HAVE_BFLOAT16, STRIDED, Case, atoms, make
+from .pool import Pool
+from .runner import Result, Subject
+
+__all__ = ["Finding", "Search", "needs_hypothesis"]
+
+EXAMPLES = 200
+"""In a round; each round has a seed of its own."""
+GATES = ("", "zero", "reset", "huge", "long", "mixed")
+LAYOUTS = ("", "strided", "sliced", "headsfirst")
+
+
+def needs_hypothesis() -> None:
+    """Say how to get it, if it is not there."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RuntimeError("the search needs the package hypothesis: pip install hypothesis") from None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A generated case that fails.
+
+    Attributes:
+        case: Its id, after shrinking.
+        message: What is wrong.
+        seed: Seed of the round that found it.
+        steady: False if it did not fail each time that it was tried.
+    """
+
+    case: str
+    message: str
+    seed: int
+    steady: bool = True
+
+
+class _Failed(Exception):
+    """A case failed."""
+
+    def __init__(self, case: Case, message: str) -> None:
+        super().__init__(f"{case.id}: {message}")
+        self.case, self.message = case, message
+
+
+@dataclass
+class Search:
+    """A search of one backend.
+
+    Attributes:
+        pool: Runs the cases.
+        families: What is searched; every family by default.
+        dtypes: Short names; every dtype by default.
+        examples: How many cases were run so far.
+        seeds: The seeds of the rounds so far.
+        findings: What was found.
+    """
+
+    pool: Pool
+    families: tuple[str, ...] = tuple(FAMILIES)
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    examples: int = 0
+    seeds: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def run(self, seconds: float, seed: int, told: Callable[[Finding], None] | None = None) -> None:
+        """Search for a time, in rounds with the seeds ``seed``, ``seed + 1`` …, or for one whole round if the time is 0.
+
+        ``told`` hears of each finding at once.
+        """
+        until = time.monotonic() + (seconds or float("inf"))
+        while time.monotonic() < until and not (self.seeds and seconds == 0):
+            self.seeds.append(seed)
+            finding = self.round(seed, until)
+            if finding is not None:
+                self.findings.append(finding)
+                if told is not None:
+                    told(finding)
+            seed += 1
+
+    def round(self, seed: int, until: float) -> Finding | None:
+        """One round: what it found, shrunk. What is wrong with an operator and check already is not looked for again."""
+        import hypothesis
+        from hypothesis.errors import Flaky
+
+        found = {kind_of(finding.case) for finding in self.findings}
+        failing: list[_Failed] = []
+
+        def holds(case: Case) -> None:
+            if kind_of(case.id) in found or (not failing and time.monotonic() > until):
+                return
+            result = self.result(case)
+            if result.status not in ("passed", "declared-unsupported"):
+                failing.append(_Failed(case, result.message))
+                raise failing[-1]
+
+        settings = hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+        generated = hypothesis.given(strategy(self.pool.subject, self.families, self.dtypes))
+        try:
+            hypothesis.seed(seed)(settings(generated(holds)))()
+        except _Failed as failed:
+            return Finding(failed.case.id, failed.message, seed)
+        except Flaky:
+            return Finding(failing[-1].case.id, failing[-1].message, seed, steady=False)
+        return None
+
+    def result(self, case: Case) -> Result:
+        """Run one case."""
+        self.examples += 1
+        (result,) = self.pool.run([case])
+        return result
+
+
+def kind_of(case: str) -> tuple[str, str, str]:
+    """Family, form and check."""
+    family, form, *_, check = case.split("/")
+    return family, form, check
+
+
+# -- what is generated -----------------------------------------------------------------------------------------------
+
+
+def strategy(subject: Subject, families: tuple[str, ...], dtypes: tuple[str, ...]) -> Any:
+    """Cases for a framework. What comes first in a choice is what shrinking prefers."""
+    from hypothesis import reject
+    from hypothesis import strategies as st
+
+    short = [name for name in dtypes if name != "bf16" or subject.framework in HAVE_BFLOAT16]
+    layouts = LAYOUTS if subject.framework in STRIDED else LAYOUTS[:1]
+
+    @st.composite
+    def cases(draw: Any) -> Case:
+        spec = FAMILIES[draw(st.sampled_from(families))]
+        form = draw(st.sampled_from((*FORMS, "auto")))
+        flags = [flag for flag in atoms(spec) if draw(st.booleans())]
+        flags.append(draw(st.sampled_from(("", "final", "state"))))
+        flags += [draw(st.sampled_from(choices)) for choices in ways(spec)]
+        flags.append(draw(st.sampled_from(("", "narrow", "wide"))))
+        flags.append(draw(st.sampled_from(layouts)))
+        lengths = draw(st.none() | st.lists(st.integers(0, 70), max_size=6) | st.lists(st.integers(0, 3), max_size=90))
+        sizes = {"T": draw(st.integers(0, 150)) if lengths is None else sum(lengths)}
+        sizes |= {symbol: draw(st.integers(1, most)) for symbol, most in (("K", 40), ("V", 40), ("B", 3), ("H", 3))}
+        if lengths is not None:
+            flags += ["varlen", ".".join(["pack", *map(str, lengths)])]
+            sizes["B"] = 1
+        sizes |= chunk(draw, st, spec, form)
+        flags.append(f"seed.{draw(st.integers(0, 999))}")
+        check = draw(st.sampled_from(("forward", "gradient", "agree", *(("packed",) if lengths is not None else ()))))
+        made = list(make(spec, form, draw(st.sampled_from(short)), "-".join(filter(None, flags)), check, sizes))
+        return made[0] if made else reject()
+
+    return cases()
+
+
+def ways(spec: OpSpec) -> list[tuple[str, ...]]:
+    """Choices of values that the arrays of a family have."""
+    names = {arg.name for arg in spec.args}
+    return [*([GATES] if "g" in names else []), *([("", "strong")] if "beta" in names else [])]
+
+
+def chunk(draw: Any, st: Any, spec: OpSpec, form: str) -> dict[str, int]:
+    """A chunk size, where one may be given; part of the meaning of ``mixed_attn``."""
+    if spec.name == "mixed_attn":
+        return {"C": draw(st.integers(1, 40)), "L": draw(st.integers(1, 24))}
+    size = draw(st.just(0) | st.integers(1, 130)) if form in ("chunk", "auto") else 0
+    return {"C": size} if size else {}

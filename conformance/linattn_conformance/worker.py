@@ -1,0 +1,111 @@
+"""A process that runs cases for :mod:`.pool`, so that whatever a backend does to its process stays there.
+
+Messages to the worker are lists of case ids, and None at the end. Messages from it are pairs: ``("ready", Subject)`` or
+``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+__all__ = ["Setting", "serve"]
+
+SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a worker is to test: the arguments of :class:`~linattn_conformance.runner.Runner`, and how.
+
+    Attributes:
+        backend: A name, or ``module:Class``.
+        framework: As for ``Runner``.
+        device: As for ``Runner``.
+        tighten: As for ``Runner``.
+        one_thread: Frameworks are to compute with one thread, because other workers run beside this one.
+    """
+
+    backend: str
+    framework: str | None = None
+    device: str = "cpu"
+    tighten: float = 1.0
+    one_thread: bool = False
+
+
+def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
+    """Run cases until told to stop; what is printed goes to the file ``log``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
+    output = Output(Path(log))
+    if setting.one_thread:
+        os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now
+    from linattn.errors import LinattnError
+
+    from .cases import named
+    from .runner import Runner, resolve
+
+    try:
+        runner = Runner(resolve(setting.backend), setting.framework, setting.device, setting.tighten)
+    except (Exception, SystemExit) as error:
+        told = isinstance(error, (LinattnError, ValueError, ImportError, AttributeError, OSError))
+        text = str(error) if told else f"backend {setting.backend!r} cannot be loaded: {type(error).__name__}: {error}"
+        connection.send(("refused", text))
+        os._exit(0)
+    connection.send(("ready", runner.subject))
+    with runner.watching():
+        while (ids := received(connection)) is not None:
+            for name in ids:
+                connection.send(("started", name))
+                output.forget()
+                result = runner.run_one(named(name))
+                printed = output.printed()
+                if printed and result.status == "passed":
+                    result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
+                connection.send(("done", result))
+    os._exit(0)  # what a framework does on its way out is nobody's case
+
+
+def received(connection: Connection) -> list[str] | None:
+    """The next message; None as well if the parent is gone."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None
+
+
+class Output:
+    """Standard output and error of this process, native code's included, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.flush_native = getattr(ctypes.CDLL(None), "fflush", None) if os.name == "posix" else None
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        errors = os.open(path.with_suffix(".err"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(self.file, 1)
+        os.dup2(errors, 2)
+        faulthandler.enable(2)
+        self.seen = 0
+
+    def size(self) -> int:
+        sys.stdout.flush()
+        if self.flush_native:
+            self.flush_native(None)
+        return os.fstat(self.file).st_size
+
+    def forget(self) -> None:
+        """What was printed so far is of no interest."""
+        self.seen = self.size()
+
+    def printed(self) -> str:
+        """The beginning of what was printed to standard output since."""
+        size = self.size()
+        if size == self.seen:
+            return ""
+        return os.pread(self.file, SHOWN, self.seen).decode(errors="replace")

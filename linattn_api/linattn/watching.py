@@ -1,0 +1,62 @@
+"""A hook for whoever must see every call: the conformance suite uses it to tell who really ran.
+
+It is no part of the stable API: other tools may use it, and its signature may change in a minor release.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+from .ops._family import OPERATORS
+from .plugin import FORMS, Backend
+from .registry import registry
+from .spec import DECODING, FAMILIES
+
+__all__ = ["watched"]
+
+METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING))
+
+Function = Callable[..., Any]
+
+
+@contextmanager
+def watched(
+    operator: Callable[[str, Function], Function],
+    method: Callable[[Any, str, Function], Function],
+    others: Iterable[Backend] = (),
+) -> Generator[None]:
+    """Put wrappers around public operators and backends' methods for the time of a ``with`` block, in every thread.
+
+    Args:
+        operator: From the name of a public operator and what it calls with its arguments, what it is to call instead.
+        method: From the owner, the name and the function of a method that runs an operator, what is to be in its place. The
+            owner is a subclass of :class:`linattn.plugin.Backend`, all of which are visited, or one of ``others``.
+        others: Backend objects that may have methods of their own.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        for owner in (*_subclasses(Backend), *others):
+            for name in METHODS:
+                if callable(found := vars(owner).get(name)):
+                    undo.append(functools.partial(setattr, owner, name, found))
+                    setattr(owner, name, method(owner, name, found))
+        for name, function in OPERATORS.items():
+            namespace = function.__globals__
+            undo.append(functools.partial(namespace.__setitem__, "target", namespace["target"]))
+            namespace["target"] = operator(name, namespace["target"])
+        registry.generation += 1  # plans hold the methods as they were
+        yield
+    finally:
+        for step in reversed(undo):
+            step()
+        registry.generation += 1
+
+
+def _subclasses(kind: type[Backend]) -> list[type[Backend]]:
+    found: list[type[Backend]] = []
+    for child in kind.__subclasses__():
+        found += [child, *_subclasses(child)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,129 @@
+"""What a backend does to its process is the failure of the case that it was at; the others have their results."""
+
+import os
+import re
+import time
+
+import pytest
+from linattn_conformance.broken import on_process
+from linattn_conformance.cases import every_case
+from linattn_conformance.pool import Pool, PoolError
+from linattn_conformance.worker import Setting
+
+BEFORE = "gla/chunk/fp32/state/T15-K24-V40-C16/forward"
+HIT = "gla/chunk/fp32/state/T97-K24-V40/forward"
+AFTER = "gla/chunk/fp32/state/T16-K24-V40-C16/forward"
+
+
+def cases(*ids):
+    by_id = {case.id: case for case in every_case()}
+    return [by_id[name] for name in ids]
+
+
+def setting(kind):
+    return Setting(f"{on_process.__name__}:{kind}")
+
+
+def run(kind, *ids, **limits):
+    """Results by id, and what was complained of."""
+    with Pool(setting(kind), **limits) as pool:
+        return {result.id: result for result in pool.run(cases(*ids))}, pool.complaints
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "limits"),
+    [
+        ("Hangs", "no result after 4 s: the process was ended", {"time_limit": 4.0}),
+        ("Crashes", r"the process was killed by SIGSEGV, in __init__.py:\d+ string_at", {}),
+        ("EndsTheProcess", "the process ended with exit status 0", {}),
+        ("Interrupts", "the process ended with exit status 1", {}),
+        ("Exits", "SystemExit: 3", {}),
+        ("Prints", r"prints to standard output: 'autotuning chunk_gla \.\.\.\\n'", {}),
+        ("PrintsNatively", r"prints to standard output: '�\\x00 garbage\\n'", {}),
+        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy", {}),
+        ("DrawsFromGlobalState", "changes the random state of NumPy", {}),
+        ("Grows", r"the process outgrew 0\.5 GiB and was ended", {"memory_limit": 0.5}),
+    ],
+)
+def test_the_case_fails_and_the_others_go_on(kind, message, limits):
+    results, complaints = run(kind, BEFORE, HIT, AFTER, **limits)
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    assert re.fullmatch(message, results[HIT].message), results[HIT].message
+    assert complaints == []
+
+
+def test_what_is_left_behind_is_put_right():
+    """The state that one case changed is no failure of the next one."""
+    results, _ = run("DrawsFromGlobalState", HIT, AFTER, BEFORE)
+    assert [results[name].status for name in (HIT, AFTER, BEFORE)] == ["failed", "passed", "passed"]
+
+
+def test_a_leak_is_found():
+    name = "gla/chunk/fp32/state/T17-K16-V256/leak"
+    results, _ = run("Leaks", name)
+    assert re.fullmatch(r"16 calls hold [\d.]+ MiB more each time, 3 times in a row", results[name].message)
+
+
+def test_an_operator_that_goes_on_hanging_is_given_up():
+    hit = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/state/T97") and case.check != "agree"]
+    results, _ = run("Hangs", *hit, time_limit=2.0)
+    assert {result.message for result in results.values()} == {
+        "no result after 2 s: the process was ended",
+        "not tried: 2 processes were lost at other cases of chunk_gla",
+    }
+    assert [result.status for result in results.values()].count("failed") == 2
+
+
+def test_several_workers_share_the_cases():
+    ids = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.check == "forward"]
+    results, complaints = run("Crashes", *ids, workers=2)
+    assert set(results) == set(ids)
+    failed = {name for name, result in results.items() if result.status == "failed"}
+    assert failed == {name for name in ids if "/T97-" in name}
+    assert complaints == []
+
+
+def test_a_worker_ends_with_its_parent():
+    with Pool(setting("Leaks")) as pool:
+        pid = pool.workers[0].process.pid
+        folder = pool.folder
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import os; os._exit(7)", "backend 'rogue:Rogue' cannot be loaded: the process ended with exit status 7"),
+        ("import time; time.sleep(60)", "backend 'rogue:Rogue' was not loaded after 6 s"),
+        ("raise RuntimeError('no licence')", "backend 'rogue:Rogue' cannot be loaded: RuntimeError: no licence"),
+        ("", "module 'rogue' has no attribute 'Rogue'"),
+        (
+            "from linattn_conformance.broken.on_numpy import SwallowsKeywords as Rogue",
+            "SwallowsKeywords.chunk_gla does not match the spec",
+        ),
+    ],
+)
+def test_a_backend_that_cannot_be_loaded(source, message, tmp_path, monkeypatch):
+    (tmp_path / "rogue.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PoolError, match=re.escape(message)), Pool(Setting("rogue:Rogue"), time_limit=6.0):
+        pass
+
+
+def test_a_process_that_ends_between_cases_is_complained_of(tmp_path, monkeypatch):
+    (tmp_path / "rogue.py").write_text(
+        "import os, threading, time\n"
+        "from linattn_conformance.broken import Honest\n"
+        "class Rogue(Honest):\n"
+        "    name = 'rogue'\n"
+        "    def __init__(self):\n"
+        "        threading.Thread(target=lambda: (time.sleep(1.0), os._exit(5)), daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("rogue:Rogue")) as pool:
+        time.sleep(2.0)
+        (result,) = pool.run(cases(AFTER))
+    assert result.status in ("passed", "not-run")
+    assert pool.complaints[0] == "between two cases, the process ended with exit status 5"

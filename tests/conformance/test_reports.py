@@ -1,0 +1,308 @@
+"""Reports: are they intact, what changed between two, and what the pages say."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import report_cases
+import typer
+from linattn_conformance import commands, rendering, report
+from linattn_conformance.comparing import compare
+from linattn_conformance.reading import ReportError, read, verify
+from typer.testing import CliRunner
+
+BROKEN = report_cases.make()
+GOOD = report_cases.make(report_cases.passing())
+
+
+def written(tmp_path, made, name="report.json"):
+    path = tmp_path / name
+    path.write_text(json.dumps(made), encoding="utf-8")
+    return str(path)
+
+
+def command(function, *arguments):
+    app = typer.Typer()
+    app.command()(function)
+    return CliRunner().invoke(app, arguments)
+
+
+def edited(change, made=GOOD):
+    """A copy of a report, changed."""
+    found = copy.deepcopy(made)
+    change(found)
+    return found
+
+
+def with_new_hashes(made):
+    """By somebody who knows how the hashes are made."""
+    made["results_hash"] = report.results_hash(made["results"])
+    made["hash"] = report.report_hash(made)
+    return made
+
+
+# -- verify-report ---------------------------------------------------------------------------------------------------
+
+
+def test_intact_and_conformant(tmp_path):
+    done = command(commands.verify_report, written(tmp_path, GOOD))
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"acme: numpy on cpu, {len(GOOD['results'])} results",
+        "intact; the verdict of its results is: conformant: training",
+    ]
+
+
+def test_intact_and_not_conformant(tmp_path):
+    done = command(commands.verify_report, written(tmp_path, BROKEN))
+    assert done.exit_code == 1
+    assert "against  gla/chunk/fp16/carry-state/T131-K24-V40/forward: failed: o is off by 2.5 times its bound" in done.stdout
+    assert done.stdout.splitlines()[-1] == "intact; the verdict of its results is: not conformant: training"
+
+
+def test_known_failures_are_no_conformance(tmp_path):
+    found = report_cases.passing()
+    found = [replace(result, status="known-failure") if result.id.endswith("/leak") and result.status == "passed" else result for result in found]  # fmt: skip  # noqa: E501
+    done = command(commands.verify_report, written(tmp_path, report_cases.make(found)))
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        1,
+        "intact; the verdict of its results is: conformant except known failures: training",
+    )
+
+
+def test_missing_cases_count_as_failed(tmp_path):
+    found = report_cases.passing()
+    gone = next(result.id for result in found if result.id.startswith("gla/chunk"))
+    made = report_cases.make([result for result in found if result.id != gone])
+    done = command(commands.verify_report, written(tmp_path, made))
+    assert done.exit_code == 1
+    assert f"against  {gone}: not-run" in done.stdout
+
+
+def remove_failures(made):
+    made["results"] = [result for result in made["results"] if result["status"] != "failed"]
+
+
+def pass_everything(made):
+    for result in made["results"]:
+        if result["status"] == "failed":
+            result.update(status="passed", message="")
+
+
+def claim(made):
+    made["verdict"]["outcome"] = "conformant"
+
+
+def first_passed(made):
+    return next(result for result in made["results"] if result["status"] == "passed" and result["error"])
+
+
+EDITS = {
+    "a status": (pass_everything, BROKEN, "its results_hash does not belong to its results: they were edited"),
+    "results gone": (remove_failures, BROKEN, "its results_hash does not belong to its results: they were edited"),
+    "an error": (
+        lambda made: first_passed(made).update(error=1e-6),
+        GOOD,
+        "its results_hash does not belong to its results: they were edited",
+    ),
+    "the device": (
+        lambda made: made.update(device="cuda"),
+        GOOD,
+        "its hash does not belong to it: something other than the results was edited",
+    ),
+    "a version": (
+        lambda made: made["backend"].update(version="3.0"),
+        GOOD,
+        "its hash does not belong to it: something other than the results was edited",
+    ),
+    "complaints": (
+        lambda made: made.update(complaints=[]),
+        report_cases.make(report_cases.passing(), complaints=["known failure 'x' matches no case"]),
+        "its hash does not belong to it: something other than the results was edited",
+    ),
+    "the verdict": (
+        claim,
+        BROKEN,
+        "its verdict is 'conformant' for profile 'training': its results give 'not conformant: training'",
+    ),
+    "the suite": (
+        lambda made: made.update(suite="0.9.0"),
+        GOOD,
+        "made with suite 0.9.0 of API 1.0.0, and this is suite 1.0.0 of API 1.0.0: verify it with the linattn that made it",
+    ),
+    "the manifest": (
+        lambda made: made.update(manifest="0" * 64),
+        GOOD,
+        f"its manifest is 000000000000…, and that of suite 1.0.0 of API 1.0.0 is {report_cases.HELD.hash[:12]}…: "
+        "other cases were run",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_report_is_not_intact(tmp_path, what):
+    change, made, fault = EDITS[what]
+    done = command(commands.verify_report, written(tmp_path, edited(change, made)))
+    assert done.exit_code == 3
+    assert f"fault    {fault}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("not intact; the verdict of its results is: ")
+
+
+def above_its_bound(made):
+    first_passed(made)["error"] = 3.0
+
+
+def made_up_status(made):
+    first_passed(made)["status"] = "excused"
+
+
+def made_up_case(made):
+    made["results"].append({**made["results"][0], "id": "gla/chunk/fp8/plain/T65/forward"})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (above_its_bound, "1 cases passed with an error above their bound: "),
+        (made_up_status, "1 results have an unknown status: "),
+        (made_up_case, "1 results are of no case for numpy on cpu: gla/chunk/fp8/plain/T65/forward"),
+    ],
+)
+def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
+    found = verify(with_new_hashes(edited(change)))
+    assert found.status == 3
+    assert any(text.startswith(fault) for text in found.faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "no JSON: Expecting property name"),
+        ("[]", "no conformance report: it has no 'schema'"),
+        ('{"results": []}', "no conformance report: it has no 'schema'"),
+        ('{"schema": 99}', "its layout is version 99, and this linattn reads version 2"),
+        ('{"schema": 2}', "has no 'suite'"),
+        (json.dumps({**GOOD, "memory": "much"}), "'memory' is 'much'"),
+        (json.dumps({**GOOD, "results": [{"id": 7}]}), "result 1: 'id' is 7"),
+        (json.dumps({**GOOD, "results": [3]}), "result 1: expected an object, got int"),
+        (json.dumps({**GOOD, "profile": "most"}), "unknown profile 'most': known are core, inference, training, full"),
+    ],
+)
+def test_what_is_no_report(tmp_path, text, complaint):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ReportError) as raised:
+        read(path)
+    assert str(raised.value).startswith(str(path))
+    assert complaint in str(raised.value)
+    assert command(commands.verify_report, str(path)).exit_code == 2
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    done = command(commands.verify_report, str(tmp_path / "none.json"))
+    assert done.exit_code == 2
+    assert "No such file or directory" in " ".join(done.output.replace("│", " ").split())
+
+
+# -- compare-reports -------------------------------------------------------------------------------------------------
+
+
+def test_no_change(tmp_path):
+    path = written(tmp_path, GOOD)
+    done = command(commands.compare_reports, path, path)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == "backend: acme 2.1"
+    assert done.stdout.splitlines()[-1] == "no case changed"
+
+
+def test_worse(tmp_path):
+    done = command(commands.compare_reports, written(tmp_path, GOOD, "a.json"), written(tmp_path, BROKEN, "b.json"))
+    assert done.exit_code == 1
+    assert "verdict: conformant → not conformant" in done.stdout
+    assert "gla/chunk/fp32/state/T400-K24-V40/nan: passed → failed: RuntimeError: <out of registers>" in done.stdout
+
+
+def test_better(tmp_path):
+    done = command(commands.compare_reports, written(tmp_path, BROKEN, "a.json"), written(tmp_path, GOOD, "b.json"))
+    assert done.exit_code == 0
+    assert "better: " in done.stdout
+    assert "worse: " not in done.stdout
+
+
+def without(made, name):
+    return {**made, "results": [result for result in made["results"] if result["id"] != name]}
+
+
+def test_cases_that_come_and_go():
+    name = first_passed(GOOD)["id"]
+    failing = next(result["id"] for result in BROKEN["results"] if result["status"] == "failed")
+    gone, new = compare(GOOD, without(GOOD, name)), compare(without(GOOD, name), GOOD)
+    assert [str(change) for change in gone.worse] == [f"{name}: passed → missing"]
+    assert [str(change) for change in new.better] == [f"{name}: missing → passed"]
+    assert [change.id for change in compare(without(BROKEN, failing), BROKEN).worse] == [failing]
+
+
+def test_an_error_that_grew_is_told_and_no_fault():
+    def grow(made):
+        first_passed(made)["error"] = 0.9
+
+    found = compare(edited(lambda made: first_passed(made).update(error=0.3)), edited(grow))
+    assert [str(change) for change in found.grown] == [f"{first_passed(GOOD)['id']}: 0.3 → 0.9 of its bound"]
+    assert found.status == 0
+
+
+# -- pages -----------------------------------------------------------------------------------------------------------
+
+
+def test_markdown():
+    text = rendering.markdown(BROKEN)
+    lines = text.splitlines()
+    assert lines[0] == "# acme 2.1: not conformant (training)"
+    assert "numpy on cpu; numpy 2.4.6, Python " in lines[2]
+    assert "- `gla/chunk/fp32/state/T400-K24-V40/nan`: RuntimeError: <out of registers>" in lines
+    assert "- 2 cases: K must be at most 128" in lines
+    assert not any("has no chunk_kda" in line for line in lines)
+    assert any(line.startswith("| `chunk_gla` | ") for line in lines)
+    assert "## Known failures: 1" in lines
+
+
+def test_the_page_holds_the_report_whatever_is_in_it():
+    page = rendering.html(BROKEN)
+    data = page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0]
+    assert json.loads(data) == BROKEN
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("https://example.com/1", "")
+
+
+def test_the_matrix():
+    text = rendering.matrix_markdown([BROKEN, GOOD], report_cases.HELD)
+    lines = text.splitlines()
+    assert lines[0] == "| operator | acme 2.1<br>numpy on cpu | acme 2.1<br>numpy on cpu |"
+    (row,) = [line for line in lines if line.startswith("| `chunk_gla` |")]
+    failed, passed = row.split("|")[2:4]
+    assert "failed" in failed
+    assert "passed" in passed
+    assert "| `recurrent_gla` | – | – |" in lines
+    assert lines[-1] == "| verdict | not conformant (training) | conformant (training) |"
+    operators = [line.split("`")[1] for line in lines[2:-1]]
+    assert operators.index("recurrent_gla") == operators.index("chunk_gla") + 3
+
+
+def test_cases_without_a_result_count_in_the_matrix():
+    text = rendering.matrix_markdown([without(GOOD, first_passed(GOOD)["id"])], report_cases.HELD)
+    assert "1 of " in text
+
+
+@pytest.mark.parametrize(("count", "suffix"), [(1, ".html"), (1, ".md"), (2, ".html"), (2, ".md")])
+def test_rendering(tmp_path, count, suffix):
+    paths = [written(tmp_path, BROKEN, f"{i}.json") for i in range(count)]
+    output = tmp_path / f"page{suffix}"
+    done = command(commands.render_report, *paths, "--output", str(output))
+    assert (done.exit_code, done.stdout) == (0, f"wrote {output}\n")
+    assert "acme" in output.read_text()
+
+
+def test_rendering_needs_a_kind_of_page(tmp_path):
+    done = command(commands.render_report, written(tmp_path, GOOD), "-o", str(tmp_path / "page.pdf"))
+    assert done.exit_code == 2
+    assert "expected a name that ends in .html or .md" in " ".join(done.output.replace("│", " ").split())

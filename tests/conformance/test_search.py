@@ -1,0 +1,129 @@
+"""Generated cases find what is wrong, in the smallest case that shows it, and print a command that shows it again."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+from linattn_conformance import cases, search
+from linattn_conformance.broken import on_numpy
+from linattn_conformance.cases import every_case, named
+from linattn_conformance.data import draw
+from linattn_conformance.pool import Pool
+from linattn_conformance.search import Search
+from linattn_conformance.soak import conformance_soak
+from linattn_conformance.worker import Setting
+from typer.testing import CliRunner
+
+
+def name_of(kind):
+    return f"{on_numpy.__name__}:{kind}"
+
+
+def soak(*arguments):
+    app = typer.Typer()
+    app.command()(conformance_soak)
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(search, "EXAMPLES", 60)
+
+
+def test_what_it_finds_is_small_and_runs_as_printed(few, tmp_path):
+    path = tmp_path / "soak.json"
+    backend = name_of("MaskSeesNext")
+    done = soak("--backend", backend, "--family", "gla", "--minutes", "0", "--seed", "3", "--report", str(path))
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("seed 3\nwrong  ")
+    told = json.loads(path.read_text())
+    assert told["seeds"][0] == 3
+    assert told["examples"] > 0
+    finding = told["findings"][0]
+    sizes = named(finding["case"]).size
+    assert (sizes["T"], sizes["B"], sizes["H"]) == (2, 1, 1)
+    (command,) = [line.strip() for line in done.stdout.splitlines() if f"'{finding['case']}'" in line]
+    assert command == f"linattn conformance --backend {backend} --device cpu --case '{finding['case']}'"
+    run = [sys.executable, "-m", "linattn_conformance", *shlex.split(command)[2:]]
+    again = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert again.returncode == 1, again.stderr
+    assert finding["message"] in again.stdout
+
+
+def test_a_round_is_repeated_by_its_seed(few):
+    with Pool(Setting(name_of("Zeros"))) as pool:
+        found = [Search(pool, ("gla",), ("fp32",)).round(11, float("inf")) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0].seed == 11
+
+
+def test_a_crash_is_found_too(few):
+    from linattn_conformance.broken import on_process
+
+    with Pool(Setting(f"{on_process.__name__}:Crashes"), time_limit=20.0) as pool:
+        result = Search(pool).result(named("gla/chunk/fp32/state-seed.1/T97-K1-V1-B1-H1/forward"))
+    assert result.status == "failed"
+    assert result.message.startswith("the process was killed by SIGSEGV")
+
+
+def test_nothing_is_found_in_the_oracle(few):
+    done = soak("--backend", "numpy", "--minutes", "0", "--seed", "5")
+    assert done.exit_code == 0, done.output
+    assert ": 0 found wrong" in done.stdout
+
+
+def test_wrong_usage():
+    for arguments, complaint in (
+        (["--family", "glo"], "--family glo: known are"),
+        (["--dtype", "fp8"], "--dtype fp8: known are"),
+    ):
+        done = soak("--backend", "numpy", *arguments)
+        assert done.exit_code == 2
+        assert complaint in " ".join(done.output.replace("│", " ").split())
+
+
+def test_it_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(RuntimeError, match="the search needs the package hypothesis: pip install hypothesis"):
+        search.needs_hypothesis()
+
+
+# -- ids of generated cases ------------------------------------------------------------------------------------------
+
+
+def test_every_id_names_its_case():
+    for case in every_case():
+        assert named(case.id) == case
+
+
+def test_a_generated_id_holds_everything():
+    case = named("kda/chunk/bf16/grouped-state-varlen-pack.3.0.5-seed.7/T8-K3-V2-C20-B1-H3/gradient")
+    assert case.size == {"T": 8, "K": 3, "V": 2, "C": 20, "B": 1, "H": 3}
+    assert draw(case).arrays["cu_seqlens"].tolist() == [0, 3, 3, 8]
+    other = named(case.id.replace("seed.7", "seed.8"))
+    assert (draw(case).arrays["q"] != draw(other).arrays["q"]).any()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gla/chunk/fp8/plain/T65-K24-V40/forward",
+        "glo/chunk/fp32/plain/T65-K24-V40/forward",
+        "gla/chunk",
+        "linear_attn/recurrent/fp32/noncausal/T65-K24-V40/forward",
+        "gla/chunk/fp32/plain/T65-V40-K24/forward",
+    ],
+)
+def test_what_is_no_id(name):
+    with pytest.raises(ValueError, match=f"no case has the id {name}"):
+        named(name)
+
+
+def test_gates_of_every_size():
+    case = named("gla/chunk/fp32/mixed-seed.1/T64-K8-V1/forward")
+    drawn = draw(case).arrays["g"]
+    assert {0.0, -1e4, float("-inf")} <= set(drawn.ravel().tolist())
+    assert cases.content_hash((case,))

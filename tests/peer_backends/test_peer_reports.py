@@ -1,0 +1,40 @@
+"""What was found in peers: reports that can be read, and reproductions that their authors can run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from linattn_conformance import reading
+from linattn_conformance.runner import STATUSES
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "conformance"
+REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem != "side_by_side")
+
+
+@pytest.mark.parametrize("name", ["fla-h200", "jla-cpu"])
+def test_a_report_can_be_read_and_is_as_it_was_written(name):
+    found = reading.read(PAGES / f"{name}.json")
+    assert found["hash"] == reading.report_hash(found)
+
+
+@pytest.mark.parametrize("name", ["fla-interpreter", "other-sizes-h200"])
+def test_other_results_have_a_status_each(name):
+    found = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
+    assert found["where"]
+    assert {result["status"] for result in found["results"]} <= set(STATUSES)
+
+
+@pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)
+def test_a_reproduction_is_short_and_stands_alone(path):
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 12
+    assert not any("linattn" in line for line in lines)
+
+
+@pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)
+def test_a_reproduction_is_shown_on_the_page_of_its_library(path):
+    page = PAGES / f"{path.stem.partition('_')[0]}.md"
+    assert f"examples/peers/{path.name}" in page.read_text(encoding="utf-8")

@@ -1,0 +1,136 @@
+"""The chunk form of the delta families and ``dplr``, forward and backward, against the float64 oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linattn_backends.triton.delta_tuning import DeltaTiles, delta_tiles
+from triton_cases import arrays, call, check
+
+FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+GATED = FAMILIES[1:]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    check(family, arrays(family, T=37, HV=2, K=20, V=18), chunk_size=16)
+
+
+@pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])
+def test_gradients_of_the_recurrent_form(family):
+    check(family, arrays(family, T=9, HV=2), "recurrent")
+
+
+@pytest.mark.parametrize("kind", ["zero", "strong", "-1e4", "-inf", "mixed"])
+@pytest.mark.parametrize("family", GATED)
+def test_gates(family, kind):
+    check(family, arrays(family, T=21, kind=kind), chunk_size=16)
+
+
+@pytest.mark.parametrize("kind", ["weak", "mixed"])
+@pytest.mark.parametrize("family", GATED)
+def test_gates_in_the_default_chunk(family, kind):
+    check(family, arrays(family, T=37, kind=kind))
+
+
+@pytest.mark.parametrize("family", FAMILIES[:3])
+def test_beta_per_value_channel(family):
+    check(family, arrays(family, T=21, per_value=True), chunk_size=16)
+
+
+@pytest.mark.parametrize("per_value", [False, True])
+def test_nothing_is_written_where_beta_is_zero(per_value):
+    given = arrays("gated_delta_rule", T=21, per_value=per_value)
+    given["beta"][:, 3:9] = 0
+    check("gated_delta_rule", given, chunk_size=16)
+
+
+def test_keys_that_are_not_normalised():
+    given = arrays("gated_delta_rule", T=37, kind="strong")
+    given["k"] *= 3
+    check("gated_delta_rule", given)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed(family):
+    check(family, arrays(family, T=40, H=1, HV=2, cu=[0, 0, 5, 5, 22, 40]), chunk_size=16)
+
+
+@pytest.mark.parametrize(("family", "cu"), [("gated_delta_rule", None), ("kda", [0, 3, 3, 88, 90])])
+def test_split_sequences(family, cu, monkeypatch):
+    """Few heads: sequences are cut into segments, here of two chunks, that are walked at once."""
+    monkeypatch.setattr(DeltaTiles, "segment", lambda *sizes: 2)
+    check(family, arrays(family, T=90, cu=cu, kind="weak"), chunk_size=16)
+
+
+@pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
+def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
+    tiles = delta_tiles(128, 128, torch.bfloat16, 1, 1, 0, 132, True)
+    assert tiles.segment(T, 1, heads, 2) == length
+
+
+@pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])
+@pytest.mark.parametrize("family", ["gated_delta_rule", "kda"])
+def test_widths(family, K, V):
+    check(family, arrays(family, T=19, K=K, V=V, kind="mixed"), chunk_size=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sixteen_bits(family, dtype):
+    check(family, arrays(family, T=37, dtype=dtype, K=16, V=16), chunk_size=16)
+
+
+def test_in_sixteen_bits_gates_through_both_paths():
+    check("kda", arrays("kda", T=70, dtype=torch.bfloat16, kind="mixed"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_tokens(family):
+    given = arrays(family, T=0)
+    for name in given:
+        given[name].requires_grad_()
+    o, final = call(family, given, output_final_state=True)
+    assert o.shape == (1, 0, 1, 7)
+    assert torch.equal(final, given["initial_state"])
+    (found,) = torch.autograd.grad(final.sum(), [given["initial_state"]])
+    assert torch.equal(found, torch.ones_like(found))
+
+
+@pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])
+def test_strided_inputs(family):
+    given = arrays(family, B=2, T=19, H=2, HV=2, K=5, V=7)
+    for name in given:
+        if given[name].dim() == 4 and name != "initial_state":
+            wide = torch.stack((given[name], given[name] + 1), -1 if name == "k" else 2)
+            given[name] = (wide[..., 0] if name == "k" else wide[:, :, 0]).detach()
+            assert not given[name].is_contiguous()
+    given["initial_state"] = given["initial_state"].transpose(2, 3).contiguous().transpose(2, 3)
+    check(family, given, chunk_size=16)
+
+
+def test_without_a_state_and_with_a_scale():
+    given = arrays("kda", T=19, state=False)
+    check("kda", given, chunk_size=16, scale=0.3)
+
+
+def test_gradient_of_the_final_state_alone():
+    given = arrays("kda", T=19)
+    for x in given.values():
+        x.requires_grad_()
+    _, final = call("kda", given, output_final_state=True)
+    found = torch.autograd.grad(final.sum(), [given["k"], given["g"], given["initial_state"]])
+    assert all(torch.isfinite(x).all() for x in found)
+    assert found[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])
+def test_equal_calls_give_equal_bits(family):
+    results = []
+    for _ in range(2):
+        given = arrays(family, T=19, HV=2)
+        for x in given.values():
+            x.requires_grad_()
+        o, final = call(family, given, output_final_state=True)
+        results.append([o, final, *torch.autograd.grad(o.sum() + final.sum(), list(given.values()))])
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))

@@ -1,0 +1,69 @@
+"""What the delta families say they can run, and how they behave under PyTorch's tracers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linattn.plugin import Call
+from linattn_backends.triton import TritonBackend
+from linattn_backends.triton.delta_library import delta, delta_backward
+from triton_cases import arrays, call
+
+NAMES = ("q", "k", "v", "g", "beta", "a", "b", "initial_state", "cu_seqlens")
+
+
+def test_a_key_too_wide_is_named():
+    dims = (("B", 1), ("T", 8), ("H", 1), ("HV", 1), ("K", 257), ("V", 16))
+    given = (
+        ("q", "B T H K", "float32"),
+        ("k", "B T H K", "float32"),
+        ("v", "B T HV V", "float32"),
+        ("beta", "B T HV", "float32"),
+    )
+    complaint = TritonBackend().supports(Call("delta_rule", "chunk", "torch", "cpu", given, dims, (), None))
+    assert str(complaint) == "K must be at most 256, got 257"
+
+
+@pytest.mark.parametrize(("family", "form"), [("delta_rule", "chunk"), ("kda", "chunk"), ("dplr", "recurrent")])
+def test_opcheck(family, form):
+    given = arrays(family, T=5, K=4, V=4)
+    for x in given.values():
+        x.requires_grad_()
+    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True))
+
+
+def test_opcheck_backward():
+    given = arrays("gated_delta_rule", T=5, K=4, V=4)
+    arguments = (given["v"], given["initial_state"], *(given.get(name) for name in NAMES), 0.5, 16)
+    with torch.no_grad():
+        torch.library.opcheck(delta_backward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_compiles_without_a_break():
+    torch._dynamo.reset()
+    given = arrays("kda", T=9)
+
+    def loss(*x):
+        o, final = call("kda", dict(zip(given, x, strict=True)), output_final_state=True, chunk_size=16)
+        return o.sum() + final.sum()
+
+    inputs = [x.requires_grad_() for x in given.values()]
+    wanted = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*inputs), inputs)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_gradients_under_vmap():
+    given = arrays("gated_delta_rule", B=2, T=9, state=False)
+    rows = [x.detach()[:, None] for x in given.values()]
+
+    def loss(*x):
+        return call("gated_delta_rule", dict(zip(given, x, strict=True)), chunk_size=16)[0].square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3, 4)))(*rows)
+    inputs = [x.requires_grad_() for x in given.values()]
+    wanted = torch.autograd.grad(loss(*inputs), inputs)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x[:, 0], y)
