@@ -1,14 +1,16 @@
-"""Multi-query associative recall by kind of mixer (Yang et al. 2024, figure 4): what can be kept in a state of one size.
+"""Multi-query associative recall by kind of mixer (Yang et al. 2024, figure 4): who learns to recall, and how soon.
 
-Six mixers in one small model of two layers, with as many pairs as the state can and cannot hold.
+Six mixers in one small model of two layers, with as many pairs as a head's keys have channels and half as many, and some seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from models.blocks import Attention, parameter_count
 from models.delta import DeltaNet, GatedDeltaNet
 from models.gla import GatedLinearAttention, RetNet, Ungated
@@ -16,7 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from .recall import Recaller, Task, train
-from .record import COLOURS, Record, axes, options
+from .record import COLOURS, Record, axes, numbers, options
 
 MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "softmax": Attention,
@@ -28,42 +30,52 @@ MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def run(name: str, pairs: int, chosen: Any, advance: Callable[[], None]) -> dict[str, Any]:
-    torch.manual_seed(chosen.seed)
-    model = Recaller(Task(pairs), chosen.width, [MIXERS[name](chosen.width, chosen.heads) for _ in range(2)])
-    found = train(model, chosen.steps, chosen.batch, chosen.rate, chosen.seed, advance)
+def run(name: str, pairs: int, seed: int, chosen: Any, advance: Callable[[], None]) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    mixers = [MIXERS[name](chosen.width, chosen.heads) for _ in range(2)]
+    model = Recaller(Task(pairs, chosen.symbols), chosen.width, mixers)
+    found = train(model, chosen.steps, chosen.batch, chosen.rate, seed, advance)
     return found | {"parameters": parameter_count(model)}
 
 
 def main() -> None:
-    chosen = options(__doc__, width=64, heads=2, steps=300, batch=32, rate=5e-3, seed=0, pairs="8,16")
+    chosen = options(__doc__, width=64, heads=2, symbols=16, steps=600, batch=32, rate=3e-3, seeds="0,1", pairs="8,16")
     torch.set_num_threads(1)
     record = Record("mqar", chosen)
-    pairs = [int(n) for n in chosen.pairs.split(",")]
-    runs = [(name, n) for n in pairs for name in MIXERS]
-    results: dict[str, dict[int, Any]] = {name: {} for name in MIXERS}
+    runs = [(name, n, seed) for seed in numbers(chosen.seeds) for n in numbers(chosen.pairs) for name in MIXERS]
+    results: dict[str, dict[int, list[Any]]] = {name: {n: [] for n in numbers(chosen.pairs)} for name in MIXERS}
     with Progress() as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)
-        for i, (name, n) in enumerate(runs):
-            advance = lambda: progress.advance(task)  # noqa: E731
-            results[name][n] = record.once(f"{name} {n}", lambda m=name, n=n, a=advance: run(m, n, chosen, a))
+        for i, (name, n, seed) in enumerate(runs):
+            work = lambda given=(name, n, seed): run(*given, chosen, lambda: progress.advance(task))  # noqa: E731
+            results[name][n].append(record.once(f"{name}, {n} pairs, seed {seed}", work))
             progress.update(task, completed=(i + 1) * chosen.steps)
-    header = ["mixer", *(f"accuracy, {n} pairs" for n in pairs), *(f"steps, {n} pairs" for n in pairs), "parameters"]
-    rows = [
-        (name, *(of[n]["accuracy"] for n in pairs), *(of[n]["steps"] for n in pairs), of[pairs[0]]["parameters"])
-        for name, of in results.items()
-    ]
+    means = {name: {n: summary(found) for n, found in of.items()} for name, of in results.items()}
+    header = ["mixer", *(f"{what}, {n} pairs" for n in numbers(chosen.pairs) for what in ("recalled", "steps"))]
+    rows = [(name, *(x for found in of.values() for x in (found["accuracy"], found["steps"]))) for name, of in means.items()]
+    record.finish({"means": means, "runs": results}, header, rows, plot(results))
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over seeds."""
+    return {key: float(mean(one[key] for one in found)) for key in ("accuracy", "steps", "parameters")}
+
+
+def plot(results: dict[str, dict[int, list[Any]]]) -> Figure:
+    """Accuracy in the course of training, a line for each seed."""
+    pairs = list(next(iter(results.values())))
     figure, found = axes(len(pairs))
     for ax, n in zip(found, pairs, strict=True):
         for colour, (name, of) in zip(COLOURS, results.items(), strict=True):
-            course = of[n]["course"]
-            ax.plot([50 * (i + 1) for i in range(len(course))], course, color=colour, label=name, marker=".")
+            for i, one in enumerate(of[n]):
+                steps = [50 * (j + 1) for j in range(len(one["course"]))]
+                ax.plot(steps, one["course"], color=colour, label="" if i else name, marker=".")
         ax.set_title(f"{n} pairs", loc="left", fontsize=10)
         ax.set_xlabel("steps")
         ax.set_ylim(-0.02, 1.02)
     found[0].set_ylabel("values recalled")
     found[-1].legend(frameon=False, fontsize=8)
-    record.finish(results, header, rows, figure)
+    return figure
 
 
 if __name__ == "__main__":
