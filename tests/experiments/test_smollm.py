@@ -1,4 +1,4 @@
-"""The conversion of a language model, on one of two layers with random weights: what it computes, what learns, what is written."""
+"""The conversion of a language model, on two layers of random weights: what it computes, what learns, what is written."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
     (tmp_path / "broken.py").write_text(f'"""{fresh}"""\nnot python')
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "left_out.py").write_text(f'"""{fresh}"""')
-    assert list(smollm.docstrings(tmp_path)) == [f"{fresh}\n\n{shared}".strip()]
+    assert [smollm.plain(text) for text in smollm.docstrings(tmp_path)] == [smollm.plain(f"{fresh} {shared}")]
     monkeypatch.setattr(smollm.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(smollm.np, "__file__", str(tmp_path / "elsewhere" / "__init__.py"))
     training = smollm.texts(held_out=False)
