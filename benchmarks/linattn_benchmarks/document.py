@@ -59,18 +59,15 @@ def operators(results: dict[str, Any]) -> str:
     columns = {"shape": [plain(row) for row in rows], "backend": [row["backend"] or row["library"] for row in rows]}
     shared = [values[0] for values in columns.values() if len(set(values)) == 1]
     varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
-    head = ("operator", "what", *varied, "T", *FIGURES)
+    names, figures = table.filled(rows)
+    wanted = [i for i, name in enumerate(names) if name in FIGURES]
+    head = ("operator", "what", *varied, "T", *(names[i] for i in wanted))
     lines = [
-        (f"`{row['operator']}`", row["what"], *values, row["case"]["sizes"]["T"], *figures(row))
-        for row, *values in zip(rows, *varied.values(), strict=True)
+        (f"`{row['operator']}`", row["what"], *values, row["case"]["sizes"]["T"], *(unbroken(line[i]) for i in wanted))
+        for row, line, *values in zip(rows, figures, *varied.values(), strict=True)
     ]
     common = ", ".join([*shared, *dtypes(rows)])
     return f"{table.ceilings(results['ceilings'])}. {common}.\n\n{grid(head, lines)}"
-
-
-def figures(row: dict[str, Any]) -> list[str]:
-    """The figures of a row."""
-    return [unbroken(cell) for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES]
 
 
 def unbroken(cell: str) -> str:
@@ -78,7 +75,7 @@ def unbroken(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("-", "\u2011")
 
 
-FIGURES = ("ms", "× floor", "first call", "peak", "error")
+FIGURES = ("ms", "graph, ms", "× floor", "first call", "peak", "error")
 
 
 def plain(row: dict[str, Any]) -> str:

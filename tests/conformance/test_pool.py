@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -127,3 +129,14 @@ def test_a_process_that_ends_between_cases_is_complained_of(tmp_path, monkeypatc
         (result,) = pool.run(cases(AFTER))
     assert result.status in ("passed", "not-run")
     assert pool.complaints[0] == "between two cases, the process ended with exit status 5"
+
+
+def test_a_lock_that_a_library_makes_on_import_leaves_nothing_behind(tmp_path):
+    """The parent of a process that was killed would warn of it as it ends."""
+    (tmp_path / "rogue.py").write_text(
+        "import multiprocessing\nfrom linattn_conformance.broken import Honest as Rogue\nlock = multiprocessing.RLock()\n"
+    )
+    command = [sys.executable, "-m", "linattn_conformance", "--backend", "rogue:Rogue", "--case", AFTER]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
