@@ -117,7 +117,7 @@ def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
     held_out = smollm.texts(held_out=True)
     shared, fresh = held_out[0].split("\n\n")[0], " ".join(["Words that no other text has."] * 10)
     (tmp_path / "module.py").write_text(f'"""{fresh}\n\n{shared}\n"""\n\n\ndef short():\n    """Too short."""\n')
-    (tmp_path / "broken.py").write_text(f'"""{fresh}"""\nnot python')
+    (tmp_path / "broken.py").write_text(f'"""{fresh}"""\nnot python at all')
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "left_out.py").write_text(f'"""{fresh}"""')
     assert [smollm.plain(text) for text in smollm.docstrings(tmp_path)] == [smollm.plain(f"{fresh} {shared}")]
