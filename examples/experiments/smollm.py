@@ -327,21 +327,28 @@ def windows(stream: Tensor, length: int) -> Tensor:
 # -- the experiment --------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    chosen = options(
-        __doc__, weights="", device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, rank=8, seed=0,
-        distil_steps=200, distil_batch=8, distil_rate=1e-2, tune_steps=150, tune_batch=16, tune_rate=1e-3,
+def settings() -> Any:
+    return options(
+        __doc__, weights="", device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=32768,
+        rank=8, seed=0, distil_steps=100, distil_batch=8, distil_rate=1e-2, tune_steps=100, tune_batch=16, tune_rate=1e-3,
     )  # fmt: skip
-    chosen.weights = chosen.weights or str(packaged())
+
+
+def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
+    """The model, and the tokens to train on and to score, one stream each; a symbol of the model's stands between texts."""
     torch.manual_seed(chosen.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    record = Record("smollm", chosen)
-    decoder, encode = load(Path(chosen.weights), chosen.device)
+    torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
+    decoder, encode = load(Path(chosen.weights) if chosen.weights else packaged(), chosen.device)
     training, held_out = (
         torch.tensor([token for text in texts(part) for token in (0, *encode(text))], device=chosen.device)
         for part in (False, True)
     )
-    run(record, chosen, decoder, training, held_out)
+    return decoder, training, held_out[: chosen.test_tokens]
+
+
+def main() -> None:
+    chosen = settings()
+    run(Record("smollm", chosen), chosen, *prepare(chosen))
 
 
 def packaged() -> Path:
@@ -387,7 +394,9 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
             conversion = Conversion(name, start[name] | adapters(decoder, chosen.rank, chosen.seed))
             learn("finetuned", name, lambda c=conversion: finetune(decoder, c, data, *how))
     tokens = {"trained on": len(training), "held out": len(held_out)}
-    write(record, {"maps": results, "tokens": tokens, "ran": {name: ran(decoder, name) for name in ("hedgehog", "taylor2")}})
+    where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
+    backends = {name: ran(decoder, name) for name in ("hedgehog", "taylor2")}
+    write(record, {"maps": results, "tokens": tokens, "device": where, "ran": backends})
 
 
 def ran(decoder: Decoder, name: str) -> str:

@@ -61,7 +61,7 @@ def test_every_map_runs_and_its_entropy_is_measured(name):
 
 
 TINY = {
-    "mqar": "--width 16 --symbols 4 --steps 2 --batch 2 --seeds 0,1 --pairs 2",
+    "mqar": "--symbols 16 --steps 2 --batch 2 --seeds 0",
     "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
     "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
 }
