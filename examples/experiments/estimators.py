@@ -59,7 +59,7 @@ def plot(results: dict[str, dict[str, float]]) -> Figure:
     for i, (name, found) in enumerate(results.items()):
         line, colour = "-" if "orthogonal" in name else ":", COLOURS[1] if "sin" in name else COLOURS[0]
         ax.plot(COSINES, list(found.values()), line, color=colour, marker=".", label=name, zorder=3 + i)
-    ax.set_yscale("log")
+    ax.set_ylim(0)
     ax.set_xlabel("cosine of the angle between x and y")
     ax.set_ylabel("relative error of one map")
     ax.legend(frameon=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from experiments import recall_by_map  # noqa: E402
+from experiments import estimators, recall_by_map  # noqa: E402
 from experiments.extrapolation import by_octave  # noqa: E402
 from experiments.language import Text, bits_by_place, read, windows  # noqa: E402
 from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
@@ -63,6 +64,7 @@ def test_every_map_runs_and_its_entropy_is_measured(name):
 TINY = {
     "mqar": "--symbols 16 --steps 2 --batch 2 --seeds 0",
     "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
+    "estimators": "--maps 100",
     "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
 }
 
@@ -77,11 +79,22 @@ def test_an_experiment_runs_from_its_command_and_goes_on_where_it_was_cut_off(na
         context.setattr(experiment, "plot", lambda *given: pytest.fail("cut off"))
         with pytest.raises(pytest.fail.Exception):
             experiment.main()
-    monkeypatch.setattr(experiment, "train", lambda *given: pytest.fail("trained twice"))
+    work = "error" if name == "estimators" else "train"
+    monkeypatch.setattr(experiment, work, lambda *given: pytest.fail("worked out twice"))
     experiment.main()
     assert f"{name}.json" in {path.name for path in tmp_path.iterdir()}
     assert not list(tmp_path.glob("*.partial.*"))
     assert (tmp_path / f"{name}.table.md").read_text() in capsys.readouterr().out
+
+
+def test_the_error_of_independent_features_is_the_papers():
+    """Choromanski et al. 2021, lemma 2; Sutherland & Schneider 2015. Relative to the kernel, of ``K`` directions."""
+    options, square = argparse.Namespace(K=16, norm=0.6, maps=20000, seed=0), 2 * 0.36 * (1 + 0.3)
+    positive = (math.exp(square) - 1) / 16
+    assert estimators.error("positive, independent", 0.3, options) == pytest.approx(positive**0.5, rel=0.1)
+    kernel = math.exp(-0.36 * (1 - 0.3))  # of a Gaussian
+    sines = (1 - kernel**2) ** 2 / 2 / kernel**2 / 16
+    assert estimators.error("sin/cos, independent", 0.3, options) == pytest.approx(sines**0.5, rel=0.1)
 
 
 def test_bits_are_those_of_their_places():
