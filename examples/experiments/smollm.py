@@ -329,7 +329,7 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 def settings() -> Any:
     return options(
-        __doc__, weights="", device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=32768,
+        __doc__, weights="", device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=24576,
         rank=8, seed=0, distil_steps=100, distil_batch=8, distil_rate=1e-2, tune_steps=100, tune_batch=16, tune_rate=1e-3,
     )  # fmt: skip
 
