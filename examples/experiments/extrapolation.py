@@ -1,7 +1,7 @@
 """Length extrapolation (Yang et al. 2024, figure 5): byte-level models trained at 512 bytes, scored on contexts to 16,384.
 
-GLA and its two baselines, fixed decays and none, against softmax attention with rotary positions. Every text is read from its
-start in one call; what is reported is what bytes cost by their place in it.
+GLA, and RetNet with its fixed decays, against softmax attention with rotary positions. Every text is read from its start in one
+call; what is reported is what bytes cost by their place in it.
 """
 
 from __future__ import annotations
