@@ -329,7 +329,8 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 def settings() -> Any:
     return options(
-        __doc__, weights="", device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=24576,
+        __doc__, weights="", maps=";".join(("softmax", *FIXED, *LEARNED)), tuned="softmax;hedgehog, softmax;hedgehog;elu1",
+        device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=24576,
         rank=8, seed=0, distil_steps=100, distil_batch=8, distil_rate=1e-2, tune_steps=100, tune_batch=16, tune_rate=1e-3,
     )  # fmt: skip
 
@@ -360,10 +361,6 @@ def packaged() -> Path:
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 
-TUNED = ("softmax", "hedgehog, softmax", "hedgehog", "elu1")
-"""What is finetuned: the original for comparison, both kinds of Hedgehog, and a fixed map."""
-
-
 def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor) -> None:
     data, tests = windows(training, chosen.length), {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
     results: dict[str, dict[str, Any]] = {}
@@ -381,22 +378,23 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
         return learned
 
     with Progress() as progress:
-        names = ("softmax", *FIXED, *LEARNED)
+        names, tuned = chosen.maps.split(";"), chosen.tuned.split(";") if chosen.tuned else []
         start = {name: initial(name, decoder).learned for name in names}
         for name in progress.track(names, description="converting"):
             measure("converted", name, start[name])
-        task = progress.add_task("distilling", total=len(LEARNED) * chosen.distil_steps)
+        learned = [name for name in names if name in LEARNED and chosen.distil_steps]
+        task = progress.add_task("distilling", total=len(learned) * chosen.distil_steps)
         given = chosen.distil_steps, chosen.distil_batch, chosen.distil_rate, lambda: progress.advance(task)
-        for name in LEARNED:
+        for name in learned:
             start[name] = learn("distilled", name, lambda n=name: distil(decoder, n, data, *given))
-        other = progress.add_task("finetuning", total=len(TUNED) * chosen.tune_steps)
+        other = progress.add_task("finetuning", total=len(tuned) * chosen.tune_steps)
         how = chosen.tune_steps, chosen.tune_batch, chosen.tune_rate, lambda: progress.advance(other)
-        for name in TUNED:
+        for name in tuned:
             conversion = Conversion(name, start[name] | adapters(decoder, chosen.rank, chosen.seed))
             learn("finetuned", name, lambda c=conversion: finetune(decoder, c, data, *how))
     tokens = {"trained on": len(training), "held out": len(held_out)}
     where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
-    backends = {name: ran(decoder, name) for name in ("hedgehog", "taylor2")}
+    backends = {name: ran(decoder, name) for name in names if name != "softmax"}
     write(record, {"maps": results, "tokens": tokens, "device": where, "ran": backends})
 
 
@@ -408,28 +406,30 @@ def ran(decoder: Decoder, name: str) -> str:
     return f"{plan.backend}.{plan.method}"
 
 
-STAGES = ("converted", "distilled", "finetuned")
+STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
 def write(record: Record, results: dict[str, Any]) -> None:
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
+    stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
     ordered = sorted(maps, key=lambda name: -min(of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))
     rows = [
-        (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in STAGES for n in lengths))
+        (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths))
         for name in ordered
     ]
     figure, (ax,) = axes(1, width=7.0, height=4.6)
     for place, name in enumerate(ordered):
-        for shift, stage, colour in zip((0.27, 0.0, -0.27), STAGES, (COLOURS[5], COLOURS[4], COLOURS[0]), strict=True):
+        for i, stage in enumerate(stages):
             if stage in maps[name]:
-                ax.barh(place + shift, maps[name][stage][lengths[0]], 0.25, color=colour, label=stage)
+                shift = 0.8 * ((len(stages) - 1) / 2 - i) / len(stages)
+                ax.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
     ax.set_xscale("log")
     ax.set_xlabel(f"perplexity, {lengths[0]} tokens of held-out text")
     ax.set_yticks(range(len(ordered)), ordered)
     handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     ax.legend(handles.values(), handles.keys(), frameon=False)
-    record.finish(results, ["attention", *(f"{stage}, {n}" for stage in STAGES for n in lengths)], rows, figure)
+    record.finish(results, ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder)
 
 def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
     options = argparse.Namespace(
-        out=str(tmp_path), length=16, long=32, rank=2, seed=0,
+        out=str(tmp_path), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
         distil_steps=2, distil_batch=2, distil_rate=1e-2, tune_steps=2, tune_batch=2, tune_rate=1e-3,
     )  # fmt: skip
     training, held_out = streams()
@@ -105,12 +105,17 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     smollm.run(Record("smollm", options), options, decoder, training, held_out)
     assert {path.name for path in tmp_path.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
     found = json.loads((tmp_path / "smollm.json").read_text())["results"]
-    assert found["ran"] == {"hedgehog": "torch.chunk_linear_attn", "taylor2": "torch.chunk_linear_attn"}
-    assert set(found["maps"]) == {"softmax", *smollm.FIXED, *smollm.LEARNED}
+    assert found["ran"] == dict.fromkeys(("relu", "hedgehog", "t2r"), "torch.chunk_linear_attn")
+    assert list(found["maps"]) == ["softmax", "relu", "hedgehog", "t2r"]
     for name, of in found["maps"].items():
-        stages = {"converted", *["distilled"] * (name in smollm.LEARNED), *["finetuned"] * (name in smollm.TUNED)}
+        stages = {"converted", *["distilled"] * (name in smollm.LEARNED), *["finetuned"] * (name != "t2r")}
         assert {stage for stage in of if "losses" not in stage} == stages
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
+
+
+@pytest.mark.parametrize("name", smollm.FIXED)
+def test_every_fixed_map_stands_in(decoder, name):
+    assert 1 < perplexity(decoder, initial(name, decoder), torch.randint(SYMBOLS, (3, 20))) < 1e4
 
 
 def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
