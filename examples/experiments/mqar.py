@@ -1,7 +1,6 @@
-"""Multi-query associative recall by kind of mixer (Yang et al. 2024, figure 4): who learns to recall, how soon, and how much.
+"""Multi-query associative recall by kind of mixer (Yang et al. 2024, figure 4): who learns to recall, and how soon.
 
-Six mixers in one small model of two layers. In the first two settings a head has as many channels for its keys as there are
-pairs, or twice as many; in the last, half as many.
+Six mixers in one small model of two layers. A head has twice as many channels for its keys as there are pairs, or as many.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "delta rule": DeltaNet,
     "gated delta rule": GatedDeltaNet,
 }
-SETTINGS = {"8 pairs": (8, 64), "16 pairs": (16, 64), "16 pairs, half the width": (16, 32)}
-"""Pairs, and the width of the model."""
+SETTINGS = {"8 pairs": 8, "16 pairs": 16}
 
 
 def run(name: str, setting: str, seed: int, chosen: Any, advance: Callable[[], None]) -> dict[str, Any]:
     torch.manual_seed(seed)
-    pairs, width = SETTINGS[setting]
-    model = Recaller(Task(pairs, chosen.symbols), width, [MIXERS[name](width, chosen.heads) for _ in range(2)])
+    mixers = [MIXERS[name](chosen.width, chosen.heads) for _ in range(2)]
+    model = Recaller(Task(SETTINGS[setting], chosen.symbols), chosen.width, mixers)
     return train(model, chosen.steps, chosen.batch, chosen.rate, seed, advance)
 
 
 def main() -> None:
-    chosen = options(__doc__, heads=2, symbols=16, steps=600, batch=32, rate=3e-3, seeds="0,1")
+    chosen = options(__doc__, width=64, heads=2, symbols=16, steps=600, batch=32, rate=3e-3, seeds="0,1")
     torch.set_num_threads(1)
     record = Record("mqar", chosen)
     runs = [(name, setting, seed) for setting in SETTINGS for seed in numbers(chosen.seeds) for name in MIXERS]
@@ -67,7 +65,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, float]:
 
 def plot(results: dict[str, dict[str, list[Any]]]) -> Figure:
     """Accuracy in the course of training, a line for each seed."""
-    figure, found = axes(len(SETTINGS), width=3.8)
+    figure, found = axes(len(SETTINGS))
     for ax, setting in zip(found, SETTINGS, strict=True):
         for colour, (name, of) in zip(COLOURS, results.items(), strict=True):
             for i, one in enumerate(of[setting]):
