@@ -50,7 +50,7 @@ def main() -> None:
                 work = lambda n=name, c=cosine: error(n, c, chosen)  # noqa: E731
                 results[name][str(cosine)] = record.once(f"{name} at {cosine}", work)
     rows = [(name, *(results[name][str(c)] for c in COSINES[::2])) for name in WAYS]
-    record.finish(results, ["features", *(f"cosine {c}" for c in COSINES[::2])], rows, plot(results))
+    record.finish(results, ["features", *(f"cos={c:g}" for c in COSINES[::2])], rows, plot(results))
 
 
 def plot(results: dict[str, dict[str, float]]) -> Figure:

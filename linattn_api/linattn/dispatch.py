@@ -39,7 +39,7 @@ __all__ = [
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch", "fla", "flash_qla"),
-    "jax": ("pallas", "jax", "jla"),
+    "jax": ("pallas", "jax_triton", "jax", "jla"),
     "mlx": ("mlx", "mlx_fast", "mlx_lm"),
     "numpy": ("numpy",),
 }
