@@ -24,7 +24,7 @@ from .record import COLOURS, Record, axes, numbers, options
 KINDS: dict[str, Callable[[Any], LanguageModel]] = {
     "local only": lambda c: flash(256, c.width, c.units, c.chunk, keys=c.keys, linear=False),
     "global only": lambda c: flash(256, c.width, c.units, c.chunk, keys=c.keys, quadratic=False),
-    "both (FLASH)": lambda c: flash(256, c.width, c.units, c.chunk, keys=c.keys),
+    "FLASH": lambda c: flash(256, c.width, c.units, c.chunk, keys=c.keys),
     "FLASH-Quad": lambda c: flash_quad(256, c.width, c.units, c.length, keys=c.keys),
 }
 TIMED: dict[str, Callable[[Any, int], LanguageModel]] = {
@@ -32,6 +32,9 @@ TIMED: dict[str, Callable[[Any, int], LanguageModel]] = {
     "FLASH-Quad": lambda c, T: flash_quad(256, c.width, c.units, T, keys=c.keys),
     "FLASH": lambda c, T: flash(256, c.width, c.units, 256, keys=c.keys),
 }
+
+
+SHOWN = dict(zip(("local only", "global only", "FLASH", "FLASH-Quad", "softmax Transformer"), COLOURS, strict=False))
 
 
 def score(kind: str, text: Text, seed: int, chosen: Any, advance: Callable[[], None]) -> dict[str, Any]:
@@ -83,17 +86,17 @@ def main() -> None:
 
 
 def plot(scores: dict[str, list[Any]], times: dict[str, dict[str, float]]) -> Figure:
-    """Bits per byte of each kind, a dot for each seed, and seconds by context."""
+    """Bits per byte of each kind, a dot for each seed and a line for their mean, and seconds by context."""
     figure, (left, right) = axes(2, width=4.8)
-    for place, found in enumerate(scores.values()):
-        left.barh(place, mean(one["bits"] for one in found), 0.6, color=COLOURS[place])
-        left.plot([one["bits"] for one in found], [place] * len(found), "k.", markersize=4)
-    bits = [one["bits"] for found in scores.values() for one in found]
-    left.set_xlim(min(bits) - 0.2, max(bits) + 0.05)
+    for place, (kind, found) in enumerate(scores.items()):
+        bits = [one["bits"] for one in found]
+        left.plot(bits, [place] * len(bits), "o", color=SHOWN[kind], markersize=5)
+        left.plot(mean(bits), place, "|", color=SHOWN[kind], markersize=22, markeredgewidth=2)
+    left.set_ylim(-0.5, len(scores) - 0.5)
     left.set_yticks(range(len(scores)), scores)
     left.set_xlabel("bits per byte of held-out text")
-    for colour, (kind, found) in zip(COLOURS[1:], times.items(), strict=False):
-        right.plot([int(T) for T in found], found.values(), color=colour, marker=".", label=kind)
+    for kind, found in times.items():
+        right.plot([int(T) for T in found], found.values(), color=SHOWN[kind], marker=".", label=kind)
     right.set_xscale("log", base=2)
     right.set_xticks([int(T) for T in found], list(found))
     right.set_xlabel("context length")
