@@ -153,7 +153,7 @@ def states(
         if tl.load(owner + i) >= N:
             return
     n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if KEEP:
+    if KEEP or GATE == 3:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
@@ -163,7 +163,7 @@ def states(
     tile, inside = state_tile(columns_k, columns_v, K, V)
     x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
     y = at_head(y, b, bos, hv, yb, yt, yh, 1)
-    if GATE > 0:
+    if GATE == 1 or GATE == 2:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     if VALUE_GATE:
         w = at_head(w, b, bos, hv, wb, wt, wh, 1)
@@ -185,7 +185,12 @@ def states(
             tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
         bx = load_tile(x, rows, xt, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        if REVERSE:
+        if GATE == 3:
+            xd = bx
+            all = tl.load(g + ((chunk0 + chunk) * HV + hv) * K + columns_k, mask=columns_k < K, other=0.0)
+            S = S * tl.exp2(all)[:, None]
+            sum_g += all
+        elif REVERSE:
             xd = bx.to(tl.float32) * scale
         else:
             xd = bx.to(tl.float32)

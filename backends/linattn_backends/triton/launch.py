@@ -73,6 +73,7 @@ class Diagonal:
     cu: Tensor | None
     scale: float
     tiles: Tiles
+    decayed: bool = False
 
     @classmethod
     def of(
@@ -94,13 +95,13 @@ class Diagonal:
 
     @property
     def gate(self) -> int:
-        """0 none, 1 a scalar, 2 a vector."""
-        return 0 if self.g is None else self.g.dim() - 2
+        """0 none, 1 a scalar, 2 a vector, 3 a vector that :mod:`.vector` has applied: ``g`` holds its sums over each chunk."""
+        return 3 if self.decayed else 0 if self.g is None else self.g.dim() - 2
 
     @property
     def family(self) -> str:
         """The family whose recurrence this is."""
-        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
+        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla", "gla")[self.gate]
 
     @property
     def range(self) -> float:
@@ -131,7 +132,7 @@ class Diagonal:
         tiles = self.tiles
         return dict(
             K=self.q.shape[-1], V=self.v.shape[-1], C=tiles.chunk, GROUP=self.group,
-            GATE_GROUP=1 if self.g is None else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
+            GATE_GROUP=1 if self.g is None or self.decayed else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
             EXCLUSIVE=self.u is not None, PACKED=self.cu is not None, SPLIT=tiles.split, PREC=tiles.precision,
         )  # fmt: skip
 
@@ -212,18 +213,20 @@ def trait(x: Any) -> Any:
 
 
 def with_running_sums(call: Diagonal) -> Diagonal:
-    """The call as the chunk kernels read it: a scalar gate as running sums within its chunks, ``[HV, B, T]`` in memory."""
-    if call.gate != 1:
+    """The call as the chunk kernels read it: a gate as running sums within its chunks; a scalar one ``[H, B, T]`` in memory."""
+    if call.gate == 0:
         return call
-    B, T, HV = call.g.shape
+    B, T, H = call.g.shape[:3]
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
     exact = torch.float64 if call.tiles.split == 3 else torch.float32  # differences of sums must be right to a rounding
-    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
-    heads = 16
+    new = functools.partial(torch.empty, dtype=exact, device=call.g.device)
+    sums = new((H, B, T)).permute(1, 2, 0) if call.gate == 1 else new(call.g.shape)
+    width = 1 if call.gate == 1 else call.g.shape[3]
+    columns, warps = (16, 2) if call.gate == 1 else (32, 4)
     launch(
-        gates.running_sums, chunks.count * programs(HV, 1, heads, 1), call,
-        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.g), *strides(sums),
-        C=call.tiles.chunk, BH=heads, PACKED=call.cu is not None, num_warps=2,
+        gates.running_sums, chunks.count * programs(H * width, 1, columns, 1), call,
+        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, H, *strides(call.g), *strides(sums),
+        W=width, C=call.tiles.chunk, BH=columns, PACKED=call.cu is not None, num_warps=warps,
     )  # fmt: skip
     return replace(call, g=sums)
 
@@ -248,7 +251,7 @@ def walk_states(
 
 
 def segment_starts(
-    call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, segment: int
+    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut | None, start: Tensor | None, reverse: bool, segment: int
 ) -> tuple[Cut, Tensor, Tensor]:
     """Sequences cut into segments of ``segment`` chunks, the state that each begins with, and the last one's final state."""
     _, T, HV, V = call.v.shape
@@ -258,7 +261,7 @@ def segment_starts(
     local, far = new((pieces.count, HV, K, V)), new((N, HV, K, V))
     decay = None if call.g is None else new((pieces.count, HV, K))
     value_decay = None if call.w is None else new((pieces.count, HV, V))
-    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, Kept(None), None)
+    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, Kept(None), chunks)
     launch(
         kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
         local, decay, value_decay, start, far, pieces.first, pieces.per, HV,
@@ -285,7 +288,7 @@ def scan(
         far = new((N, HV, K, V), dtype=torch.float32) if end else None
         walk_states(call, x, y, reverse, None, 0, start, far, None, None, kept, chunks)
         return kept, far
-    pieces, local, far = segment_starts(call, x, y, start, reverse, segment)
+    pieces, local, far = segment_starts(call, x, y, chunks, start, reverse, segment)
     walk_states(call, x, y, reverse, pieces, segment, local, None, None, None, kept, chunks)
     return kept, far
 
@@ -323,7 +326,7 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call)
+    call = with_running_sums(call) if call.gate == 1 else call
     kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
@@ -343,7 +346,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call)
+    call = with_running_sums(call) if call.gate == 1 else call
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
     dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)

@@ -45,6 +45,10 @@ class Tiles:
     gradients: Tile
     gradients_slow: Tile
     fused: Tile | None
+    scores: Tile
+    walk: Tile | None
+    inter: Tile
+    intra: Tile
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -100,4 +104,8 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
+        scores=Tile(fit(K, most, least), 0, 4, 1),
+        walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full else None,
+        inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),
+        intra=Tile(fit(K, most, least), 0, 4, 1),
     )
