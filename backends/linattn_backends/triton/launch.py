@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from . import gates, kernels
+from . import gates, kernels, scalar
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
 
@@ -213,20 +213,18 @@ def trait(x: Any) -> Any:
 
 
 def with_running_sums(call: Diagonal) -> Diagonal:
-    """The call as the chunk kernels read it: a gate as running sums within its chunks; a scalar one ``[H, B, T]`` in memory."""
-    if call.gate == 0:
+    """The call as the chunk kernels read it: a scalar gate as running sums within its chunks, ``[HV, B, T]`` in memory."""
+    if call.gate != 1:
         return call
-    B, T, H = call.g.shape[:3]
+    B, T, HV = call.g.shape
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
     exact = torch.float64 if call.tiles.split == 3 else torch.float32  # differences of sums must be right to a rounding
-    new = functools.partial(torch.empty, dtype=exact, device=call.g.device)
-    sums = new((H, B, T)).permute(1, 2, 0) if call.gate == 1 else new(call.g.shape)
-    width = 1 if call.gate == 1 else call.g.shape[3]
-    columns, warps = (16, 2) if call.gate == 1 else (32, 4)
+    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
+    heads = 16
     launch(
-        gates.running_sums, chunks.count * programs(H * width, 1, columns, 1), call,
-        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, H, *strides(call.g), *strides(sums),
-        W=width, C=call.tiles.chunk, BH=columns, PACKED=call.cu is not None, num_warps=warps,
+        gates.running_sums, chunks.count * programs(HV, 1, heads, 1), call,
+        call.g, sums, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.g), *strides(sums),
+        C=call.tiles.chunk, BH=heads, PACKED=call.cu is not None, num_warps=2,
     )  # fmt: skip
     return replace(call, g=sums)
 
@@ -326,7 +324,7 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     """Outputs and, if asked for, final states."""
     B, T, HV, V = call.v.shape
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call) if call.gate == 1 else call
+    call = with_running_sums(call)
     kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
@@ -346,7 +344,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-    call = with_running_sums(call) if call.gate == 1 else call
+    call = with_running_sums(call)
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
     dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
@@ -381,6 +379,9 @@ def gradients(
 ) -> None:  # fmt: skip
     """Write ``dq, dk, dg, du``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
     B, T, HV = call.v.shape[:3]
+    if call.gate == 1 and call.tiles.split < 3:
+        scalar_gradients(call, chunks, do, kept, dkept, dq, dk, dg)
+        return
     K, V, transposed = q.shape[-1], v.shape[-1], dq is None
     wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
     for slow in passes(call):
@@ -397,3 +398,19 @@ def gradients(
             VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.range,
             DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+
+
+def scalar_gradients(
+    call: Diagonal, chunks: Cut, do: Tensor, kept: Kept, dkept: Kept, dq: Tensor, dk: Tensor, dg: Tensor
+) -> None:  # fmt: skip
+    """Write ``dq, dk, dg`` of a scalar gate and 16-bit operands."""
+    B, T, HV, V = call.v.shape
+    K, tile = call.q.shape[-1], call.tiles.gradients
+    launch(
+        scalar.scalar_gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        call.q, call.k, call.v, do, call.g, kept.states, dkept.states, dq, dk, dg, chunks.owner, chunks.first, call.cu, T,
+        chunks.per, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
+        K=K, V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=call.group, PACKED=call.cu is not None,
+        PREC=call.tiles.precision, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

@@ -10,10 +10,11 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
              dk_s = Σ_{t≥s} dA_ts q_t e^{G_t - G_s} + e^{G_C - G_s} v_s dS'ᵀ
              dg_j = Σ_{s<j≤t} q_t dA_ts k_s e^{G_t - G_s} + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
 
-``G`` arrives as running sums, base 2 (:mod:`.gates`). A chunk is a block. In a block, decays are measured from ``c``, the sum at its
-middle. If no channel is further than ``2^RANGE`` from there, one product ``(q e^{G-c}) (k e^{c-G})ᵀ`` does the block; else one
-does the pairs on two sides of the middle, where both exponents are ``≤ 0``, and the halves are the next blocks. So every gate
-down to ``-inf`` is exact, and what strong gates cost is two to six products of ``[C, K]`` tiles in place of one.
+In a block of tokens that decays by less than ``2^RANGE``, all decays are measured from half of its own: ``A`` is one product
+``(q e^{G-c}) (k e^{c-G})ᵀ``. Where a chunk decays by more, the pairs on two sides of its middle are measured from there, where both
+exponents are sums of gates, so ``≤ 0``; and its halves are the next blocks. Every gate down to ``-inf`` is exact, and what strong
+gates cost is three to six products of ``[C, K]`` tiles in place of one. Sums over tokens are products with matrices of ones and
+zeros (``masks``), made once: a sum of its own for each use has no cancellation, so a reset leaves the others exact.
 
 RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 """
@@ -22,61 +23,94 @@ import triton
 import triton.language as tl
 
 from .kernels import at_head, sequence_of, span_of, state_tile
-from .tiles import INTERPRETED, load_tile, product, times
+from .tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
 
-__all__ = ["inter", "intra", "outputs", "scores", "walk"]
+__all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
 
-
-@triton.jit
-def sums_at(G, rows, stride, columns, L, K: tl.constexpr):
-    """Running sums at ``rows``; past the end, the last ones."""
-    p = G + tl.minimum(rows.to(tl.int64), L - 1)[:, None] * stride + columns[None, :]
-    return tl.load(p, mask=(columns < K)[None, :], other=0.0)
-
-
-@triton.jit
-def sums_before(G, rows, stride, columns, L, K: tl.constexpr, C: tl.constexpr):
-    """Running sums without the row's own gate."""
-    p = G + tl.minimum(rows.to(tl.int64), L)[:, None] * stride - stride + columns[None, :]
-    return tl.load(p, mask=(rows % C > 0)[:, None] & (columns < K)[None, :], other=0.0)
+# Places of the matrices in ``masks``. ``BLOCKS``: three a length; ``LEVELS``: two a level, the longest first.
+UNTIL = tl.constexpr(0)
+AFTER = tl.constexpr(1)
+BEFORE = tl.constexpr(2)
+FROM = tl.constexpr(3)
+BLOCKS = tl.constexpr(4)
+LEVELS = tl.constexpr(10)
 
 
 @triton.jit
-def distances(G, rows, half, stride, columns, L, K: tl.constexpr, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
-    """Sums at ``rows`` from those at the last row below the middle of each block of ``2·half``: the query's and the key's."""
-    c = sums_at(G, rows // (2 * half) * (2 * half) + half - 1, stride, columns, L, K)
-    of_k = (sums_at(G, rows, stride, columns, L, K) - c).to(tl.float32)
-    of_q = of_k
-    if EXCLUSIVE:
-        of_q = (sums_before(G, rows, stride, columns, L, K, C) - c).to(tl.float32)
-    return of_q, of_k
+def added(masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
+    """One of ``masks`` times ``x``. float32 goes in ``SPLIT`` bfloat16 terms, which is exact for three."""
+    return added_to(tl.zeros(x.shape, tl.float32), masks, place, x, C, SPLIT)
 
 
 @triton.jit
-def added(ones, x, SPLIT: tl.constexpr):
-    """``ones @ x`` for a matrix of ones and zeros, ``x`` in ``SPLIT`` bfloat16 terms."""
+def added_to(acc, masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
+    """``acc`` and that."""
+    ones = tl.load(masks + place * C * C + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :])
     if INTERPRETED:
-        result = tl.dot(ones.to(tl.float32), x, input_precision="ieee")
+        acc += tl.dot(ones.to(tl.float32), x.to(tl.float32), input_precision="ieee")
+    elif x.dtype == tl.bfloat16:
+        acc = tl.dot(ones, x, acc)
+    elif x.dtype == tl.float16:
+        acc = tl.dot(ones.to(tl.float16), x, acc)
     else:
         part = x.to(tl.bfloat16)
-        result = tl.dot(ones, part)
+        acc = tl.dot(ones, part, acc)
         if SPLIT > 1:
             rest = x - part.to(tl.float32)
             part = rest.to(tl.bfloat16)
-            result = tl.dot(ones, part, result)
+            acc = tl.dot(ones, part, acc)
         if SPLIT > 2:
             part = (rest - part.to(tl.float32)).to(tl.bfloat16)
-            result = tl.dot(ones, part, result)
-    return result
+            acc = tl.dot(ones, part, acc)
+    return acc
+
+
+@triton.jit
+def side(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK: tl.constexpr):
+    """Queries above the middle of a block and keys below it."""
+    bq = load_tile(q, rows, q_stride, columns, L, K, BK)
+    return tl.where(upper, bq, load_tile(k, rows, k_stride, columns, L, K, BK)).to(tl.float32)
+
+
+@triton.jit
+def plain_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
+
+    Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs have no gate between them, and the gate's gradient
+    would be the difference of their sums.
+    """
+    stop = 0
+    if tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+        stop = BLOCK // 2
+    elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+            stop = 2
+    return stop
+
+
+@triton.jit
+def block_decays(masks, stop, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """Log2 decays inside each block of ``2·stop`` tokens, measured from half of its own: the query's side and the key's."""
+    place = BLOCKS
+    if stop == 2:
+        place += 3
+    c = added(masks, place, g, C, SPLIT) * 0.5
+    Gq = (added(masks, place + 1, g, C, SPLIT) - c) * LOG2E
+    G = Gq
+    if EXCLUSIVE:
+        G = Gq + g.to(tl.float32) * LOG2E
+    return Gq, G
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def scores(
-    q, k, G, u, A, read, write, decay, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``."""
+    """One chunk of ``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``, base 2, and half the length of its plain blocks."""
+    NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
@@ -89,66 +123,57 @@ def scores(
     s = tl.arange(0, C)[None, :]
     q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
     k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    G = at_head(G, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     at = i.to(tl.int64) * HV + hv
     acc = tl.zeros((C, C), tl.float32)
-    for ik in range((K + BK - 1) // BK):
+    own = tl.zeros((C,), tl.float32)
+    for ik in range(NK):
         columns = ik * BK + tl.arange(0, BK)
-        bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-        bG = sums_at(G, rows, gt, columns, L, K)
-        if EXCLUSIVE:
-            Gq = sums_before(G, rows, gt, columns, L, K, C)
-        else:
-            Gq = bG
-        last = G + tl.minimum(piece * C + C - 1, L - 1) * gt + columns
-        end = tl.load(last, mask=columns < K, other=0.0)
-        tl.store(decay + at * K + columns, end.to(tl.float32), mask=columns < K)
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
-        bx = bq * (tl.exp2(Gq.to(tl.float32)) * scale)
-        tl.store(read + p, bx.to(read.dtype.element_ty), mask=keep)
-        bx = bk * tl.exp2((end[None, :] - bG).to(tl.float32))
-        tl.store(write + p, bx.to(write.dtype.element_ty), mask=keep)
-        own = bq * bk
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        bq = load_tile(q, rows, qt, columns, L, K, BK)
+        bk = load_tile(k, rows, kt, columns, L, K, BK)
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        tl.store(decay + at * K + columns, whole, mask=columns < K)
+        both = bq.to(tl.float32) * bk.to(tl.float32)
         if EXCLUSIVE:
-            own = own * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
-        acc += tl.where(t == s, tl.sum(own, 1)[:, None], 0.0)
-        half = C // 2
-        while half > 0:
-            from_q, from_k = distances(G, rows, half, gt, columns, L, K, C, EXCLUSIVE)
-            if plain(from_k, half, EXCLUSIVE, RANGE):
-                left = (load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(from_q)).to(DT)
-                right = (load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-from_k)).to(DT)
-                acc += tl.where((s < t) & ((t ^ s) < 2 * half), times(left, tl.trans(right), PREC), 0.0)
-                half = 0
-            else:
-                upper = (t & half) != 0
-                X = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * tl.exp2(-tl.abs(tl.where(upper, from_q, from_k)))
-                X = X.to(DT)
-                acc += tl.where((s < t) & ((t ^ s) < 2 * half) & ((t ^ s) >= half), times(X, tl.trans(X), PREC), 0.0)
+            both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
+        own += tl.sum(both, 1)
+        Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
+        stop = C // 2
+        if tl.min(whole, 0) > -RANGE:
+            c = whole * 0.5
+            x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])
+            tl.store(read + p, (x * (tl.exp2(c) * scale)[None, :]).to(read.dtype.element_ty), mask=keep)
+            left = x.to(DT)
+            if EXCLUSIVE:
+                Gq += bg.to(tl.float32) * LOG2E
+            x = bk.to(tl.float32) * tl.exp2(c[None, :] - Gq)
+            tl.store(write + p, (x * tl.exp2(c)[None, :]).to(write.dtype.element_ty), mask=keep)
+            acc = product(left, tl.trans(x.to(DT)), acc, PREC)
+        else:
+            tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
+            x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
+            tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
+            stop = plain_half(masks, bg, C, EXCLUSIVE, SPLIT, RANGE)
+            half = C // 2
+            place = LEVELS
+            while half > stop:
+                e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
+                x = side(q, k, (t & half) != 0, rows, qt, kt, columns, L, K, BK) * e
+                apart = (t ^ s) + half * 0
+                acc += tl.where((apart < 2 * half) & (apart >= half), times(x.to(DT), tl.trans(x.to(DT)), PREC), 0.0)
                 half = half // 2
+                place += 2
+            if stop > 0:
+                Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
+                left = (load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gq)).to(DT)
+                x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+                acc += tl.where((t ^ s) < 2 * stop, times(left, tl.trans(x.to(DT)), PREC), 0.0)
+        tl.store(stops + at * NK + ik, stop)
+    acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
     tl.store(A + at * (C * C) + t * C + s, (acc * scale).to(A.dtype.element_ty))
-
-
-@triton.jit
-def plain(distance, half, EXCLUSIVE: tl.constexpr, RANGE: tl.constexpr):
-    """Whether one product does blocks of ``2·half`` tokens, which decay by ``distance`` from their middles.
-
-    Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs have no gate between them, and the gate's gradient
-    would be the difference of their sums.
-    """
-    enough = tl.max(tl.max(tl.abs(distance), 1), 0) < RANGE
-    if EXCLUSIVE:
-        enough = enough & (half >= 8)
-    return enough
-
-
-@triton.jit
-def side(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK: tl.constexpr):
-    """Queries above the middle of a block and keys below it."""
-    bq = load_tile(q, rows, q_stride, columns, L, K, BK)
-    return tl.where(upper, bq, load_tile(k, rows, k_stride, columns, L, K, BK)).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -253,15 +278,41 @@ def outputs(
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
+@triton.jit
+def met_values(
+    do, ot, v, vt, kept, dkept, rows, columns_k, L,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``do vᵀ``, its transpose, ``do Sᵀ``, ``v dS'ᵀ`` and ``Σ_v S ∘ dS'``."""
+    below = tl.zeros((C, C), tl.float32)
+    above = tl.zeros((C, C), tl.float32)
+    bq = tl.zeros((C, BK), tl.float32)
+    bk = tl.zeros((C, BK), tl.float32)
+    both = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        bo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        bD = tl.load(dkept + tile, mask=inside, other=0.0)
+        bq = product(bo.to(bS.dtype), tl.trans(bS), bq, PREC)
+        bk = product(bv.to(bS.dtype), tl.trans(bD), bk, PREC)
+        below = product(bo, tl.trans(bv), below, PREC)
+        above = product(bv, tl.trans(bo), above, PREC)
+        both += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
+    return below, above, bq, bk, both
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def inter(
-    do, v, kept, dkept, dA, dq, dk, met, owner, first, cu, T, PER, N, HV, scale, ob, ot, oh, vb, vt, vh,
+    do, v, kept, dkept, dA, own, dq, dk, met, owner, first, cu, T, PER, N, HV, scale, ob, ot, oh, vb, vt, vh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``scale do Sᵀ`` and ``v dS'ᵀ [C, BK]``, of ``Σ_v S ∘ dS' [BK]`` and of ``dA [C, C]``.
+    """One chunk of ``scale do Sᵀ`` and ``v dS'ᵀ [C, BK]``, of ``Σ_v S ∘ dS' [BK]`` and of ``dA``.
 
-    ``dA`` is written as a symmetric matrix: above its diagonal stands the transpose of what is below.
+    ``dA`` is two matrices ``[C, C]``: what is below its diagonal, and the transpose of that. ``own`` is the diagonal.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -279,44 +330,30 @@ def inter(
     do = at_head(do, b, bos, hv, ob, ot, oh, 1)
     v = at_head(v, b, bos, hv, vb, vt, vh, 1)
     at = i.to(tl.int64) * HV + hv
-    below = tl.zeros((C, C), tl.float32)
-    above = tl.zeros((C, C), tl.float32)
-    bq = tl.zeros((C, BK), tl.float32)
-    bk = tl.zeros((C, BK), tl.float32)
-    both = tl.zeros((BK,), tl.float32)
-    for iv in range((V + BV - 1) // BV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        tile, inside = state_tile(columns_k, columns_v, K, V)
-        bo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-        bS = tl.load(kept + at * (K * V) + tile, mask=inside, other=0.0)
-        bD = tl.load(dkept + at * (K * V) + tile, mask=inside, other=0.0)
-        bq = product(bo.to(bS.dtype), tl.trans(bS), bq, PREC)
-        bk = product(bv.to(bS.dtype), tl.trans(bD), bk, PREC)
-        below = product(bo, tl.trans(bv), below, PREC)
-        above = product(bv, tl.trans(bo), above, PREC)
-        both += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
+    below, above, bq, bk, both = met_values(
+        do, ot, v, vt, kept + at * (K * V), dkept + at * (K * V), rows, columns_k, L, K, V, C, BK, BV, PREC
+    )
     p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns_k[None, :]
     keep = (rows < L)[:, None] & (columns_k < K)[None, :]
     tl.store(dq + p, (bq * scale).to(dq.dtype.element_ty), mask=keep)
     tl.store(dk + p, bk.to(dk.dtype.element_ty), mask=keep)
     tl.store(met + at * K + columns_k, both, mask=columns_k < K)
     if ik == 0:
-        square = tl.where(s <= t, below, above) * scale
-        tl.store(dA + at * (C * C) + t * C + s, square.to(dA.dtype.element_ty))
+        square = dA + at * (2 * C * C) + t * C + s
+        tl.store(square, tl.where(s < t, below * scale, 0.0).to(dA.dtype.element_ty))
+        tl.store(square + C * C, tl.where(s > t, above * scale, 0.0).to(dA.dtype.element_ty))
+        tl.store(own + at * C + tl.arange(0, C), tl.sum(tl.where(s == t, below, 0.0), 1) * scale)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def intra(
-    q, k, G, u, dA, met, ones, dq, dk, dg, du, owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, u, masks, dA, own, met, stops, dq, dk, dg, du, owner, first, cu, T, PER, N, HV,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
     EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, TERMS: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]``. ``dq, dk`` hold what ``inter`` wrote.
-
-    Sums over tokens are products with ``ones``; ``TERMS`` bfloat16 terms do for those that do not cancel.
-    """
+    """One chunk of ``dq, dk, dg [C, BK]``. ``dq, dk`` hold what ``inter`` wrote. ``TERMS`` do for sums without cancellation."""
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     ik = pid % NK
@@ -336,64 +373,86 @@ def intra(
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
     k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-    bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-    G = at_head(G, b, bos, hv, gb, gt, gh, GATE_GROUP)
-    bG = sums_at(G, rows, gt, columns, L, K)
+    dA += at * (2 * C * C)
+    weight = tl.load(own + at * C + tl.arange(0, C))[:, None]
     if EXCLUSIVE:
-        Gq = sums_before(G, rows, gt, columns, L, K, C)
+        both = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=columns < K)
+        weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
+    stop = tl.load(stops + at * NK + ik)
+    bg = load_gate(at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
+    whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+    through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(whole)
+    Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
+    # Operands are loaded again where they are needed: what is short here is registers.
+    if stop == C // 2:
+        Gq = Gq - (whole * 0.5)[None, :]
+        G = Gq
+        if EXCLUSIVE:
+            G = Gq + bg.to(tl.float32) * LOG2E
+        c = tl.exp2(whole * 0.5)[None, :]
+        y = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        x = y * tl.exp2(-G)
+        through += tl.sum(x * c * tl.load(dk + p, mask=keep, other=0.0).to(tl.float32), 0)
+        bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * c
+        e = tl.exp2(Gq)
+        bdq = product(tl.load(dA + square), x.to(DT), bdq, PREC) * e
+        tl.store(dq + p, (bdq + weight * y).to(dq.dtype.element_ty), mask=keep)
+        y = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+        bdg = y * bdq
+        x = y * e
+        bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * c
+        bdk = product(tl.load(dA + C * C + square), x.to(DT), bdk, PREC) * tl.exp2(-G)
+        tl.store(dk + p, (bdk + weight * y).to(dk.dtype.element_ty), mask=keep)
+        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
+        bdg = added(masks, FROM, bdg - x, C, SPLIT)
+        if EXCLUSIVE:
+            bdg -= x
     else:
-        Gq = bG
-    end = tl.load(G + tl.minimum(piece * C + C - 1, L - 1) * gt + columns, mask=columns < K, other=0.0)
-    dA += at * (C * C)
-    bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(Gq.to(tl.float32))
-    bdg = added(tl.load(ones + square), bq * bdq, TERMS)
-    bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2((end[None, :] - bG).to(tl.float32))
-    bdg += added(tl.load(ones + C * C + square), bk * bdk, TERMS)
-    through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(end.to(tl.float32))
-    bdg += through[None, :]
-    ones += 2 * C * C
-    half = C // 2
-    while half > 0:  # operands are loaded again where they are needed: registers are what is short here
-        from_q, from_k = distances(G, rows, half, gt, columns, L, K, C, EXCLUSIVE)
-        pairs = tl.load(dA + square)
-        apart = t ^ s
-        if plain(from_k, half, EXCLUSIVE, RANGE):
-            x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-from_k)
-            Z = times(tl.where((apart < 2 * half) & (s < t), pairs, 0.0).to(DT), x.to(DT), PREC)
-            from_q, from_k = distances(G, rows, half, gt, columns, L, K, C, EXCLUSIVE)
-            Z = Z * tl.exp2(from_q)
+        bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(Gq)
+        x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * bdq
+        bdg = added(masks, FROM, x, C, TERMS)
+        bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
+        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
+        bdg = added_to(bdg, masks, BEFORE, x, C, TERMS)
+        half = C // 2
+        place = LEVELS
+        while half > stop:
+            upper = (t & half) != 0
+            e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
+            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * e
+            pairs = tl.load(dA + square) + tl.load(dA + C * C + square)
+            apart = (t ^ s) + half * 0
+            pairs = tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT)
+            Z = times(pairs, x.to(DT), PREC) * e
+            bdq += tl.where(upper, Z, 0.0)
+            bdk += tl.where(upper, 0.0, Z)
+            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
+            bdg = added_to(bdg, masks, place + 1, x, C, TERMS)
+            half = half // 2
+            place += 2
+        if stop > 0:
+            near = (t ^ s) < 2 * stop
+            Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
+            x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            Z = times(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
+            e = tl.exp2(Gq)
+            Z = Z * e
             bdq += Z
             x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
             Z = Z * x
-            pairs = tl.load(dA + square)
-            x = x * tl.exp2(from_q)
-            Y = times(tl.where((apart < 2 * half) & (s > t), pairs, 0.0).to(DT), x.to(DT), PREC)
-            from_q, from_k = distances(G, rows, half, gt, columns, L, K, C, EXCLUSIVE)
-            Y = Y * tl.exp2(-from_k)
+            x = x * e
+            Y = times(tl.where(near, tl.load(dA + C * C + square), 0.0).to(DT), x.to(DT), PREC) * tl.exp2(-G)
             bdk += Y
-            Y = Y * load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-            bdg += added(tl.load(ones + square), Z - Y, SPLIT)
+            x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * Y
+            place = BLOCKS + 2
+            if stop == 2:
+                place += 3
+            bdg = added_to(bdg, masks, place, Z - x, C, SPLIT)
             if EXCLUSIVE:
-                bdg -= Y
-            half = 0
-        else:
-            upper = (t & half) != 0
-            e = tl.exp2(-tl.abs(tl.where(upper, from_q, from_k)))
-            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK)
-            Z = e * times(tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT), (x * e).to(DT), PREC)
-            bdq += tl.where(upper, Z, 0.0)
-            bdk += tl.where(upper, 0.0, Z)
-            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK)
-            bdg += added(tl.load(ones + C * C + square), x * Z, TERMS)
-            half = half // 2
-            ones += 2 * C * C
-    bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-    bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-    weight = tl.load(dA + tl.arange(0, C) * (C + 1)).to(tl.float32)[:, None]
-    if EXCLUSIVE:
-        tl.store(du + at * K + columns, tl.sum(weight * bq * bk, 0), mask=columns < K)
-        weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
-    tl.store(dq + p, (bdq + weight * bk).to(dq.dtype.element_ty), mask=keep)
-    tl.store(dk + p, (bdk + weight * bq).to(dk.dtype.element_ty), mask=keep)
-    tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=keep)
+                bdg -= x
+        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        tl.store(dq + p, (bdq + weight * x).to(dq.dtype.element_ty), mask=keep)
+        x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+        tl.store(dk + p, (bdk + weight * x).to(dk.dtype.element_ty), mask=keep)
+    tl.store(dg + p, (bdg + through[None, :]).to(dg.dtype.element_ty), mask=keep)

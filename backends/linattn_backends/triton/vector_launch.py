@@ -22,7 +22,6 @@ from .launch import (
     scan,
     segment_starts,
     strides,
-    with_running_sums,
 )
 from .tuning import Tile, programs
 
@@ -31,10 +30,11 @@ __all__ = ["backward", "forward"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call whose gate has been applied: ``q, k`` are ``read, write`` and ``A`` the scores, scaled."""
+    """A call whose gate has been applied: ``q, k`` are ``read, write``, ``A`` the scores, scaled, ``stops`` says what gates took."""
 
     call: Diagonal
     A: Tensor
+    stops: Tensor
     chunks: Cut
 
 
@@ -50,41 +50,53 @@ def gate_facts(call: Diagonal) -> dict[str, Any]:
     """Of those that see the gate."""
     return dict(
         K=call.q.shape[-1], GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2], EXCLUSIVE=call.u is not None,
-        RANGE=call.range / 2, DT=dtype(call.v),
+        SPLIT=call.tiles.split, RANGE=call.range, DT=dtype(call.v),
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
-def ones(device: torch.device, C: int, exclusive: bool) -> Tensor:
-    """Which tokens' terms (columns) a gate's gradient sums (rows).
+def masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
+    """Matrices that sum over tokens, a row of ones and zeros for each token ``t``, in the order that :mod:`.vector` names.
 
-    First ``t ≥ j`` and ``t < j``. Then, for blocks of ``C`` tokens, ``C/2``, … 2: ``t ≥ j`` in ``j``'s block; and in ``j``'s half of
-    the block, ``t ≥ j`` if it is the upper half, ``t < j`` if the lower. Queries of ``exclusive`` families lean on ``t > j``.
+    ``UNTIL`` ``j ≤ t`` (``j < t`` if ``exclusive``, as in everything that a query reads), ``AFTER`` ``j > t``, ``BEFORE`` ``j < t``,
+    ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``. ``LEVELS``,
+    for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t`` the tokens
+    whose way to the middle crosses it.
     """
-    j, t = torch.arange(C, device=device)[:, None], torch.arange(C, device=device)
-    later, earlier = (t > j if exclusive else t >= j), t < j
-    masks = [later, earlier]
-    for level in range(C.bit_length() - 2, -1, -1):
+    t, j = torch.arange(C, device=device)[:, None], torch.arange(C, device=device)
+    after, before = j > t, j < t
+    until, since = (before, after) if exclusive else (j <= t, j >= t)
+    found = [until, after, before, since]
+    for length in (16, 4):
+        block = (t ^ j) < length
+        found += [block, block & until, block & since]
+    for level in reversed(range(C.bit_length() - 1)):
         half = 1 << level
-        masks.append(later & ((t ^ j) < 2 * half))
-        masks.append(torch.where((j & half) > 0, later, earlier) & ((t ^ j) < half))
-    return torch.stack(masks).to(torch.bfloat16)
+        upper, beside = (t & half) > 0, (t ^ j) < half
+        found += [beside & torch.where(upper, until, after), beside & torch.where(upper, since, before)]
+    return torch.stack(found).to(torch.bfloat16)
+
+
+def masks_of(call: Diagonal) -> Tensor:
+    """Those of a call."""
+    return masks(call.q.device, call.tiles.chunk, call.u is not None)
 
 
 def prepare(call: Diagonal) -> Prepared:
-    """Scores, and rows that have decayed to the start and the end of their chunks. ``call`` has running sums."""
-    (B, T, HV, _), K, C = call.v.shape, call.q.shape[-1], call.tiles.chunk
+    """Scores, and rows that have decayed to the start and the end of their chunks."""
+    (B, T, HV, _), K, C, tile = call.v.shape, call.q.shape[-1], call.tiles.chunk, call.tiles.scores
     chunks = cut(T, call.N, C, call.cu)
     new = functools.partial(torch.empty, dtype=call.q.dtype, device=call.q.device)
     A, read, write = new((chunks.count, HV, C, C)), new((B, T, HV, K)), new((B, T, HV, K))
     decay = new((chunks.count, HV, K), dtype=torch.float32)
+    stops = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.int32)
     launch(
         vector.scores, chunks.count * HV, call,
-        call.q, call.k, call.g, call.u, A, read, write, decay, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV,
-        call.scale, *strides(call.q), *strides(call.k), *strides(call.g),
-        **facts(call, call.tiles.scores), **gate_facts(call),
+        call.q, call.k, call.g, call.u, masks_of(call), A, read, write, decay, stops, chunks.owner, chunks.first, call.cu,
+        T, chunks.per, call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(call.g),
+        **facts(call, tile), **gate_facts(call),
     )  # fmt: skip
-    return Prepared(replace(call, q=read, k=write, g=decay, u=None, decayed=True), A, chunks)
+    return Prepared(replace(call, q=read, k=write, g=decay, u=None, decayed=True), A, stops, chunks)
 
 
 def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Kept, out: Tensor, reverse: bool) -> None:
@@ -119,7 +131,7 @@ def walk(made: Prepared, out: Tensor, final: bool) -> Tensor | None:
 
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states."""
-    made = prepare(with_running_sums(call))
+    made = prepare(call)
     call = made.call
     out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
     if call.tiles.walk is not None:
@@ -131,7 +143,6 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
-    dtype_g, call = call.g.dtype, with_running_sums(call)
     made = prepare(call)
     ready, chunks, do = made.call, made.chunks, rows_contiguous(do)
     (B, T, HV, V), (H, K) = call.v.shape, call.q.shape[2:]
@@ -143,15 +154,17 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     through_memory(made, ready.k, do, dkept, dv, True)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dA, met = new(made.A.shape, dtype=made.A.dtype), new((chunks.count, HV, K), dtype=torch.float32)
+    C = call.tiles.chunk
+    dA, own = new((chunks.count, HV, 2, C, C), dtype=made.A.dtype), new((chunks.count, HV, C), dtype=torch.float32)
+    met = new((chunks.count, HV, K), dtype=torch.float32)
     tile = call.tiles.inter
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     launch(
         vector.inter, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        do, call.v, kept.states, dkept.states, dA, dq, dk, met, *where, call.scale, *strides(do), *strides(call.v),
+        do, call.v, kept.states, dkept.states, dA, own, dq, dk, met, *where, call.scale, *strides(do), *strides(call.v),
         K=K, V=V, BV=tile.BV, **facts(call, tile),
     )  # fmt: skip
-    dg = new((B, T, HV, K), dtype=dtype_g if call.g.shape[2] == HV else torch.float32)
+    dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
     du = None
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
@@ -159,8 +172,8 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     tile = call.tiles.intra
     launch(
         vector.intra, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        call.q, call.k, call.g, call.u, dA, met, ones(call.g.device, call.tiles.chunk, call.u is not None), dq, dk, dg, du, *where,
-        *strides(call.q), *strides(call.k), *strides(call.g), SPLIT=call.tiles.split,
+        call.q, call.k, call.g, call.u, masks_of(call), dA, own, met, made.stops, dq, dk, dg, du, *where,
+        *strides(call.q), *strides(call.k), *strides(call.g),
         TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, **facts(call, tile), **gate_facts(call),
     )  # fmt: skip
     if call.g.shape[2] != HV:
