@@ -380,7 +380,8 @@ def intra(
         tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=columns < K)
         weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
     stop = tl.load(stops + at * NK + ik)
-    bg = load_gate(at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
+    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    bg = load_gate(g, rows, gt, columns, L, K, BK)
     whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
     through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(whole)
     Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
@@ -389,7 +390,7 @@ def intra(
         Gq = Gq - (whole * 0.5)[None, :]
         G = Gq
         if EXCLUSIVE:
-            G = Gq + bg.to(tl.float32) * LOG2E
+            G = Gq + load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32) * LOG2E
         c = tl.exp2(whole * 0.5)[None, :]
         y = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
         x = y * tl.exp2(-G)
@@ -433,6 +434,7 @@ def intra(
             place += 2
         if stop > 0:
             near = (t ^ s) < 2 * stop
+            bg = load_gate(g, rows, gt, columns, L, K, BK)
             Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
             x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
             Z = times(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
