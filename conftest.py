@@ -9,11 +9,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from linattn.registry import registry
 from sybil import Example, Sybil
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 FLAGS = doctest.ELLIPSIS
+
+# Triton interprets or compiles for the whole life of a process, and interpreted it would be chosen for every CPU tensor:
+# its tests are a run of their own, and every other run says that it left them out.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+collect_ignore = [] if INTERPRETED else ["tests/triton_backend"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not INTERPRETED:
+        terminalreporter.write_line("left out: tests/triton_backend (TRITON_INTERPRET=1 python -m pytest tests/triton_backend)")
 
 
 def run_session(example: Example) -> str | None:

@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,15 +195,28 @@ class Inputs:
     d_o: np.ndarray
 
 
-@functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
 def draw(case: Case) -> Inputs:
     """Fresh random arrays from the case's seed; gates are never zero, keys of the delta families have unit length."""
-    rng = np.random.default_rng(case.seed)
-    arrays = {arg.name: draw_array(case, arg, rng) for arg in case.arrays}
+    return drawn(replace(case, what="decode" if case.state else "fwd"))
+
+
+@functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
+def drawn(case: Case) -> Inputs:
+    """The arrays of a case, whatever is done with them. Each has a generator of its own, so that they can be drawn at once."""
+    seeds = np.random.SeedSequence(case.seed).spawn(len(case.arrays) + 3)
+    low_rank_seed, state_seed, output_seed = (np.random.default_rng(seed) for seed in seeds[-3:])
+    values = next(arg for arg in case.arrays if arg.name == "v")
+    with ThreadPoolExecutor() as pool:  # NumPy draws without holding the interpreter's lock
+        waiting = {
+            arg.name: pool.submit(draw_array, case, arg, np.random.default_rng(seed))
+            for arg, seed in zip(case.arrays, seeds, strict=False)
+        }
+        d_o = pool.submit(output_seed.standard_normal, case.shape(values), np.float32)
+        arrays = {name: future.result() for name, future in waiting.items()}
     if case.spec.name == "dplr":
-        arrays |= low_rank(arrays, rng)
-    state = tuple(draw_state(case, arg, rng) for arg in case.state)
-    return Inputs(arrays, state, rng.standard_normal(arrays["v"].shape, np.float32))
+        arrays |= low_rank(arrays, low_rank_seed)
+    state = tuple(draw_state(case, arg, state_seed) for arg in case.state)
+    return Inputs(arrays, state, d_o.result())
 
 
 def draw_array(case: Case, arg: Arg, rng: np.random.Generator) -> np.ndarray:

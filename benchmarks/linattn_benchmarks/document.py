@@ -1,6 +1,7 @@
 """Fills the tables of a Markdown page from results files: ``python -m linattn_benchmarks.document docs/benchmarks.md``.
 
-Between ``<!-- results: NAME.json -->`` and ``<!-- end -->`` stands what :func:`render` makes of ``results/NAME.json``.
+Between ``<!-- results: NAME.json -->`` and ``<!-- end -->`` stands what :func:`render` makes of ``results/NAME.json``;
+after ``<!-- side by side: NAME.json -->`` the same rows with one column a library.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 from . import table
 from .environment import RESULTS, read
 
-BLOCK = re.compile(r"(<!-- results: (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (?P<view>results|side by side): (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str, results: Path = RESULTS) -> str:
     """The page with every table made again."""
-    return BLOCK.sub(lambda block: block[1] + render(read(results / block["name"])) + block[3], text)
+    return BLOCK.sub(lambda block: block[1] + render(read(results / block["name"]), block["view"]) + block[4], text)
 
 
-def render(document: dict[str, Any]) -> str:
+def render(document: dict[str, Any], view: str = "results") -> str:
     """The Markdown of one results file."""
-    body = RENDERERS[document["benchmark"]](document["results"])
+    body = side_by_side(document["results"]) if view != "results" else RENDERERS[document["benchmark"]](document["results"])
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
@@ -59,18 +60,38 @@ def operators(results: dict[str, Any]) -> str:
     columns = {"shape": [plain(row) for row in rows], "backend": [row["backend"] or row["library"] for row in rows]}
     shared = [values[0] for values in columns.values() if len(set(values)) == 1]
     varied = {name: values for name, values in columns.items() if len(set(values)) > 1}
-    head = ("operator", "what", *varied, "T", *FIGURES)
+    names, figures = table.filled(rows)
+    wanted = [i for i, name in enumerate(names) if name in FIGURES]
+    head = ("operator", "what", *varied, "T", *(names[i] for i in wanted))
     lines = [
-        (f"`{row['operator']}`", row["what"], *values, row["case"]["sizes"]["T"], *figures(row))
-        for row, *values in zip(rows, *varied.values(), strict=True)
+        (f"`{row['operator']}`", row["what"], *values, row["case"]["sizes"]["T"], *(unbroken(line[i]) for i in wanted))
+        for row, line, *values in zip(rows, figures, *varied.values(), strict=True)
     ]
     common = ", ".join([*shared, *dtypes(rows)])
     return f"{table.ceilings(results['ceilings'])}. {common}.\n\n{grid(head, lines)}"
 
 
-def figures(row: dict[str, Any]) -> list[str]:
-    """The figures of a row."""
-    return [unbroken(cell) for name, cell in zip(table.COLUMNS, table.cells(row), strict=True) if name in FIGURES]
+def side_by_side(results: dict[str, Any]) -> str:
+    """Of the general benchmark: milliseconds forward / forward and backward, one column a library."""
+    rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
+    libraries = list(dict.fromkeys(table.library(row) for row in rows))
+    found = {(row["operator"], row["label"], table.library(row), row["what"]): row for row in rows}
+    lines = [
+        (f"`{operator}`", label, *(unbroken(" / ".join(map(cell, pair))) for pair in pairs))
+        for operator, label in dict.fromkeys((row["operator"], row["label"]) for row in rows)
+        for pairs in [[[found.get((operator, label, who, what)) for what in ("fwd", "fwdbwd")] for who in libraries]]
+    ]
+    head = ("operator", "shape", *libraries)
+    return (
+        f"{table.ceilings(results['ceilings'])}. {', '.join(dtypes(rows))}; ms, forward / with backward.\n\n{grid(head, lines)}"
+    )
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    """The median of a row; a dash where nothing was timed."""
+    if row is None or row["ms"] is None:
+        return "–"
+    return table.milliseconds(row["ms"]["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
 
 
 def unbroken(cell: str) -> str:
@@ -78,7 +99,7 @@ def unbroken(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("-", "\u2011")
 
 
-FIGURES = ("ms", "× floor", "first call", "peak", "error")
+FIGURES = ("ms", "graph, ms", "× floor", "first call", "peak", "error")
 
 
 def plain(row: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ def figures(case: Case, subject: Subject, seconds: float) -> Row:
         found["error"] = checks.check(case, runner, arrays, d_o, call)
         found["status"] = "ok" if found["error"]["ok"] else "wrong"
     found["ms"] = spread(runner.times(call, seconds))
-    if case.what == "decode" and (times := runner.graph_times(call)):
+    if times := runner.graph_times(call):
         found["graph_ms"] = spread(times)
     if (peak := runner.peak(call)) is not None:
         found |= {"peak_bytes": peak, "peak_of": "device allocator"}

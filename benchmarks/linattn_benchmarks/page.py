@@ -17,12 +17,13 @@ TEMPLATES = Environment(
 def html(document: dict[str, Any]) -> str:
     """The page."""
     rows = document["results"]["rows"]
+    columns, lines = table.filled(table.called(rows))
     return TEMPLATES.get_template("page.html").render(
         environment=document["environment"],
         ceilings=table.ceilings(document["results"]["ceilings"]),
-        columns=table.COLUMNS,
+        columns=columns,
         right=table.RIGHT,
-        rows=[(row["status"], table.cells(row)) for row in table.called(rows)],
+        rows=[(row["status"], line) for row, line in zip(table.called(rows), lines, strict=True)],
         remarks=table.remarks(rows),
         figures=plots.svg(rows),
     )

@@ -9,7 +9,7 @@ from rich.table import Table
 
 Row = dict[str, Any]
 
-COLUMNS = ("operator", "shape", "what", "library", "ms", "10–90 %", "× floor", "first call", "peak", "error")
+COLUMNS = ("operator", "shape", "what", "library", "ms", "10–90 %", "graph, ms", "× floor", "first call", "peak", "error")
 RIGHT = COLUMNS[4:]
 
 
@@ -17,12 +17,13 @@ def cells(row: Row) -> tuple[str, ...]:
     """One line of a table; a row without figures says why."""
     head = (row["operator"], row["label"], row["what"], library(row))
     if row["ms"] is None:
-        return (*head, row["status"], *[""] * 5)
+        return (*head, row["status"], *[""] * 6)
     ms = row["ms"]
     return (
         *head,
         milliseconds(ms["median"]),
         f"{milliseconds(ms['q10'])}–{milliseconds(ms['q90'])}",
+        "" if row["graph_ms"] is None else milliseconds(row["graph_ms"]["median"]),
         f"{row['ratio']:.3g}",
         "" if row["first_call_s"] is None else f"{row['first_call_s']:.2f} s",
         "" if row["peak_bytes"] is None else memory(row["peak_bytes"]),
@@ -63,14 +64,22 @@ def error(row: Row) -> str:
     return text if row["status"] == "ok" else f"WRONG {text}"
 
 
+def filled(rows: Iterable[Row]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The names of the columns that hold anything, and the lines in them."""
+    lines = [cells(row) for row in rows]
+    used = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
+    return [COLUMNS[i] for i in used], [tuple(line[i] for i in used) for line in lines]
+
+
 def console(rows: Iterable[Row]) -> Table:
     """Every row that was called, for the terminal."""
+    rows = called(rows)
+    names, lines = filled(rows)
     table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
+    for name in names:
         table.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=name not in ("shape", "library"))
-    for row in called(rows):
-        style = {"wrong": "bold red", "failed": "red"}.get(row["status"], "")
-        table.add_row(*cells(row), style=style)
+    for row, line in zip(rows, lines, strict=True):
+        table.add_row(*line, style={"wrong": "bold red", "failed": "red"}.get(row["status"], ""))
     return table
 
 

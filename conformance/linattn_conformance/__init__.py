@@ -13,6 +13,7 @@
 ``witness``            who really ran
 ``adapters``           one small class for each array framework
 ``runner``             cases to results, in this process
+``resuming``           going on with a run that was cut short
 ``pool``, ``worker``   the same in processes that are replaced when they are lost
 ``known_failures``     what a vendor knows to be broken
 ``verdict``            profiles; manifest minus results

@@ -123,6 +123,11 @@ class Case:
         return spec_of(self.op, self.form)
 
     @property
+    def has_64_bits(self) -> bool:
+        """True if an array of it has elements of 64 bits."""
+        return self.dtype == "float64" or "wide" in self.flags
+
+    @property
     def needs_gradient(self) -> bool:
         return self.check in ("gradient", "repeat-backward", "leak-backward", "func-grad", "jit-gradient")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import known_failures, manifest, report, verdict
+from . import known_failures, manifest, report, resuming, verdict
 from .cases import Case, every_case, named
 from .pool import TIME_LIMIT, Pool, PoolError, default_workers
 from .runner import STATUSES, Result, Subject
@@ -45,6 +46,17 @@ def conformance(
     memory_limit: Annotated[
         float, typer.Option(help="GiB for each process; 0: its share of four fifths of the machine's.")
     ] = 0.0,
+    budget: Annotated[
+        float,
+        typer.Option(help="Seconds for the whole run, core cases first; what is left then is not run. 0: no end."),
+    ] = 0.0,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run of this report: take over its results, and run what it has not.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="What else the report is to say of where it was made; repeat for more."),
+    ] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
@@ -56,8 +68,13 @@ def conformance(
             held = manifest.load()
             if held != manifest.from_cases(every_case()):
                 raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
-            pool = stack.enter_context(Pool(Setting(backend, framework, device, tighten), count, time_limit, memory_limit))
+            told = said(environment or ())
+            setting = Setting(backend, framework, device, tighten)
+            pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
             wanted = selected(pool.subject, held, profile, case)
+            earlier = (
+                resuming.read(resume, report.make(pool.subject, held, profile, (), (), 0.0, told)) if resume else resuming.NONE
+            )
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:
@@ -65,11 +82,14 @@ def conformance(
             return
         if case:  # entries about cases that were not selected say nothing here
             entries = [entry for entry in entries if any(fnmatchcase(other.id, entry.pattern) for other in wanted)]
+        done = {result.id for result in earlier.results}
+        left = [other for other in wanted if other.id not in done]
         started = time.perf_counter()
-        found = progress(console, pool, wanted)
-        seconds = time.perf_counter() - started
+        found = [*earlier.results, *progress(console, pool, by_profile(left) if budget else left)]
+        seconds = time.perf_counter() - started + earlier.seconds
     results, complaints = known_failures.apply(found, entries, datetime.date.today())
-    made = report.make(pool.subject, held, profile, results, [*pool.complaints, *complaints], seconds)
+    complaints = list(dict.fromkeys([*earlier.complaints, *pool.complaints, *complaints]))
+    made = report.make(pool.subject, held, profile, results, complaints, seconds, told)
     judged = verdict.verdict(made, held)
     if report_path:
         report.write(report_path, made, judged)
@@ -89,6 +109,19 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
     if not found:
         raise ValueError(f"no case for {subject.framework} on {subject.device} matches {', '.join(patterns)}")
     return found
+
+
+def by_profile(cases: Sequence[Case]) -> list[Case]:
+    """The order of the profiles: the core, what else has no gradients, the rest."""
+    return sorted(cases, key=lambda case: (not case.core, case.needs_gradient))
+
+
+def said(pairs: Sequence[str]) -> dict[str, str]:
+    """What ``--environment`` says, by name."""
+    wrong = [pair for pair in pairs if not pair.partition("=")[0] or "=" not in pair]
+    if wrong:
+        raise ValueError(f"--environment {wrong[0]}: expected NAME=VALUE")
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def generated(name: str) -> Case | None:

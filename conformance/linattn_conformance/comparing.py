@@ -111,4 +111,5 @@ def _device(report: Mapping[str, Any]) -> str:
 
 
 def _versions(report: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in report["versions"].items() if name != "device")
+    told = {**report["versions"], **report.get("environment", {})}
+    return ", ".join(f"{name} {version}" for name, version in told.items() if name != "device")

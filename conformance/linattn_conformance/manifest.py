@@ -18,7 +18,12 @@ from .cases import Case, content_hash, every_case
 __all__ = ["SUITE_VERSION", "Entry", "Manifest", "from_cases", "load", "manifest_path"]
 
 SUITE_VERSION = "1.0.0"
-"""Of checks, data and bounds: a change of any of them is a new version, though the ids may stay."""
+"""Of cases, checks, data and bounds, as released.
+
+The first change of any of them after a release is a new version, though the ids may stay: a new patch for checks and bounds
+that no right backend notices, else a new minor. Until 1.0.0 is released it stays, and the manifest's hash, which every report
+quotes, tells one state of the suite from another.
+"""
 
 
 @dataclass(frozen=True)

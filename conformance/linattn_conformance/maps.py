@@ -15,13 +15,15 @@ from linattn import feature_maps
 from linattn.feature_maps.random_features import directions
 from numpy.typing import NDArray
 
-__all__ = ["MAPS", "WIDTH", "Map", "width"]
+__all__ = ["HEADS", "LARGEST", "MAPS", "WIDTH", "Map", "width"]
 
 Array = NDArray[Any]
 
 HEADS, WIDTH = 2, 8
 """Of the cases of maps with parameters; these are drawn for it."""
-SEED, LARGEST = 5, 64
+SEED = 5
+LARGEST = 64
+"""Tokens that a map of positions is made for."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ others go on.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -32,9 +33,11 @@ __all__ = ["TIME_LIMIT", "Pool", "PoolError"]
 TIME_LIMIT = 300.0
 """Seconds for one case. Compilers are slow, and an autotuner slower; a case of a backend without either takes milliseconds."""
 PART = 48
-"""So many cases are handed out at once. Neighbours share their truth."""
+"""So many cases are handed out at once, or fewer where there are many workers. Neighbours share their truth."""
 LOOK = 1.0
 """Seconds between two looks at the memory of the workers."""
+PARTS = 16
+"""A worker gets so many of them at least, so that one with slow cases does not keep the others waiting."""
 MOST = {"late": 2, "died": 20, "outgrew": 5}
 """So many workers may be lost in this way at the cases of one operator; its other cases are then not run."""
 MOST_AT_NO_CASE = 3
@@ -120,14 +123,22 @@ class Pool:
         workers: How many processes, at most.
         time_limit: Seconds for one case, and for loading the backend.
         memory_limit: GiB for each process. Default: four fifths of the machine's memory, shared out.
+        budget: Seconds for all cases of a run. Those that have no result by then are not run.
 
     Attributes:
         subject: What is tested, as the first worker says.
         complaints: What went wrong in no case, as text.
     """
 
-    def __init__(self, setting: Setting, workers: int = 1, time_limit: float = TIME_LIMIT, memory_limit: float = 0.0) -> None:
-        self.setting, self.count, self.time_limit = setting, workers, time_limit
+    def __init__(
+        self,
+        setting: Setting,
+        workers: int = 1,
+        time_limit: float = TIME_LIMIT,
+        memory_limit: float = 0.0,
+        budget: float = math.inf,
+    ) -> None:
+        self.setting, self.count, self.time_limit, self.budget = setting, workers, time_limit, budget
         self.memory_limit = (memory_limit or 0.8 * installed() / GIB / workers) * GIB
         self.workers: list[Worker] = []
         self.complaints: list[str] = []
@@ -150,10 +161,13 @@ class Pool:
 
     def close(self) -> None:
         """End every worker."""
+        self._end_workers()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end_workers(self) -> None:
         for worker in self.workers:
             worker.stop()
         self.workers.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> Worker:
         self.born += 1
@@ -178,13 +192,26 @@ class Pool:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
-        """Run cases, in no particular order; each has a result."""
+        """Run cases, about in order, those that need much memory of a device at the end; each has a result."""
         self.operators = {case.id: case.operator for case in cases}
-        ids = list(self.operators)
-        self.parts = deque(ids[i : i + PART] for i in range(0, len(ids), PART))
+        self.until = time.monotonic() + self.budget
+        alone = {case.id for case in cases if case.memory} if self.subject.memory and self.count > 1 else set[str]()
+        yield from self._run([case.id for case in cases if case.id not in alone], self.count)
+        if alone:
+            self._end_workers()  # the memory that they keep for later is what these cases need
+            yield from self._run([case.id for case in cases if case.id in alone], 1)
+
+    def _run(self, ids: Sequence[str], count: int) -> Iterator[Result]:
+        """Run cases in so many workers at most."""
+        self.most = count
+        part = min(max(len(ids) // (PARTS * count), 1), PART)
+        self.parts = deque(list(ids[i : i + part]) for i in range(0, len(ids), part))
         while self.parts or any(worker.ids for worker in self.workers):
+            if time.monotonic() > self.until:
+                yield from self._give_up()
             yield from self._hand_out()
-            connections.wait([worker.connection for worker in self.workers if not worker.idle], self._until_next())
+            wait = min(self._until_next(), max(self.until - time.monotonic(), 0.0))
+            connections.wait([worker.connection for worker in self.workers if not worker.idle], wait)
             for worker in list(self.workers):
                 yield from self._listen(worker)
             for worker in [worker for worker in self.workers if worker.late(self.time_limit)]:
@@ -205,9 +232,16 @@ class Pool:
             elif part:
                 self.parts.appendleft(part)
                 loading = sum(worker.subject is None for worker in self.workers)
-                for _ in range(min(self.count - len(self.workers), len(self.parts) - loading)):
+                for _ in range(min(self.most - len(self.workers), len(self.parts) - loading)):
                     self._start()
                 return
+
+    def _give_up(self) -> Iterator[Result]:
+        """The time is over: the cases that are left, those that are being run among them, are not run."""
+        left = [name for worker in self.workers for name in worker.ids] + [name for part in self.parts for name in part]
+        self._end_workers()
+        self.parts.clear()
+        yield from (Result(name, "not-run", message=f"not tried: the {self.budget:g} s of the run were over") for name in left)
 
     def _given_up(self, operator: str) -> str:
         """Why the other cases of an operator are not run; empty while they are."""

@@ -86,8 +86,9 @@ def _device(report: Report) -> str:
 def _about(report: Report) -> str:
     versions = [f"{name} {version}" for name, version in report["versions"].items() if name != "device"]
     system = f"Python {report['platform']['python']}, {report['platform']['system']} {report['platform']['machine']}"
+    said = [f"{name}: {value}" for name, value in report.get("environment", {}).items()]
     return (
-        f"{report['framework']} on {_device(report)}; {', '.join([*versions, system])}. "
+        f"{report['framework']} on {_device(report)}; {', '.join([*versions, system, *said])}. "
         f"Suite {report['suite']}, API {report['api']}, {len(report['results'])} cases in {report['seconds']} s."
     )
 

@@ -19,22 +19,29 @@ from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
 
-__all__ = ["SCHEMA", "make", "report_hash", "results_hash", "whole", "write"]
+__all__ = ["SCHEMA", "make", "report_hash", "results_hash", "text", "whole", "write"]
 
 SCHEMA = 2
 """Version of the layout: a reader refuses one that it does not know."""
 
 
 def make(
-    subject: Subject, manifest: Manifest, profile: str, results: Sequence[Result], complaints: Sequence[str], seconds: float
+    subject: Subject,
+    manifest: Manifest,
+    profile: str,
+    results: Sequence[Result],
+    complaints: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The report of a run, without its verdict.
 
     Keys: ``schema``, versions (``suite``, ``api``, ``backend``, ``versions``), where it ran (``framework``, ``device``,
-    ``memory``, ``platform``), what was asked (``profile``, ``tighten``, ``manifest``), and what came of it (``results``,
-    ``results_hash``, ``complaints``, ``seconds``).
+    ``memory``, ``platform``), what those who ran it say of that (``environment``), what was asked (``profile``, ``tighten``,
+    ``manifest``), and what came of it (``results``, ``results_hash``, ``complaints``, ``seconds``).
     """
-    listed = [asdict(result) for result in sorted(results, key=lambda result: result.id)]
+    ordered = sorted(results, key=lambda result: result.id)
+    listed = [{**asdict(result), "seconds": round(result.seconds, 4)} for result in ordered]
     return {
         "schema": SCHEMA,
         "suite": SUITE_VERSION,
@@ -55,6 +62,7 @@ def make(
             "release": platform.release(),
             "machine": platform.machine(),
         },
+        "environment": dict(environment or {}),
         "profile": profile,
         "tighten": subject.tighten,
         "manifest": manifest.hash,
@@ -84,5 +92,17 @@ def whole(report: dict[str, Any], judged: Verdict) -> dict[str, Any]:
 
 
 def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
-    """Write a report with its verdict; numbers that are not finite are nowhere in it."""
-    path.write_text(json.dumps(whole(report, judged), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    """Write a report with its verdict, a result a line; numbers that are not finite are nowhere in it."""
+    path.write_text(text(whole(report, judged)), encoding="utf-8")
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """A whole report as it is written: JSON in which each result, and each reason against, is a line."""
+    verdict = report["verdict"]
+    lines = {"results": report["results"], "problems": verdict["problems"]}
+    told = {**report, "results": [], "verdict": {**verdict, "problems": []}}
+    written = json.dumps(told, indent=1, allow_nan=False)
+    for name, values in lines.items():
+        listed = ",\n".join(f"  {json.dumps(value, allow_nan=False)}" for value in values)
+        written = written.replace(f'"{name}": []', f'"{name}": [\n{listed}\n ]' if values else f'"{name}": []')
+    return written + "\n"

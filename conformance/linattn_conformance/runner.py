@@ -151,6 +151,7 @@ class Runner:
 
     def _judge(self, run: Run) -> tuple[str, str]:
         """Status and message; global state is as before, whatever the case did to it."""
+        self.adapter.set_up(run.case)
         before = [(held, held.read()) for held in self.adapter.globals()]
         status, message = self._run(run)
         changed = [self._restore(held, was) for held, was in before if not alike(was, held.read())]

@@ -1,8 +1,9 @@
 """The search: generated cases, for what the manifest did not think of. It never decides a verdict.
 
-Hypothesis draws operators, dtypes, flags, sizes, packings, layouts of memory and gates, runs each against the oracle as any
-case is run, and shrinks what fails to the smallest case that still does. Every generated case has an id like those of the
-manifest, which holds all there is to know about it, data included: ``linattn conformance --case ID`` runs it again.
+Hypothesis draws operators, dtypes, flags, sizes, packings, layouts of memory, gates and feature maps, runs each against the
+oracle as any case is run, and shrinks what fails to the smallest case that still does. Every generated case has an id like
+those of the manifest, which holds all there is to know about it, data included: ``linattn conformance --case ID`` runs it
+again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linattn.plugin import FORMS
-from linattn.spec import FAMILIES, OpSpec
+from linattn.spec import DECODING, FAMILIES, OpSpec
 
-from .cases import DTYPES, HAVE_BFLOAT16, STRIDED, Case, atoms, make
+from .cases import DTYPES, HAVE_BFLOAT16, STRIDED, WRITABLE, Case, atoms, make
+from .maps import HEADS, LARGEST, MAPS, WIDTH
 from .pool import Pool
 from .runner import Result, Subject
 
@@ -156,25 +158,73 @@ def strategy(subject: Subject, families: tuple[str, ...], dtypes: tuple[str, ...
     @st.composite
     def cases(draw: Any) -> Case:
         spec = FAMILIES[draw(st.sampled_from(families))]
-        form = draw(st.sampled_from((*FORMS, "auto")))
-        flags = [flag for flag in atoms(spec) if draw(st.booleans())]
-        flags.append(draw(st.sampled_from(("", "final", "state"))))
-        flags += [draw(st.sampled_from(choices)) for choices in ways(spec)]
+        form = draw(st.sampled_from(forms(spec, subject.framework)))
+        kind = decoding if form == "decode" else calling
+        flags, sizes, checks = kind(draw, st, spec, form)
         flags.append(draw(st.sampled_from(("", "narrow", "wide"))))
         flags.append(draw(st.sampled_from(layouts)))
-        lengths = draw(st.none() | st.lists(st.integers(0, 70), max_size=6) | st.lists(st.integers(0, 3), max_size=90))
-        sizes = {"T": draw(st.integers(0, 150)) if lengths is None else sum(lengths)}
-        sizes |= {symbol: draw(st.integers(1, most)) for symbol, most in (("K", 40), ("V", 40), ("B", 3), ("H", 3))}
-        if lengths is not None:
-            flags += ["varlen", ".".join(["pack", *map(str, lengths)])]
-            sizes["B"] = 1
-        sizes |= chunk(draw, st, spec, form)
+        dtype = draw(st.sampled_from(short))
+        if dtype == "fp32" and "varlen" not in flags and draw(st.booleans()):
+            name, sizes = mapped(draw, st, spec, flags, sizes)
+            flags, checks = [*flags, f"phi.{name}"], ("forward",)
         flags.append(f"seed.{draw(st.integers(0, 999))}")
-        check = draw(st.sampled_from(("forward", "gradient", "agree", *(("packed",) if lengths is not None else ()))))
-        made = list(make(spec, form, draw(st.sampled_from(short)), "-".join(filter(None, flags)), check, sizes))
+        made = list(make(spec, form, dtype, "-".join(filter(None, flags)), draw(st.sampled_from(checks)), sizes))
         return made[0] if made else reject()
 
     return cases()
+
+
+def forms(spec: OpSpec, framework: str) -> tuple[str, ...]:
+    """What can be called; decoding in place where arrays can be written to."""
+    return (*FORMS, "auto", *(["decode"] if spec.name in DECODING and framework in WRITABLE else []))
+
+
+Drawn = tuple[list[str], dict[str, int], tuple[str, ...]]
+"""Flags, sizes, and the checks to choose from."""
+
+
+def calling(draw: Any, st: Any, spec: OpSpec, form: str) -> Drawn:
+    """A call of a form that returns its state."""
+    flags = [flag for flag in atoms(spec) if draw(st.booleans())]
+    flags.append(draw(st.sampled_from(("", "final", "state"))))
+    flags += [draw(st.sampled_from(choices)) for choices in ways(spec)]
+    lengths = draw(st.none() | st.lists(st.integers(0, 70), max_size=6) | st.lists(st.integers(0, 3), max_size=90))
+    sizes = {"T": draw(st.integers(0, 150)) if lengths is None else sum(lengths), **rows(draw, st)}
+    if lengths is not None:
+        flags += ["varlen", ".".join(["pack", *map(str, lengths)])]
+        sizes["B"] = 1
+    checks = ("forward", "gradient", "agree", *(("packed",) if lengths is not None else ()))
+    return flags, sizes | chunk(draw, st, spec, form), checks
+
+
+def decoding(draw: Any, st: Any, spec: OpSpec, form: str) -> Drawn:
+    """A few tokens on states that are overwritten."""
+    flags = [flag for flag in atoms(DECODING[spec.name]) if draw(st.booleans())]
+    flags.append(draw(st.sampled_from(("", "slots", "padding"))))
+    flags += [draw(st.sampled_from(choices)) for choices in ways(spec)]
+    sizes = {"T": draw(st.integers(0, 12)), **rows(draw, st), "B": draw(st.integers(1, 9))}
+    return flags, sizes, ("forward", *(("steps", "repeat") if sizes["T"] else ()))
+
+
+def rows(draw: Any, st: Any) -> dict[str, int]:
+    """Sizes that every call has."""
+    return {symbol: draw(st.integers(1, most)) for symbol, most in (("K", 40), ("V", 40), ("B", 3), ("H", 3))}
+
+
+def mapped(draw: Any, st: Any, spec: OpSpec, flags: list[str], sizes: dict[str, int]) -> tuple[str, dict[str, int]]:
+    """A feature map that the flags allow, and sizes that it takes: those of its parameters, and few, for it widens them."""
+    from hypothesis import reject
+
+    if spec.name not in ("linear_attn", "mixed_attn"):
+        names = ["relu"]  # keys must stay no longer than one
+    else:
+        names = [name for name, phi in MAPS.items() if phi.normalizes or "normalize" not in flags]
+    if "normalize" in flags and {"state", "slots", "padding"}.intersection(flags):
+        reject()  # the sums of keys in such a state are those of no map
+    name = draw(st.sampled_from(names))
+    fixed = {"K": WIDTH, "H": HEADS} if MAPS[name].shapes else {"K": min(sizes["K"], WIDTH)}
+    fixed |= {"L": fixed["K"]} if "L" in sizes else {}
+    return name, sizes | fixed | {"T": min(sizes["T"], LARGEST)}
 
 
 def ways(spec: OpSpec) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -43,6 +44,8 @@ class Setting:
 def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
     """Run cases until told to stop; what is printed goes to the file ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
+    # Locks that a library makes on import would be named as for children to come, and left behind when this process is ended.
+    multiprocessing.set_start_method(None, force=True)
     output = Output(Path(log))
     if setting.one_thread:
         os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now

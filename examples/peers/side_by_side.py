@@ -1,8 +1,8 @@
-"""Whose fault is it? The oracle (float64), our PyTorch path in float64, and flash-linear-attention, on the same inputs.
+"""Whose fault is it? The oracle (float64), our PyTorch path in float64, and each library, on the same inputs.
 
-``python examples/peers/side_by_side.py OUT.json``, with linattn and the library installed. On a GPU, set
-``TRITON_F32_DEFAULT=ieee``; without one, ``TRITON_INTERPRET=1`` runs its kernels in Triton's interpreter, whose products are
-exact. Each row is the relative error against the oracle, ``|x - oracle| / |oracle|``.
+``python examples/peers/side_by_side.py OUT.json``, with linattn and the libraries installed; what is missing is not run. Set
+``TRITON_F32_DEFAULT=ieee`` on a GPU; without one, ``TRITON_INTERPRET=1`` runs the kernels of flash-linear-attention in
+Triton's interpreter, whose products are exact. Each figure is ``|x - oracle| / |oracle|``.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import linattn
 import numpy as np
 import torch
 from linattn_backends.numpy import oracle
-from triton.runtime.autotuner import Autotuner
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = {"scale": None, "output_final_state": True, "chunk_size": None}
+PACKAGES = ("torch", "triton", "flash-linear-attention", "jax", "jax-linear-attention", "mlx")
+
+Arrays = dict[str, torch.Tensor]
+Rows = dict[str, float | str]
 
 
-def first_configuration(self: Autotuner, *args: object, **keywords: object) -> object:
-    """The interpreter has no clock to tune by."""
-    self.nargs = dict(zip(self.arg_names, args, strict=False))
-    return self.fn.run(*args, **keywords, **self.configs[0].kwargs)
-
-
-def draw(*names: str, T: int = 64, K: int = 64) -> dict[str, torch.Tensor]:
+def draw(*names: str, T: int = 64, K: int = 64) -> Arrays:
     """float32 arrays of one row and two heads."""
     rng = np.random.default_rng(0)
     shapes = {"g": (1, T, 2), "beta": (1, T, 2), "u": (2, K)}
@@ -48,17 +45,41 @@ def error(got: torch.Tensor, wanted: np.ndarray) -> float | str:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) if np.isfinite(found).all() else "not finite"
 
 
-def outputs(family: str, x: dict[str, torch.Tensor], *peers: Callable[..., object]) -> dict[str, float | str]:
-    """``o`` of ours in float64 and of the peer's operators in float32."""
+def outputs(family: str, x: Arrays, peers: dict[str, Callable[[Arrays], torch.Tensor]]) -> Iterator[tuple[str, float | str]]:
+    """``o`` of ours in float64 and of the peer's operators."""
     truth = oracle.forward(family, {name: y.double().numpy() for name, y in x.items()}, OPTIONS)[0]
     ours = getattr(linattn, f"chunk_{family}")(**{name: y.double().to(DEVICE) for name, y in x.items()}, backend="torch")[0]
-    rows = {"linattn torch float64": error(ours, truth)}
-    return rows | {f"fla {op.__name__} float32": error(op(**{n: y.to(DEVICE) for n, y in x.items()})[0], truth) for op in peers}
+    yield "linattn torch float64", error(ours, truth)
+    for name, call in peers.items():
+        yield name, error(call(x), truth)
+
+
+# -- flash-linear-attention ------------------------------------------------------------------------------------------
+
+
+def without_tuning() -> None:
+    """Triton's interpreter has no clock to tune by."""
+    from triton.runtime.autotuner import Autotuner
+
+    def first_configuration(self: Autotuner, *args: object, **keywords: object) -> object:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        return self.fn.run(*args, **keywords, **self.configs[0].kwargs)
+
+    Autotuner.run = first_configuration
+
+
+def fla_outputs(family: str, x: Arrays, *operators: Callable[..., object]) -> Iterator[tuple[str, float | str]]:
+    """``o`` of its operators in float32."""
+
+    def peer(operator: Callable[..., object]) -> Callable[[Arrays], torch.Tensor]:
+        return lambda x: operator(**{name: y.to(DEVICE) for name, y in x.items()})[0]
+
+    return outputs(family, x, {f"fla {operator.__name__} float32": peer(operator) for operator in operators})
 
 
 def gradients(
-    family: str, leaf: str, x: dict[str, torch.Tensor], of_state: bool, peers: dict[str, Callable[..., object]]
-) -> dict[str, float | str]:
+    family: str, leaf: str, x: Arrays, of_state: bool, peers: dict[str, Callable[..., object]]
+) -> Iterator[tuple[str, float | str]]:
     """The gradient of one array from the sum of squares of the final state, or of ``o``."""
     wide = {name: y.double().numpy() for name, y in x.items()}
     o, state = oracle.forward(family, wide, OPTIONS)
@@ -70,21 +91,22 @@ def gradients(
         given[leaf].requires_grad_()
         return torch.autograd.grad(call(given)[int(of_state)].square().sum(), given[leaf])[0]
 
-    def ours(y: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def ours(y: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
         return getattr(linattn, f"recurrent_{family}")(**y, output_final_state=True, backend="torch")
 
-    rows = {"linattn torch float64": error(gradient(ours, torch.float64), truth)}
-    return rows | {f"fla {name} float32": error(gradient(call, torch.float32), truth) for name, call in peers.items()}
+    yield "linattn torch float64", error(gradient(ours, torch.float64), truth)
+    for name, call in peers.items():
+        yield f"fla {name} float32", error(gradient(call, torch.float32), truth)
 
 
-def fla_delta_tf32() -> dict[str, float | str]:
+def fla_delta_tf32() -> Iterator[tuple[str, float | str]]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
     peers = (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule)
-    return outputs("gated_delta_rule", draw("q", "k", "v", "g", "beta"), *peers)
+    return fla_outputs("gated_delta_rule", draw("q", "k", "v", "g", "beta"), *peers)
 
 
-def fla_rwkv6_final_state() -> dict[str, float | str]:
+def fla_rwkv6_final_state() -> Iterator[tuple[str, float | str]]:
     from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 
     def peer(op: Callable[..., object]) -> Callable[..., object]:
@@ -94,43 +116,92 @@ def fla_rwkv6_final_state() -> dict[str, float | str]:
     return gradients("rwkv6", "k", draw("q", "k", "v", "w", "u"), True, peers)
 
 
-def fla_delta_beta_gradient() -> dict[str, float | str]:
+def fla_delta_beta_gradient() -> Iterator[tuple[str, float | str]]:
     from fla.ops.delta_rule import fused_recurrent_delta_rule
 
     x = draw("q", "k", "v", "channels", T=16)
-    peers = {"fused_recurrent_delta_rule": lambda y: fused_recurrent_delta_rule(**y)}
-    return gradients("delta_rule", "beta", x, False, peers)
+    return gradients("delta_rule", "beta", x, False, {"fused_recurrent_delta_rule": lambda y: fused_recurrent_delta_rule(**y)})
 
 
-def gated(value: float) -> dict[str, float | str]:
-    from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
-
+def with_gate(value: float) -> Arrays:
     x = draw("q", "k", "v", "g")
     x["g"][:, 20] = value
-    return outputs("simple_gla", x, chunk_simple_gla, fused_recurrent_simple_gla)
+    return x
 
 
-CHECKS: dict[str, Callable[[], dict[str, float | str]]] = {
+def fla_gate(value: float) -> Iterator[tuple[str, float | str]]:
+    from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
+
+    return fla_outputs("simple_gla", with_gate(value), chunk_simple_gla, fused_recurrent_simple_gla)
+
+
+# -- the others ------------------------------------------------------------------------------------------------------
+
+
+def jla_gate(value: float) -> Iterator[tuple[str, float | str]]:
+    import jax.numpy as jnp
+    from jla.ops import linear_attention
+
+    def peer(implementation: str) -> Callable[[Arrays], torch.Tensor]:
+        def call(x: Arrays) -> torch.Tensor:
+            o, _ = linear_attention("simple_gla", **{n: jnp.asarray(y.numpy()) for n, y in x.items()}, impl=implementation)
+            return torch.from_numpy(np.array(o))
+
+        return call
+
+    return outputs("simple_gla", with_gate(value), {f"jla {name} float32": peer(name) for name in ("chunked", "reference")})
+
+
+def mlx_fast_gate_rounding() -> Iterator[tuple[str, float | str]]:
+    import mlx.core as mx
+
+    def peer(dtype: mx.Dtype) -> Callable[[Arrays], torch.Tensor]:
+        def call(x: Arrays) -> torch.Tensor:
+            y = {name: mx.array(z.numpy()) for name, z in x.items()}
+            operands = [y[name].astype(dtype) for name in ("q", "k", "v")]
+            o, _ = mx.fast.gated_delta_update(*operands, mx.exp(y["g"]), y["beta"])
+            return torch.from_numpy(np.array(o.astype(mx.float32))) * x["q"].shape[-1] ** -0.5
+
+        return call
+
+    x = draw("q", "k", "v", "g", "beta", T=256)
+    x |= {name: x[name].bfloat16().float() for name in ("q", "k", "v")}  # the same numbers in both dtypes
+    x["g"], x["beta"] = x["g"].clamp(min=-0.1) / 64, x["beta"] / 16
+    return outputs("gated_delta_rule", x, {f"mx.fast {str(d)[9:]}": peer(d) for d in (mx.float32, mx.bfloat16)})
+
+
+CHECKS: dict[str, Callable[[], Iterator[tuple[str, float | str]]]] = {
     "fla_delta_tf32": fla_delta_tf32,
     "fla_rwkv6_final_state": fla_rwkv6_final_state,
     "fla_delta_beta_gradient": fla_delta_beta_gradient,
-    "fla_gate_reset": lambda: gated(float("-inf")),
-    "fla_gate_large": lambda: gated(-1e4),
+    "fla_gate_reset": lambda: fla_gate(float("-inf")),
+    "fla_gate_large": lambda: fla_gate(-1e4),
+    "jla_gate_reset": lambda: jla_gate(float("-inf")),
+    "jla_gate_large": lambda: jla_gate(-1e4),
+    "mlx_fast_gate_rounding": mlx_fast_gate_rounding,
 }
+
+
+def installed() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
 
 
 def main(path: str) -> None:
     if DEVICE == "cpu":
-        Autotuner.run = first_configuration
-    rows: dict[str, dict[str, float | str]] = {}
+        without_tuning()
+    rows: dict[str, Rows] = {}
     for name, check in CHECKS.items():
         try:
-            rows[name] = check()
+            rows[name] = dict(check())
         except Exception as failure:  # the next check says something too
             rows[name] = {"not run": f"{type(failure).__name__}: {failure}"[:200]}
         print(name, rows[name], flush=True)
     where = torch.cuda.get_device_name() if DEVICE == "cuda" else f"{platform.machine()}, Triton's interpreter"
-    made = {"where": where, "versions": {name: version(name) for name in ("torch", "triton")}, "errors": rows}
+    made = {"where": where, "versions": dict(installed()), "errors": rows}
     Path(path).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import dispatch
-from .errors import ArgumentError
+from .errors import ArgumentError, OptionError
 from .feature_maps import FeatureMap
 from .frameworks import Framework, framework_of
 from .spec import FAMILIES, OpSpec
@@ -27,7 +27,7 @@ def run(
     backend: str | Sequence[str] | None,
 ) -> Any:
     """Run one call and return ``o``; arguments as those of :func:`linattn.dispatch.run`."""
-    _check_writable(spec, keywords["state"])
+    _check_writable(spec, arrays, keywords["state"])
     function, steps, way, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
     if way != "decode":
         return _by_recurrence(spec, function, steps, framework, arrays, keywords)
@@ -49,18 +49,47 @@ def explain_call(
     backend: str | Sequence[str] | None,
 ) -> dispatch.Plan:
     """The plan of a call, from the same arguments as :func:`run`."""
-    _check_writable(spec, keywords["state"])
+    _check_writable(spec, arrays, keywords["state"])
     return dispatch.explain_call(spec, form, arrays, keywords, feature_map, backend)
 
 
-def _check_writable(spec: OpSpec, state: Any) -> None:
-    """What can only be seen on the array itself; all else is validated with the call."""
+def _check_writable(spec: OpSpec, arrays: tuple[Any, ...], state: Any) -> None:
+    """What can only be seen on the arrays themselves; all else is validated with the call."""
     if state is None:
         return
-    framework = framework_of(state, "state", f"decode_{spec.name}: ")
-    reason = None if framework.tracing() else framework.unwritable(state)
+    op = f"decode_{spec.name}"
+    framework = framework_of(state, "state", f"{op}: ")
+    if framework.tracing():
+        _check_apart(op, framework.constant_facts(state)[0], framework.strides(state))
+        return
+    reason = framework.unwritable(state)
     if reason:
-        raise ArgumentError(f"decode_{spec.name}: state cannot be written to: {reason}")
+        raise ArgumentError(f"{op}: state cannot be written to: {reason}")
+    _check_apart(op, state.shape, framework.strides(state))
+    if framework.forward_mode([*arrays, state]):
+        raise OptionError(
+            f"{op}: has no forward-mode derivative, because it overwrites state: "
+            f"call recurrent_{spec.name} with initial_state and output_final_state=True"
+        )
+
+
+def _check_apart(op: str, shape: tuple[int | None, ...], strides: tuple[int | None, ...]) -> None:
+    """No two elements in one place: each dimension steps over all that the smaller steps reach."""
+    if not strides:
+        return
+    known = [(abs(step), n) for step, n in zip(strides, shape, strict=False) if step is not None and n is not None]
+    if 0 in [n for _, n in known]:
+        return
+    reach = 1
+    for step, n in sorted((step, n) for step, n in known if n > 1):
+        if step < reach:
+            how = "it is expanded" if step == 0 else f"its strides are {strides}"
+            raise ArgumentError(f"{op}: state cannot be written to: {how}: some of its elements share their memory")
+        reach += step * (n - 1)
+
+
+# Dynamo calls it with constants while it traces, and keeps the result: an error comes out as it is.
+_check_apart._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _by_recurrence(

@@ -39,14 +39,29 @@ __all__ = [
 
 BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
     "torch": ("triton", "torch", "fla", "flash_qla"),
-    "jax": ("pallas", "jax", "jla"),
-    "mlx": ("mlx",),
+    "jax": ("pallas", "jax_triton", "jax", "jla"),
+    "mlx": ("mlx", "mlx_fast", "mlx_lm"),
     "numpy": ("numpy",),
 }
 """What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
 
-PEERS = ("fla", "flash_qla", "jla")
-"""Adapters of other libraries, named after the package that each needs. Auto tries them after our own backends."""
+
+class Peer(NamedTuple):
+    """Another library that a backend adapts: the package that it needs, and its families, if it is for a few only."""
+
+    package: str
+    families: tuple[str, ...] = ()
+
+
+DELTA = ("delta_rule", "gated_delta_rule")
+PEERS = {
+    "fla": Peer("fla"),
+    "flash_qla": Peer("flash_qla", DELTA),
+    "jla": Peer("jla"),
+    "mlx_fast": Peer("mlx", DELTA),
+    "mlx_lm": Peer("mlx_lm", (*DELTA, "kda")),
+}
+"""Adapters of other libraries. Auto tries them after our own backends."""
 
 
 class Passed(NamedTuple):
@@ -106,12 +121,14 @@ class Plan:
 
 
 def _not_tried(plan: Plan) -> list[str]:
-    """The peers that are installed and that auto would have come to after the backend it chose."""
+    """The peers that are installed, are for the family, and that auto would have come to after the backend it chose."""
     if plan.backend is None or "auto" not in plan.preference.backends:
         return []
     done = {plan.backend, *(passed.backend for passed in plan.passed)}
     candidates = (name for name, _ in _candidates(plan.call, plan.preference))
-    return [name for name in candidates if name in PEERS and name not in done and importlib.util.find_spec(name)]
+    peers = {name: PEERS[name] for name in candidates if name in PEERS and name not in done}
+    fit = (name for name, peer in peers.items() if plan.call.op in (peer.families or (plan.call.op,)))
+    return [name for name in fit if importlib.util.find_spec(peers[name].package)]
 
 
 @contextlib.contextmanager

@@ -95,6 +95,17 @@ class Framework:
         """Why ``x`` cannot be written to; ``None`` if it can."""
         return None
 
+    def strides(self, x: Any) -> tuple[int | None, ...]:
+        """How many elements apart the entries of each dimension lie, ``None`` where that is symbolic under tracing.
+
+        Nothing for an array whose elements lie one after the other.
+        """
+        return ()
+
+    def forward_mode(self, arrays: Iterable[Any]) -> bool:
+        """True if a forward-mode derivative of these arrays is being computed."""
+        return False
+
     def mirror(self, backends: tuple[str, ...] | None) -> None:
         """Let compiled functions notice that the preferred backends changed."""
 
@@ -202,6 +213,9 @@ class Numpy(Framework):
     def unwritable(self, x: Any) -> str | None:
         return None if x.flags.writeable else "it is read-only"
 
+    def strides(self, x: Any) -> tuple[int | None, ...]:
+        return () if x.flags.c_contiguous else tuple([step // x.itemsize for step in x.strides])
+
 
 class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
@@ -248,8 +262,17 @@ class Torch(Framework):
     def unwritable(self, x: Any) -> str | None:
         if x.is_inference() and not self.module.is_inference_mode_enabled():
             return "it was made in inference mode, and this is outside of it"
-        shared = [n for n, step in zip(x.shape, x.stride(), strict=True) if step == 0]
-        return "it is expanded: some of its elements share their memory" if shared and max(shared) > 1 and x.numel() else None
+        return None
+
+    def strides(self, x: Any) -> tuple[int | None, ...]:
+        if not self.tracing():
+            return () if x.is_contiguous() else x.stride()
+        static = self.module.fx.experimental.symbolic_shapes.has_static_value
+        return tuple([operator.index(step) if static(step) else None for step in x.stride()])
+
+    def forward_mode(self, arrays: Iterable[Any]) -> bool:
+        ad = self.module.autograd.forward_ad
+        return ad._current_level >= 0 and any(x is not None and ad.unpack_dual(x).tangent is not None for x in arrays)
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))

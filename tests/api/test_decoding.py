@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import linattn
 import numpy as np
 import pytest
@@ -229,6 +231,33 @@ def test_arrays_that_cannot_be_written_to(good):
         assert str(caught.value) == f"decode_gla: state cannot be written to: {reason}"
 
 
+def apart(x, strides):
+    """A view of shape ``[B, HV, K, V]`` with these strides, of ``x``."""
+    if isinstance(x, np.ndarray):
+        return np.lib.stride_tricks.as_strided(x, (B, HV, K, V), [n * x.itemsize for n in strides])
+    return x.as_strided((B, HV, K, V), strides)
+
+
+def test_states_whose_elements_share_memory(good, make):
+    state = apart(make(1000), (HV * (K + V), K + V, 1, 1))
+    for function in (linattn.decode_gla, linattn.decode_gla.explain):
+        with pytest.raises(errors.ArgumentError) as caught:
+            function(**good, state=state)
+        assert str(caught.value) == (
+            f"decode_gla: state cannot be written to: its strides are {(HV * (K + V), K + V, 1, 1)}: "
+            "some of its elements share their memory"
+        )
+
+
+@pytest.mark.parametrize("strides", [(1, B, B * HV, B * HV * K), (HV * K * V * 2, K * V * 2, V * 2, 2), (300, 60, V + 1, 1)])
+def test_states_with_gaps_or_another_order_of_dimensions(good, make, strides):
+    state, pool = apart(make(4000), strides), make(B, HV, K, V)
+    pool[:] = state
+    o, wanted = (linattn.decode_gla(**good, state=one) for one in (state, pool))
+    np.testing.assert_allclose(np.asarray(o), np.asarray(wanted), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(state), np.asarray(pool), rtol=1e-5)
+
+
 def test_arrays_of_jax_cannot_be_written_to():
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.ones((1, 1, 1, 1))
@@ -253,6 +282,50 @@ def test_there_is_no_gradient(torch):
     with torch.no_grad():
         linattn.decode_linear_attn(x, x, x, state=pool)
     assert (pool == 2).all()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+def test_there_is_no_forward_mode_derivative(torch):
+    x, pool = torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    message = (
+        "decode_linear_attn: has no forward-mode derivative, because it overwrites state: "
+        "call recurrent_linear_attn with initial_state and output_final_state=True"
+    )
+    calls = {"q": lambda q: linattn.decode_linear_attn(q, x, x, state=pool)}
+    calls["state"] = lambda state: linattn.decode_linear_attn(x, x, x, state=state)
+    for call in calls.values():
+        with pytest.raises(errors.OptionError) as caught:
+            torch.func.jvp(call, (x.clone(),), (x,))
+        assert str(caught.value) == message
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.clone(), x)
+        with pytest.raises(errors.OptionError, match="forward-mode"):
+            linattn.decode_linear_attn(dual, x, x, state=pool)
+        assert (pool == 1).all()
+        linattn.decode_linear_attn(x, x, x, state=pool)  # nothing here has a tangent
+    assert (pool == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state[:, :, :1].expand(-1, -1, 4, -1), "it is expanded"),
+        (lambda state: state.as_strided(state.shape, (16, 16, 1, 1)), "its strides are (16, 16, 1, 1)"),
+    ],
+    ids=["expanded", "strided"],
+)
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_compiling_says_what_cannot_be_written_to(torch, change, reason, inside):
+    torch._dynamo.reset()
+    q, g, pool = torch.randn(2, 1, 1, 4), -torch.rand(2, 1, 1, 4), torch.zeros(2, 1, 4, 4)
+
+    def step(pool, q, g):
+        return linattn.decode_gla(q, q, q, g, state=change(pool) if inside else pool)
+
+    message = f"decode_gla: state cannot be written to: {reason}: some of its elements share their memory"
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=False)
+    with pytest.raises(Exception, match=re.escape(message)):  # Dynamo's own, around it
+        compiled(pool if inside else change(pool), q, g)
 
 
 def test_it_compiles_into_one_graph(torch):

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from linattn_benchmarks import document, environment
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if document.BLOCK.search(page.read_text(encoding="utf-8"))]
+ROOT = Path(__file__).parents[2]
+WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in WRITTEN if document.BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page_is_up_to_date(page):
     text = page.read_text(encoding="utf-8")
-    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document docs/{page.relative_to(DOCS)}"
+    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document {page.relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("path", sorted(environment.RESULTS.glob("*.json")), ids=lambda path: path.name)
@@ -32,3 +33,17 @@ def test_fill_is_idempotent(tmp_path):
     assert "| 1.23 µs |" in once
     assert "old" not in once
     assert document.fill(once, tmp_path) == once
+
+
+def test_libraries_stand_side_by_side():
+    ceilings = {"name": "chip", "device": "cuda", "copy_bytes_per_s": 1e12, "matmul_flops_per_s": 1e12}
+    ceilings |= {"matmul_dtype": "bfloat16", "threads": None, "load": None}
+    row = {"operator": "chunk_gla", "label": "B1 T8", "case": {"dtype": "bfloat16", "gate_dtype": "float32", "gates": "model"}}
+    row |= {"status": "ok", "ms": {"median": 0.5}, "library": "linattn", "backend": "triton", "ran": None}
+    fla = row | {"library": "fla", "backend": None, "status": "wrong", "ms": {"median": 1.0}}
+    rows = [row | {"what": "fwd"}, row | {"what": "fwdbwd", "ms": {"median": 2.0}}, fla | {"what": "fwdbwd"}]
+    text = document.side_by_side({"ceilings": ceilings, "rows": rows})
+    assert "| operator | shape | linattn:triton | fla |" in text
+    assert (
+        "| `chunk_gla` | B1 T8 | 0.5 / 2 | – / 1 (wrong) |".replace(" / ", "\u00a0/\u00a0").replace("1 (w", "1\u00a0(w") in text
+    )

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from linattn_conformance import cli
+from linattn_conformance.cases import every_case
 
 HONEST = "linattn_conformance.broken.on_numpy:Honest"
 WRONG = "linattn_conformance.broken.on_numpy:WrongScale"
@@ -49,6 +51,8 @@ def test_listing_runs_nothing():
         (["--backend", "numpy", "--tighten", "2"], "never widened"),
         (["--backend", "numpy", "--framework", "torch"], "takes numpy arrays, not torch"),
         (["--backend", "numpy", "--case", "nothing"], "matches nothing"),
+        (["--backend", "numpy", "--environment", "fast"], "--environment fast: expected NAME=VALUE"),
+        (["--backend", "numpy", "--resume", "nowhere.json"], "nowhere.json: No such file or directory"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -56,6 +60,33 @@ def test_wrong_usage(arguments, complaint):
     done = conformance(*arguments)
     assert done.returncode == 2
     assert complaint in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_run_goes_on_where_its_budget_ended(tmp_path):
+    """The core comes first, and the second run takes over what the first has done."""
+    part, whole = tmp_path / "part.json", tmp_path / "whole.json"
+    arguments = "--backend", HONEST, "--profile", "core", "--environment", "tuned=no"
+    conformance(*arguments, "--budget", "0.01", "--report", str(part))
+    report = json.loads(part.read_text())
+    assert {result["status"] for result in report["results"]} == {"not-run"}
+    report["results"][0].update(status="passed", message="")
+    report["results"][1].update(status="failed", message="as found before")
+    part.write_text(json.dumps(report))
+    done = conformance(*arguments, "--resume", str(part), "--report", str(whole))
+    results = json.loads(whole.read_text())["results"]
+    assert done.returncode == 1
+    assert [result["id"] for result in results if result["status"] == "failed"] == [report["results"][1]["id"]]
+    assert results[1]["message"] == "as found before"
+    assert {result["status"] for result in results} == {"failed", "passed", "declared-unsupported"}
+    refused = conformance("--backend", HONEST, "--profile", "core", "--resume", str(part))
+    assert refused.returncode == 2
+    assert "its environment is {'tuned': 'no'}, and here it is {}" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_the_core_comes_first():
+    cases = cli.by_profile([case for case in every_case() if case.op == "gla"])
+    kinds = [(case.core, case.needs_gradient) for case in cases]
+    assert list(dict.fromkeys(kinds)) == [(True, False), (True, True), (False, False), (False, True)]
 
 
 def test_the_command_needs_no_pytest():

@@ -2,7 +2,10 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 from linattn_conformance.broken import on_process
@@ -74,6 +77,14 @@ def test_an_operator_that_goes_on_hanging_is_given_up():
     assert [result.status for result in results.values()].count("failed") == 2
 
 
+def test_what_has_no_result_when_the_time_is_over_is_not_run():
+    """The case that hangs has not failed: nobody knows how long it would have taken."""
+    results, complaints = run("Hangs", BEFORE, HIT, AFTER, budget=5.0)
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "not-run", AFTER: "not-run"}
+    assert {results[HIT].message, results[AFTER].message} == {"not tried: the 5 s of the run were over"}
+    assert complaints == []
+
+
 def test_several_workers_share_the_cases():
     ids = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.check == "forward"]
     results, complaints = run("Crashes", *ids, workers=2)
@@ -81,6 +92,15 @@ def test_several_workers_share_the_cases():
     failed = {name for name, result in results.items() if result.status == "failed"}
     assert failed == {name for name in ids if "/T97-" in name}
     assert complaints == []
+
+
+def test_cases_that_need_much_memory_run_alone_at_the_end():
+    far, near = "gla/chunk/fp16/far-state/T33-K24-V40/forward", [HIT, BEFORE, AFTER]
+    with Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 2) as pool:
+        pool.subject = replace(pool.subject, memory=80.0)  # as on a device; on the host nobody keeps memory for later
+        done = [(result.id, len(pool.workers)) for result in pool.run(cases(far, *near))]
+    assert {name for name, _ in done[:3]} == set(near)
+    assert done[3] == (far, 1)
 
 
 def test_a_worker_ends_with_its_parent():
@@ -127,3 +147,14 @@ def test_a_process_that_ends_between_cases_is_complained_of(tmp_path, monkeypatc
         (result,) = pool.run(cases(AFTER))
     assert result.status in ("passed", "not-run")
     assert pool.complaints[0] == "between two cases, the process ended with exit status 5"
+
+
+def test_a_lock_that_a_library_makes_on_import_leaves_nothing_behind(tmp_path):
+    """The parent of a process that was killed would warn of it as it ends."""
+    (tmp_path / "rogue.py").write_text(
+        "import multiprocessing\nfrom linattn_conformance.broken import Honest as Rogue\nlock = multiprocessing.RLock()\n"
+    )
+    command = [sys.executable, "-m", "linattn_conformance", "--backend", "rogue:Rogue", "--case", AFTER]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -54,6 +54,15 @@ def test_intact_and_conformant(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("made", [BROKEN, GOOD, report_cases.make([])], ids=["with problems", "without", "empty"])
+def test_a_report_is_written_a_result_a_line(made):
+    text = report.text(made)
+    assert json.loads(text) == made
+    lines = text.splitlines()
+    assert sum(line.startswith('  {"id": ') for line in lines) == len(made["results"])
+    assert len(lines) < len(made["results"]) + len(made["verdict"]["problems"]) + 60
+
+
 def test_intact_and_not_conformant(tmp_path):
     done = command(commands.verify_report, written(tmp_path, BROKEN))
     assert done.exit_code == 1

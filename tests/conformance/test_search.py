@@ -4,13 +4,17 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import report_cases
 import typer
+from linattn.plugin import FORMS
 from linattn_conformance import cases, search
 from linattn_conformance.broken import on_numpy
 from linattn_conformance.cases import every_case, named
 from linattn_conformance.data import draw
+from linattn_conformance.maps import MAPS
 from linattn_conformance.pool import Pool
 from linattn_conformance.search import Search
 from linattn_conformance.soak import conformance_soak
@@ -51,6 +55,31 @@ def test_what_it_finds_is_small_and_runs_as_printed(few, tmp_path):
     again = subprocess.run(run, capture_output=True, text=True, check=False)
     assert again.returncode == 1, again.stderr
     assert finding["message"] in again.stdout
+
+
+def test_decoding_is_searched(few):
+    with Pool(Setting("linattn_conformance.broken.in_place:WrongSlotRead")) as pool:
+        found = Search(pool, ("gla",), ("fp32",)).round(3, float("inf"))
+    assert found.case.startswith("gla/decode/fp32/")
+    assert "slots" in found.case
+
+
+@pytest.mark.parametrize(("framework", "decodes"), [("numpy", True), ("jax", False)])
+def test_what_is_generated(framework, decodes):
+    """Every form, feature maps, and nothing that a framework has not."""
+    import hypothesis
+
+    subject = replace(report_cases.SUBJECT, framework=framework)
+    seen = []
+    drawn = hypothesis.given(search.strategy(subject, ("linear_attn",), ("fp32", "fp16")))(lambda case: seen.append(case))
+    hypothesis.seed(1)(hypothesis.settings(max_examples=400, database=None, phases=[hypothesis.Phase.generate])(drawn))()
+    assert all(named(case.id) == case for case in seen)
+    assert {case.form for case in seen} == {*FORMS, "auto", *(["decode"] if decodes else [])}
+    maps = {flag for case in seen for flag in case.flags if flag.startswith("phi.")}
+    assert maps <= {f"phi.{name}" for name in MAPS}
+    assert len(maps) > 3
+    assert all(case.dtype == "float32" and case.check == "forward" for case in seen if maps.intersection(case.flags))
+    assert {"steps", "repeat"}.intersection(case.check for case in seen) == ({"steps", "repeat"} if decodes else set())
 
 
 def test_a_round_is_repeated_by_its_seed(few):

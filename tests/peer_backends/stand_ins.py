@@ -79,6 +79,16 @@ def linear_attention(kind: str, q: Any, k: Any, v: Any, *, impl: str = "auto", *
     return by_definition(family, dict(q=q, k=k, v=v, **inputs))
 
 
+def mlx_gated_delta(q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any = None, mask: Any = None) -> Any:
+    """The functions of mlx-lm, and MLX's own: decays are linear, states ``[B, HV, V, K]``, and there is no scale."""
+    import mlx.core as mx
+
+    family = "gated_delta_rule" if decay.ndim == 3 else "kda"
+    given = dict(q=q, k=k, v=v, g=mx.log(decay), beta=beta, scale=1.0, output_final_state=True)
+    o, final = by_definition(family, given | {"initial_state": None if state is None else state.swapaxes(-1, -2)})
+    return mx.array(o), mx.array(final).swapaxes(-1, -2)
+
+
 def module(name: str, **members: Any) -> dict[str, types.ModuleType]:
     made = types.ModuleType(name)
     vars(made).update(members)
@@ -99,7 +109,10 @@ def install(monkeypatch: Any, library: str) -> None:
             made |= module(f"fla.ops.{package}", **functions)
     elif library == "flash_qla":
         made = module("flash_qla", chunk_gated_delta_rule=stand_in("gated_delta_rule", FLASH_QLA))
-    else:
+    elif library == "mlx_lm":
+        made = module("mlx_lm") | module("mlx_lm.models")
+        made |= module("mlx_lm.models.gated_delta", gated_delta_ops=mlx_gated_delta, gated_delta_kernel=None)
+    elif library == "jla":
         made = module("jla") | module("jla.ops", linear_attention=linear_attention)
     for name, one in made.items():
         monkeypatch.setitem(sys.modules, name, one)

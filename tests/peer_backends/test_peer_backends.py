@@ -5,6 +5,7 @@ Only conformance with the libraries installed says whether their numbers are rig
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -21,23 +22,36 @@ from linattn.registry import GROUP, Record, Registry, registry
 from linattn.spec import FAMILIES
 from typer.testing import CliRunner
 
-CLASSES = {"fla": "FlaBackend", "flash_qla": "FlashQlaBackend", "jla": "JlaBackend"}
-FRAMEWORK = {"fla": "torch", "flash_qla": "torch", "jla": "jax"}
+CLASSES = {
+    "fla": "FlaBackend",
+    "flash_qla": "FlashQlaBackend",
+    "jla": "JlaBackend",
+    "mlx_fast": "MlxFastBackend",
+    "mlx_lm": "MlxLmBackend",
+}
+FRAMEWORK = {"fla": "torch", "flash_qla": "torch", "jla": "jax", "mlx_fast": "mlx", "mlx_lm": "mlx"}
+DEVICE = {"torch": "cuda", "jax": "cuda", "mlx": "metal"}
 SIZES = {"B": 2, "T": 9, "H": 2, "HV": 2, "K": 4, "V": 3}
 
 
 @pytest.fixture
 def backend(request, monkeypatch):
-    """An adapter on a stand-in of its library, registered."""
+    """An adapter on a stand-in of its library, registered; MLX is itself."""
     name = request.param
     pytest.importorskip(FRAMEWORK[name])
     stand_ins.install(monkeypatch, name)
     made = getattr(importlib.import_module(f"linattn_backends.{name}"), CLASSES[name])()
     linattn.register_backend(made, replace=True)
-    yield made
+    with untraced(FRAMEWORK[name]):
+        yield made
     registry.refresh()
     for module in [module for module in sys.modules if module.startswith(f"linattn_backends.{name}")]:
         del sys.modules[module]
+
+
+def untraced(framework):
+    """Stand-ins read values, which compiled functions of JAX do not have."""
+    return importlib.import_module("jax").disable_jit() if framework == "jax" else contextlib.nullcontext()
 
 
 def each_method(name: str, families: list[str], forms: tuple[str, ...]):
@@ -50,6 +64,8 @@ METHODS = [
     *each_method("fla", FAMILIES_OF_FLA, ("chunk", "recurrent")),
     *each_method("flash_qla", ["gated_delta_rule"], ("chunk",)),
     *each_method("jla", FAMILIES_OF_JLA, ("chunk", "recurrent")),
+    *each_method("mlx_fast", ["gated_delta_rule"], ("chunk",)),
+    *each_method("mlx_lm", ["gated_delta_rule", "kda"], ("recurrent",)),
 ]
 
 
@@ -67,6 +83,10 @@ def arrays_of(family: str, framework: str, packed: bool, fixed: bool = False):
         import torch
 
         return {name: torch.from_numpy(x) for name, x in drawn.items()}
+    if framework == "mlx":
+        import mlx.core as mx
+
+        return {name: mx.array(x) for name, x in drawn.items()}
     import jax.numpy as jnp
 
     return {name: jnp.asarray(x) for name, x in drawn.items()}
@@ -96,6 +116,8 @@ def test_arguments_arrive(backend, method, packed):
         del arrays["initial_state"]
         options["output_final_state"] = False
     if backend.name == "jla" and packed and method.endswith(("rwkv6", "dplr")) and method.startswith("recurrent"):
+        pytest.skip("declared unsupported")
+    if backend.name.startswith("mlx") and packed:
         pytest.skip("declared unsupported")
     check(backend, method, arrays, **options)
 
@@ -146,6 +168,18 @@ LIMITS = {
         ),
         ("recurrent_rwkv6", "takes no packed sequences in recurrent_rwkv6", ["--with", "cu_seqlens"]),
     ],
+    "mlx_fast": [
+        ("chunk_gated_delta_rule", "takes no packed sequences", ["--with", "cu_seqlens"]),
+        ("chunk_gated_delta_rule", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
+        ("chunk_gated_delta_rule", "takes one token at least", ["-s", "T=0"]),
+        ("chunk_gated_delta_rule", "has float64 on the CPU only, not on metal", ["--dtype", "fp64"]),
+    ],
+    "mlx_lm": [
+        ("recurrent_kda", "takes no packed sequences", ["--with", "cu_seqlens"]),
+        ("recurrent_kda", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
+        ("recurrent_kda", "takes one token at least", ["-s", "T=0"]),
+        ("recurrent_kda", "computes in float32, so takes no float64", ["--dtype", "fp64"]),
+    ],
 }
 
 
@@ -159,16 +193,35 @@ def test_limits_are_declared(backend, method, reason, words, monkeypatch):
     plans = []
     decide = cli.plan_of
     monkeypatch.setattr(cli, "plan_of", lambda *args: plans.append(decide(*args)) or plans[0])
-    given = ["--framework", FRAMEWORK[backend.name], "--device", "cuda", "--dtype", "bf16", "--backend", backend.name, *words]
+    given = [*asked(backend.name), *words]
     CliRunner().invoke(cli.app, ["explain", method, *given])
     assert str(backend.supports(plans[0].call)) == reason
 
 
+def asked(name):
+    """Options of ``linattn explain`` for a call that the backend takes."""
+    framework = FRAMEWORK[name]
+    return ["--framework", framework, "--device", DEVICE[framework], "--dtype", "bf16", "--backend", name]
+
+
 @pytest.mark.parametrize("backend", CLASSES, indirect=True)
 def test_within_its_limits_it_runs(backend):
-    given = ["--framework", FRAMEWORK[backend.name], "--device", "cuda", "--dtype", "bf16", "--backend", backend.name]
-    told = CliRunner().invoke(cli.app, ["explain", "chunk_gated_delta_rule", *given]).stdout
-    assert f"  runs         {backend.name}.chunk_gated_delta_rule" in told.splitlines()
+    method = "recurrent_gated_delta_rule" if backend.name == "mlx_lm" else "chunk_gated_delta_rule"
+    details = ": Metal kernel" if backend.name == "mlx_lm" else ""
+    told = CliRunner().invoke(cli.app, ["explain", method, *asked(backend.name)]).stdout
+    assert f"  runs         {backend.name}.{method}{details}" in told.splitlines()
+
+
+@pytest.mark.parametrize("backend", ["mlx_fast"], indirect=True)
+def test_float64_decays_have_its_digits(backend):
+    """``mx.exp`` has seven of them."""
+    import mlx.core as mx
+
+    drawn = arrays_of("gated_delta_rule", "mlx", False)
+    x = {name: mx.array(np.asarray(y), mx.float64) for name, y in drawn.items()}
+    o, _ = backend.chunk_gated_delta_rule(**x, scale=1.0, output_final_state=False, cu_seqlens=None, chunk_size=None)
+    wanted, _ = stand_ins.by_definition("gated_delta_rule", dict(x, scale=1.0))
+    np.testing.assert_allclose(np.asarray(o), wanted, rtol=1e-12, atol=1e-13)
 
 
 # -- its place ---------------------------------------------------------------------------------------------------------
@@ -192,9 +245,24 @@ def test_explain_says_which_peers_it_did_not_try(monkeypatch):
     assert "not tried" not in str(linattn.explain(linattn.chunk_gla, x, x, x, x, backend="torch"))
 
 
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.families])
+def test_a_peer_for_a_few_families_is_named_for_no_other(name):
+    """Those that it has, and those that are lowered to them."""
+    mine = {method.values[1].partition("_")[2] for method in METHODS if method.values[0] == name}
+    assert set(PEERS[name].families) == mine | {"delta_rule"}
+
+
+def test_explain_names_a_peer_where_it_would_do():
+    mx = pytest.importorskip("mlx.core")
+    q, g = mx.zeros((1, 4, 1, 2)), mx.zeros((1, 4, 1))
+    line = "  not tried    mlx_fast: another library, which auto tries after our own backends"
+    assert line in str(linattn.explain(linattn.chunk_gated_delta_rule, q, q, q, g, g)).splitlines()
+    assert "mlx_fast" not in str(linattn.explain(linattn.chunk_gla, q, q, q, q))
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_without_the_library_it_says_what_to_install(name):
-    if importlib.util.find_spec(name):
+    if importlib.util.find_spec(PEERS[name].package):
         pytest.skip(f"{name} is installed")
     value = f"linattn_backends.{name}:{CLASSES[name]}"
     entry = importlib.metadata.EntryPoint(name, value, GROUP)._for(importlib.metadata.distribution("linattn"))
@@ -202,4 +270,4 @@ def test_without_the_library_it_says_what_to_install(name):
     alone._records = {name: Record(name, [entry])}
     with pytest.raises(BackendLoadError) as caught:
         alone.load(name)
-    assert str(caught.value) == f"needs the package {name}: pip install 'linattn[{name}]'"
+    assert str(caught.value) == f"needs the package {PEERS[name].package}: pip install 'linattn[{name}]'"

@@ -11,7 +11,14 @@ from linattn_conformance.runner import STATUSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "conformance"
-REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem != "side_by_side")
+TOOLS = ("first_configuration", "side_by_side")
+REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem not in TOOLS)
+
+
+@pytest.mark.parametrize("name", ["mlx_fast-cpu", "mlx_lm-cpu"])
+def test_a_report_is_of_the_suite_as_it_is(name):
+    found = reading.verify(reading.read(PAGES / f"{name}.json"))
+    assert found.faults == ()
 
 
 @pytest.mark.parametrize("name", ["fla-h200", "jla-cpu"])

@@ -173,6 +173,28 @@ def test_fake_tensor(variant):
             assert found[name].dtype == y.dtype, name
 
 
+@pytest.mark.parametrize("T", [1, 70])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tensors_without_data(variant, T):
+    """Shapes and dtypes, of gradients too, and of packed sequences, whose lengths nobody knows."""
+    torch.manual_seed(0)
+    family, arrays, options = draw(variant, T, dtype=torch.bfloat16)
+    for form in forms(variant):
+        expected = outputs(run(form, family, arrays, options))
+        empty = {
+            name: type(x)(*(y.to("meta") for y in x)) if isinstance(x, tuple) else x.to("meta") for name, x in arrays.items()
+        }
+        leaves = {
+            name: x.requires_grad_() for name, x in empty.items() if isinstance(x, torch.Tensor) and x.is_floating_point()
+        }
+        found = outputs(run(form, family, {**empty, **leaves}, options))
+        for name, y in expected.items():
+            assert (found[name].device.type, found[name].shape, found[name].dtype) == ("meta", y.shape, y.dtype), name
+        found["o"].sum().backward()
+        assert all(x.grad is None or x.grad.shape == x.shape for x in leaves.values())
+        assert any(x.grad is not None for x in leaves.values())
+
+
 def operands(variant, T=20, **how):
     _, arrays, _ = draw(variant, T, **how)
     order = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u", "initial_state", "cu_seqlens")

@@ -1,21 +1,19 @@
-"""The kernels in Triton's interpreter, on the CPU. Without Triton, or on a machine where it compiles instead, these skip."""
+"""The kernels in Triton's interpreter, on the CPU: a process of their own, since the choice is made when Triton is imported."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
-# The interpreter is chosen when kernels are defined. In a process that already imported Triton without it, the tests skip.
-if "triton" not in sys.modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-backend_module = pytest.importorskip("linattn_backends.triton.backend")
 
-collect_ignore_glob: list[str] = [] if backend_module.INTERPRETED else ["test_*"]
+if not triton.knobs.runtime.interpret:
+    raise pytest.UsageError(
+        "tests/triton_backend expects Triton's interpreter, and Triton was imported without it: "
+        "run TRITON_INTERPRET=1 python -m pytest tests/triton_backend"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,6 +30,10 @@ WITHOUT_OFFSETS = ("rwkv6", "dplr")
 """Kinds that take no ``cu_seqlens`` in any implementation."""
 
 
+_compiled = jax.jit(linear_attention, static_argnums=0, static_argnames=("impl", "scale", "output_final_state"))
+"""As whole programs: operation by operation, its plain JAX is compiled in some hundred parts."""
+
+
 def _run(
     family: str,
     form: str,
@@ -54,7 +58,7 @@ def _run(
     elif cu_seqlens is not None:
         tokens = jnp.arange(v.shape[1], dtype=cu_seqlens.dtype)
         packed = {"segment_ids": jnp.searchsorted(cu_seqlens, tokens, side="right").astype(jnp.int32)[None]}
-    return linear_attention(
+    return _compiled(
         KINDS[family],
         **given,
         impl=IMPLEMENTATIONS[form],

@@ -7,7 +7,7 @@ use the rules registered here. Autocast does not reach inside: operands arrive a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def plain(x: Tensor) -> Iterator[None]:
     """No autocast inside, whatever the caller has on."""
-    with torch.autocast(x.device.type, enabled=False):
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
         yield
 
 

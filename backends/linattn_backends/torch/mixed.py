@@ -162,6 +162,27 @@ class Operands:
             S = S + self.load(run, *at).sums().sum(1)
         return S
 
+    def starts(self, run: Run, S: Tensor) -> list[Tensor]:
+        """The state before each segment; not causal, all read the whole sum."""
+        segments = self.segments(run)
+        if not self.causal:
+            return [self.total(run, S)] * len(segments)
+        found = []
+        for at in segments:
+            found.append(S)
+            _, S = self.scan(self.load(run, *at), S, self.whole(run, *at))
+        return found
+
+    def scan_back(self, reads: Tensor, dS: Tensor, whole: int) -> tuple[Tensor, Tensor]:
+        """Gradients of each chunk's sum, given those of what the chunk reads ``[Z, m, L, V]``; and of the state before."""
+        after = [torch.zeros_like(dS)] * reads.shape[1]
+        for i, read in reversed(list(enumerate(reads.unbind(1)))):
+            if i < whole:
+                after[i] = dS
+            if self.causal:
+                dS = dS + read
+        return torch.stack(after, 1), dS
+
 
 def _flat(states: Tensor, run: Run) -> Tensor:
     return states[run.states].flatten(0, 1)
@@ -255,6 +276,68 @@ def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, held_k_quad, held_k_lin, held_v
     return _outputs(q_quad, k_quad, q_lin, k_lin, v, cu_seqlens, C)
 
 
+@dataclass(frozen=True)
+class Pull:
+    """Gradients on their way back: from ``do`` and the tokens held at the end, to ``out`` and ``dbias``."""
+
+    op: Operands
+    do: Tensor | None
+    dheld: tuple[Tensor | None, ...]
+    out: list[Held]
+    dbias: Tensor | None
+
+    def sequence(self, run: Run, S: Tensor, dS: Tensor) -> Tensor:
+        """From the last segment to the first; the gradient of the state before."""
+        op, segments = self.op, self.op.segments(run)
+        if not op.causal and self.do is not None:
+            for at in segments:
+                dS = dS + self.reads(op.load(run, *at), self.load(run, at)).sum(1)
+        for at, start in reversed(list(zip(segments, op.starts(run, S), strict=True))):
+            dS = self.segment(run, at, start, dS)
+        return dS
+
+    def load(self, run: Run, at: tuple[int, int, int]) -> Tensor:
+        """``do`` of a segment, ``[Z, m, c, V]``; zeros where none flows in."""
+        s0, m, c = at
+        if self.do is None:
+            v = self.out[4].new
+            return v.new_zeros(((run.rows.stop - run.rows.start) * v.shape[2], m, c, v.shape[3]), dtype=self.op.dtype)
+        return Held(self.do, None).load(run, s0, m * c, self.op.dtype).unflatten(1, (m, c))
+
+    def reads(self, x: Segment, dy: Tensor) -> Tensor:
+        """Gradients of the states that each chunk reads, ``[Z, m, L, V]``."""
+        return (x.q_lin.mT @ dy).mul_(self.op.lin_scale)
+
+    def segment(self, run: Run, at: tuple[int, int, int], S: Tensor, dS: Tensor) -> Tensor:
+        """Gradients of one segment, stored; the gradient of the state before it."""
+        op, (s0, _, c) = self.op, at
+        x, dy, whole = op.load(run, *at), self.load(run, at), op.whole(run, *at)
+        before = op.scan(x, S, whole)[0] if op.causal else S[:, None]
+        dsums, dS = op.scan_back(self.reads(x, dy), dS, whole)
+        kept = x.kept()
+        dscore = (dy @ x.v.mT).mul_(kept).mul_(2)
+        if self.dbias is not None:
+            self.dbias[:, :c, :c] += dscore.view(-1, self.dbias.shape[0], *dscore.shape[1:]).sum((0, 2))
+        dq_quad = (dscore @ x.k_quad).mul_(op.quad_scale)
+        dk_quad = (dscore.mT @ x.q_quad).mul_(op.quad_scale)
+        dq_lin = (dy @ before.mT).mul_(op.lin_scale)
+        dk_lin = x.v @ dsums.mT
+        dv = kept.square_().mT @ dy + x.k_lin @ dsums
+        gradients = [y.flatten(1, 2) for y in (dq_quad, dk_quad, dq_lin, dk_lin, dv)]
+        self.add_held(run, s0, gradients[1], gradients[3], gradients[4])
+        for held, y in zip(self.out, gradients, strict=True):
+            held.store(run, s0, y)
+        return dS
+
+    def add_held(self, run: Run, s0: int, *gradients: Tensor) -> None:
+        """Tokens of the last chunk that the final state holds have gradients from there too."""
+        at = run.length // self.op.C * self.op.C - s0
+        rows = run.length - s0 - at
+        for y, extra in zip(gradients, self.dheld, strict=True):
+            if extra is not None and rows and 0 <= at < y.shape[1]:
+                y[:, at : at + rows] += extra[run.states, :rows].transpose(1, 2).flatten(0, 1)
+
+
 @torch.library.custom_op("linattn::mixed_backward", mutates_args=())
 def mixed_backward(
     do: Tensor | None,
@@ -280,73 +363,24 @@ def mixed_backward(
     causal: bool,
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments."""
-    new = (q_quad, k_quad, q_lin, k_lin, v)
-    old = None if kv is None else (held_k_quad, held_k_lin, held_v)
-    op = Operands(new, old, bias, C, quad_scale, lin_scale, causal)
-    dtype = op.dtype
+    new, held = (q_quad, k_quad, q_lin, k_lin, v), (held_k_quad, held_k_lin, held_v)
+    op = Operands(new, None if kv is None else held, bias, C, quad_scale, lin_scale, causal)
     dnew = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in new]
-    dold = [None if x is None else x.new_zeros(x.shape, dtype=dtype) for x in (held_k_quad, held_k_lin, held_v)]
-    out = [Held(x, y) for x, y in zip(dnew, (None, dold[0], None, dold[1], dold[2]), strict=True)]
-    dbias = None if bias is None else bias.new_zeros(bias.shape, dtype=dtype)
-    dkv_in = None if kv is None else kv.new_zeros(kv.shape, dtype=dtype)
-    H, L, V = v.shape[2], k_lin.shape[3], v.shape[3]
+    dheld = [None if x is None else x.new_zeros(x.shape, dtype=op.dtype) for x in held]
+    out = [Held(x, y) for x, y in zip(dnew, (None, dheld[0], None, dheld[1], dheld[2]), strict=True)]
+    dbias = None if bias is None else bias.new_zeros(bias.shape, dtype=op.dtype)
+    dkv_in = None if kv is None else kv.new_zeros(kv.shape, dtype=op.dtype)
+    pull = Pull(op, do, (dk_quad, dk_lin, dv), out, dbias)
     with plain(v):
         for run in _runs(*v.shape[:3], cu_seqlens, length):
-            Z = (run.rows.stop - run.rows.start) * H
-            zeros = v.new_zeros((Z, L, V), dtype=dtype)
-            starts, S = [], zeros if kv is None else _flat(kv, run).to(dtype)
-            segments = op.segments(run)
-            total = None if causal else op.total(run, S)
-            for at in segments if causal else ():
-                starts.append(S)
-                _, S = op.scan(op.load(run, *at), S, op.whole(run, *at))
-            dS = zeros if dkv is None else _flat(dkv, run).to(dtype)
-            if not causal and do is not None:
-                for at in segments:
-                    x = op.load(run, *at)
-                    dy = _load_gradient(do, run, at, dtype)
-                    dS = dS + (x.q_lin.mT @ dy).sum(1).mul_(lin_scale)
-            for i in reversed(range(len(segments))):
-                s0, m, c = at = segments[i]
-                x = op.load(run, *at)
-                whole = op.whole(run, *at)
-                dy = torch.zeros_like(x.v) if do is None else _load_gradient(do, run, at, dtype)
-                before = op.scan(x, starts[i], whole)[0] if causal else total[:, None]
-                after = [zeros] * m
-                for j, read in reversed(list(enumerate((x.q_lin.mT @ dy).mul_(lin_scale).unbind(1)))):
-                    after[j] = dS if j < whole else zeros
-                    if causal:
-                        dS = dS + read
-                dafter = torch.stack(after, 1)
-                kept = x.kept()
-                dscore = (dy @ x.v.mT).mul_(kept).mul_(2)
-                grads = [
-                    (dscore @ x.k_quad).mul_(quad_scale),
-                    (dscore.mT @ x.q_quad).mul_(quad_scale),
-                    (dy @ before.mT).mul_(lin_scale),
-                    x.v @ dafter.mT,
-                    kept.square_().mT @ dy + x.k_lin @ dafter,
-                ]
-                if dbias is not None:
-                    dbias[:, :c, :c] += dscore.view(-1, H, *dscore.shape[1:]).sum((0, 2))
-                tail = run.length // C * C
-                for grad, extra in zip((grads[1], grads[3], grads[4]), (dk_quad, dk_lin, dv), strict=True):
-                    if extra is not None and tail < run.length and s0 <= tail < s0 + m * c:
-                        rows = run.length - tail
-                        held = extra[run.states, :rows].transpose(1, 2).flatten(0, 1)
-                        grad.view(Z, m * c, -1)[:, tail - s0 : tail - s0 + rows] += held
-                for held, grad in zip(out, grads, strict=True):
-                    held.store(run, s0, grad.flatten(1, 2))
+            zeros = v.new_zeros(((run.rows.stop - run.rows.start) * v.shape[2], k_lin.shape[3], v.shape[3]), dtype=op.dtype)
+            S, dS = (zeros if x is None else _flat(x, run).to(op.dtype) for x in (kv, dkv))
+            dS = pull.sequence(run, S, dS)
             if dkv_in is not None:
                 view = dkv_in[run.states]
                 view.copy_(dS.view(view.shape))
-    given = [(bias, dbias), (kv, dkv_in), *zip((held_k_quad, held_k_lin, held_v), dold, strict=True)]
+    given = [(bias, dbias), (kv, dkv_in), *zip(held, dheld, strict=True)]
     return [*dnew, *(d.to(x.dtype) for x, d in given if x is not None)]
-
-
-def _load_gradient(do: Tensor, run: Run, at: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    s0, m, c = at
-    return Held(do, None).load(run, s0, m * c, dtype).unflatten(1, (m, c))
 
 
 @mixed_backward.register_fake

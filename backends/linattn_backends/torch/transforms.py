@@ -58,12 +58,12 @@ def register(
 
 
 def unwatched(args: Sequence[Any]) -> bool:
-    """Whether nothing would see an op go by: no mode is active, and no argument is of a tensor's subclass."""
+    """Whether nothing would see an op go by: no mode is active, and no argument is a tensor's subclass or without data."""
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    return all(type(x) in PLAIN for x in args if isinstance(x, Tensor))
+    return all(type(x) in PLAIN and not x.is_meta for x in args if isinstance(x, Tensor))
 
 
 def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:

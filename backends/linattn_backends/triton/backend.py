@@ -135,6 +135,20 @@ def _release_complaint(release: str) -> str | None:
     return f"does not run with Triton {release}: {reasons[0]}" if reasons else None
 
 
+def call_complaint(call: Call) -> str | None:
+    """Why the kernels do not take a call, on whatever device."""
+    complaint = _release_complaint(triton.__version__)
+    if complaint:
+        return complaint
+    if "float64" in call.dtypes.values():
+        return "has no float64"
+    for symbol, size in (("K", call.K), ("V", call.V)):
+        most = widest(call, symbol)
+        if not 1 <= size <= most:
+            return f"{symbol} must be at most {most}, got {size}"
+    return None
+
+
 def _device_complaint(device: str) -> str | None:
     """Why kernels cannot run on a device: what there is to know before any array arrives."""
     kind = device.partition(":")[0]
@@ -181,18 +195,5 @@ class TritonBackend(Backend):
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
-        complaint = self._complaint(call)
+        complaint = _device_complaint(call.device) or call_complaint(call)
         return None if complaint is None else Unsupported(complaint)
-
-    @staticmethod
-    def _complaint(call: Call) -> str | None:
-        complaint = _release_complaint(triton.__version__) or _device_complaint(call.device)
-        if complaint:
-            return complaint
-        if "float64" in call.dtypes.values():
-            return "has no float64"
-        for symbol, size in (("K", call.K), ("V", call.V)):
-            most = widest(call, symbol)
-            if not 1 <= size <= most:
-                return f"{symbol} must be at most {most}, got {size}"
-        return None

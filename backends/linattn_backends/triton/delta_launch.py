@@ -16,16 +16,11 @@ from torch import Tensor
 from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
-from .launch import Cut, cut, dtype, launch, processors, rows_contiguous, strides
+from .devices import processors, roomy
+from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
-
-
-@functools.cache
-def roomy(device: torch.device) -> bool:
-    """Whether a block may have 220 KB of shared memory, as on Hopper."""
-    return device.type != "cuda" or torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 220 << 10
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
+from .devices import processors, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
 
@@ -45,14 +46,6 @@ def cut(T: int, N: int, length: int, cu_seqlens: Tensor | None) -> Cut:
     at = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
     owner = torch.searchsorted(first[1:], at, right=True, out_int32=True)
     return Cut(count, 0, owner, first)
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a device; an interpreter counts as one."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @dataclass(frozen=True)
@@ -190,6 +183,9 @@ releases is not the same."""
 
 def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
     """Compile, or find what was compiled, and launch."""
+    if device.type == "meta":
+        stand_in().start(kernel, count, args, config)
+        return
     if not DIRECT:
         kernel[(count,)](*args, **config)
         return

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ..cases import Case
 
 __all__ = ["Adapter", "Arrays", "Global", "far_apart"]
 
@@ -43,6 +46,9 @@ class Adapter:
 
     def __init__(self, device: str) -> None:
         self.device = device
+
+    def set_up(self, case: Case) -> None:
+        """Settings of the framework that a case needs."""
 
     def from_float64(self, x: NDArray[Any], dtype: str) -> Any:
         """An array of ``dtype`` (an integer one as well) on the device."""

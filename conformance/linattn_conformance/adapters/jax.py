@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .base import Adapter, Arrays, Global
+
+if TYPE_CHECKING:
+    from ..cases import Case
 
 __all__ = ["JaxAdapter"]
 
@@ -25,8 +28,9 @@ SETTINGS = (
 
 
 class JaxAdapter(Adapter):
-    """Values travel through float64, which holds those of every narrower dtype exactly; so 64-bit types are switched on.
+    """Values travel through NumPy's float64, which holds those of every narrower dtype exactly.
 
+    64-bit types are switched on for the cases that have them, and off for the others, as most users of JAX have them.
     Arrays of JAX have no strides and are never written to, and freed memory is out of reach: there is nothing to poison.
     """
 
@@ -34,9 +38,11 @@ class JaxAdapter(Adapter):
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
-        jax.config.update("jax_enable_x64", True)
         kind, _, number = device.partition(":")
         self.place = jax.devices(kind)[int(number or 0)]
+
+    def set_up(self, case: Case) -> None:
+        jax.config.update("jax_enable_x64", case.has_64_bits or case.check == "bad-input")
 
     def from_float64(self, x: Any, dtype: str) -> Any:
         with np.errstate(over="ignore"):

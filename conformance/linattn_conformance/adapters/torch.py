@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .base import Adapter, Arrays, Global, far_apart
+
+if TYPE_CHECKING:
+    from ..cases import Case
 
 __all__ = ["TorchAdapter"]
 
@@ -50,6 +53,10 @@ class TorchAdapter(Adapter):
 
     def headsfirst(self, x: Any) -> Any:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x
+
+    def set_up(self, case: Case) -> None:
+        if case.memory and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def far(self, x: Any) -> Any:
         size, strides = far_apart(tuple(x.shape))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-from linattn.plugin import Backend
+from linattn.plugin import Backend, Form, form_methods
 from linattn_backends.numpy import oracle
-from linattn_backends.numpy.backend import OPTIONS, NumpyBackend, cast, cast_like, is_float64
+from linattn_backends.numpy.backend import OPTIONS, cast, cast_like, is_float64
 
 __all__ = ["CHUNK", "Simple", "by_chunks", "cut", "joined"]
 
@@ -30,19 +30,20 @@ class Simple(Backend):
     api = ">=1,<2"
     frameworks = ("numpy",)
     families: ClassVar[tuple[str, ...]] = ("gla",)
-    forms: ClassVar[tuple[str, ...]] = ("chunk",)
+    forms: ClassVar[tuple[Form, ...]] = ("chunk",)
     isolated: ClassVar[bool] = False
     """It must be tried in a process of its own."""
 
     def __init_subclass__(cls) -> None:
-        for op in cls.families:
-            for form in cls.forms:
-                if f"{form}_{op}" not in vars(cls):
-                    setattr(cls, f"{form}_{op}", operator(form, op))
+        made = [op for op in cls.families if not any(f"{form}_{op}" in vars(cls) for form in cls.forms)]
+        form_methods({op: partial(cls().called, op) for op in made}, cls.forms)(cls)
+
+    def called(self, op: str, form: str, arrays: Arrays, **keywords: Any) -> tuple[Any, Any]:
+        return self.run(form, op, {**arrays, **keywords})
 
     def run(self, form: str, op: str, given: Arrays) -> tuple[Any, Any]:
         options = {name: value for name, value in given.items() if name in OPTIONS}
-        arrays = {name: value for name, value in given.items() if name not in (*OPTIONS, "self") and value is not None}
+        arrays = {name: value for name, value in given.items() if name not in OPTIONS and value is not None}
         o, state = self.forward(op, oracle.float64(arrays), options)
         wide = np.float64 if is_float64(arrays["v"]) else np.float32
         return cast_like(arrays["v"], o), cast(wide, state) if options["output_final_state"] else None
@@ -58,20 +59,6 @@ class Simple(Backend):
     def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> Arrays:
         found = self.backward(op, oracle.float64(arrays), dict(options), d_o, d_state)
         return {name: cast_like(arrays[name], gradient) for name, gradient in found.items()}
-
-
-def operator(form: str, op: str) -> Any:
-    """A method with the signature that the contract asks for."""
-    reference = inspect.signature(getattr(NumpyBackend, f"{form}_{op}"))
-
-    def method(self: Simple, *args: Any, **kwargs: Any) -> Any:
-        bound = reference.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        return self.run(form, op, dict(bound.arguments))
-
-    method.__signature__ = reference  # type: ignore[attr-defined]
-    method.__name__ = f"{form}_{op}"
-    return method
 
 
 TOKENLESS = ("u", "initial_state", "cu_seqlens")

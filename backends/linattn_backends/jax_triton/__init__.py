@@ -1,0 +1,5 @@
+"""The Triton kernels on JAX arrays."""
+
+from .backend import JaxTritonBackend
+
+__all__ = ["JaxTritonBackend"]

@@ -1,0 +1,197 @@
+"""The Triton backend's custom ops as JAX functions: their bodies run in a :class:`~.host.Host`, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.custom_batching import custom_vmap
+from linattn.plugin import MixedState
+
+from linattn_backends.torch.transforms import NOT_BY_ROW
+from linattn_backends.triton import delta_library, library
+from linattn_backends.triton import mixed as mixed_library
+from linattn_backends.triton.devices import standing_in
+
+from . import backend
+from .compat import varying
+from .devices import target
+from .host import Host
+from .launchers import compiled, interpreted
+
+__all__ = ["delta", "diagonal", "linear_attn", "mixed_attn"]
+
+Array = Any
+Options = tuple[tuple[str, Any], ...]
+Result = tuple[Array, Any]
+
+
+class Op(NamedTuple):
+    """A custom op and that of its gradient, which takes gradients of outputs, the same arrays, and some of the options."""
+
+    forward: Any
+    backward: Any
+
+
+OPS = {
+    "diagonal": Op(library.diagonal, library.diagonal_backward),
+    "delta": Op(delta_library.delta, delta_library.delta_backward),
+    "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
+    "bidirectional": Op(mixed_library.bidirectional, mixed_library.bidirectional_backward),
+}
+
+
+def names(op: Any, arrays: bool) -> list[str]:
+    """Of an op's arguments: the arrays, or the options."""
+    return [x.name for x in op._opoverload._schema.arguments if ("Tensor" in str(x.type)) == arrays]
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def call(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """The outputs of an op."""
+    return run(OPS[name].forward, options, arrays)
+
+
+def _forward(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Any, Any]:
+    return call(name, options, arrays), arrays
+
+
+def _backward(name: str, options: Options, arrays: tuple[Array | None, ...], d: tuple[Array, ...]) -> tuple[Any]:
+    wanted = len(names(OPS[name].backward, True)) - len(arrays)
+    d = tuple(None if x.shape == (0,) else x for x in d[:wanted])  # of a state that nobody asked for
+    found = iter(gradients(name, options, (*d, *arrays)))
+    return (tuple(next(found) if is_float(x) else None for x in arrays),)
+
+
+call.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gradients(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """Of the float arrays given, in their order; with none of their own."""
+    return run(OPS[name].backward, options, arrays)
+
+
+def _no_gradients(*_: Any) -> Any:
+    raise NotImplementedError("the jax_triton backend has first derivatives only: pass backend='jax' for those of a gradient")
+
+
+gradients.defvjp(lambda *given: (gradients(*given), None), _no_gradients)
+
+
+def is_float(x: Array | None) -> bool:
+    """Whether an array has a gradient."""
+    return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+# -- one op ------------------------------------------------------------------------------------------------------------
+
+
+def run(op: Any, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """The outputs of an op, on arrays that may be mapped by ``vmap``."""
+    given = {name: x for name, x in zip(names(op, True), arrays, strict=True) if x is not None}
+    traced = custom_vmap(lambda *values: trace(op, options, dict(zip(given, values, strict=True))))
+    traced.def_vmap(partial(_mapped, traced, [name in NOT_BY_ROW for name in given]))
+    return traced(*given.values())
+
+
+def _mapped(traced: Any, shared: list[bool], size: int, mapped: list[bool], *arrays: Array) -> tuple[Any, Any]:
+    """Fold the mapped dimension into ``B`` where every array has one, else loop over it."""
+    each = [x if m else jnp.broadcast_to(x, (size, *x.shape)) for x, m in zip(arrays, mapped, strict=True)]
+    if any(shared):
+        found = jax.lax.map(lambda row: traced(*row), each)
+    else:
+        rows = traced(*(x.reshape(size * x.shape[1], *x.shape[2:]) for x in each))
+        found = tuple(x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in rows)
+    return found, (True,) * len(found)
+
+
+def trace(op: Any, options: Options, given: dict[str, Array]) -> tuple[Array, ...]:
+    """Run the body of an op on what stands for the arrays."""
+    host = Host(interpreted, 1, True) if backend.INTERPRETED else Host(compiled, target().processors, target().roomy)
+    tensors = {name: host.tensor(x) for name, x in given.items()}
+    chosen = dict(options)
+    with host, standing_in(host):
+        found = op._init_fn(*map(tensors.get, names(op, True)), *map(chosen.get, names(op, False)))
+    outputs: Iterable[Any] = [found] if isinstance(found, torch.Tensor) else found
+    return tuple(varying(host.array(x), *given.values()) for x in outputs)
+
+
+@partial(jax.jit, static_argnames=("name", "options"))
+def jitted(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """One program for all launches of an op: run one by one, none could write where another wrote before."""
+    return call(name, options, arrays)
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+
+
+def matrix_state(
+    op: str,
+    operands: tuple[str, ...],
+    form: str,
+    arrays: dict[str, Array | None],
+    *,
+    scale: float | None,
+    initial_state: Array | None,
+    output_final_state: bool,
+    cu_seqlens: Array | None,
+    chunk_size: int | None,
+) -> Result:
+    """Any family with a matrix for a state."""
+    g, v = arrays.get("g"), arrays["v"]
+    if g is not None and g.ndim == 1:  # a fixed decay; its gradient is a sum over the tokens
+        arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
+    options = dict(form=form, scale=scale_of(arrays, scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
+    given = (*map(arrays.get, operands), initial_state, cu_seqlens)
+    o, final = jitted(op, tuple(options.items()), given)
+    return o, final if output_final_state else None
+
+
+diagonal = partial(matrix_state, "diagonal", ("q", "k", "v", "g", "gv", "u"))
+delta = partial(matrix_state, "delta", ("q", "k", "v", "g", "beta", "a", "b"))
+
+
+def scale_of(arrays: dict[str, Array | None], scale: float | None) -> float:
+    """The scale, or its default."""
+    return arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options: Any) -> Result:
+    """The ungated family; ``normalize`` is the caller's affair."""
+    if causal:
+        return diagonal(form, arrays, **options)
+    given = (*(arrays[name] for name in ("q", "k", "v")), options["cu_seqlens"])
+    o, _ = jitted("bidirectional", (("scale", scale_of(arrays, options["scale"])), ("wide", False)), given)
+    return o, None
+
+
+def mixed_attn(
+    form: str,
+    arrays: dict[str, Array],
+    *,
+    bias: Array | None,
+    quad_scale: float | None,
+    lin_scale: float | None,
+    causal: bool,
+    initial_state: MixedState[Array] | None,
+    output_final_state: bool,
+    cu_seqlens: Array | None,
+    chunk_size: int,
+) -> Result:
+    """``(o, final_state)``, the state a ``MixedState``."""
+    scales = [1.0 / chunk_size if scale is None else float(scale) for scale in (quad_scale, lin_scale)]
+    C = chunk_size
+    if bias is None and initial_state is None and not output_final_state:
+        C = min(C, arrays["v"].shape[1] + 1)  # nothing has this size: FLASH-Quad may say any number
+    options = dict(C=C, quad_scale=scales[0], lin_scale=scales[1], causal=causal, final=output_final_state)
+    state = (None,) * 5 if initial_state is None else initial_state
+    o, *final = jitted("mixed", tuple(options.items()), (*arrays.values(), bias, *state, cu_seqlens))
+    return o, MixedState(*final) if output_final_state else None

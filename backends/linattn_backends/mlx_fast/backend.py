@@ -1,0 +1,68 @@
+"""``mx.fast.gated_delta_update`` (MLX 0.32) as a backend: one operator, the gated delta rule, with gradients.
+
+Its decays are linear, so it gets ``exp(g)``; its states are ``[B, HV, V, K]``; it has no scale, so the output is multiplied.
+``delta_rule`` is lowered to it with gates of zero. Its Metal kernels take no decay below 1e-6 for what it is, as their source
+says: an adapter sees no data and cannot decline, so on such gates conformance decides.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+from linattn.plugin import Backend, Call, Unsupported, form_methods
+
+__all__ = ["MlxFastBackend"]
+
+
+def _gated_delta_rule(
+    form: str,
+    arrays: dict[str, mx.array],
+    *,
+    scale: float,
+    initial_state: mx.array | None,
+    output_final_state: bool,
+    cu_seqlens: mx.array | None,
+    chunk_size: int | None,
+) -> tuple[mx.array, mx.array | None]:
+    wide = mx.float64 if arrays["v"].dtype == mx.float64 else mx.float32
+    o, final = mx.fast.gated_delta_update(
+        arrays["q"],
+        arrays["k"],
+        arrays["v"],
+        _exp(arrays["g"].astype(wide)),
+        arrays["beta"].astype(wide),
+        None if initial_state is None else initial_state.astype(wide).swapaxes(-1, -2),
+    )
+    return o * scale, final.swapaxes(-1, -2) if output_final_state else None
+
+
+def _exp(g: mx.array) -> mx.array:
+    """``mx.exp`` of float64 is right to single precision only."""
+    return mx.power(mx.array(math.e, g.dtype), g) if g.dtype == mx.float64 else mx.exp(g)
+
+
+@form_methods({"gated_delta_rule": _gated_delta_rule}, forms=("chunk",))
+class MlxFastBackend(Backend):
+    """The gated delta rule that MLX ships, on any of its devices."""
+
+    name = "mlx_fast"
+    api = ">=1,<2"
+    frameworks = ("mlx",)
+
+    def supports(self, call: Call) -> Unsupported | None:
+        """What the operation has no argument for, or raises at."""
+        complaint = _complaint(call)
+        return None if complaint is None else Unsupported(complaint)
+
+
+def _complaint(call: Call) -> str | None:
+    if call.varlen:
+        return "takes no packed sequences"
+    if call.shapes["beta"] != "B T HV":
+        return "takes one beta for a token and head"
+    if call.T == 0:
+        return "takes one token at least"
+    if call.dtype == "float64" and call.device != "cpu":
+        return f"has float64 on the CPU only, not on {call.device}"
+    return None

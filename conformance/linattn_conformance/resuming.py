@@ -1,0 +1,51 @@
+"""Going on with a run that was cut short, on another day if need be: its report says what has been run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import reading
+from .runner import Result
+
+__all__ = ["NONE", "Earlier", "read"]
+
+SAME = (
+    "suite", "api", "backend", "framework", "device", "memory", "versions", "environment", "profile", "tighten", "manifest",
+)  # fmt: skip
+"""What must be as it was, for the results to belong together."""
+HAS_RUN = ("passed", "failed", "declared-unsupported")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run before this one found.
+
+    Attributes:
+        results: Of the cases that were run.
+        complaints: What went wrong in no case, as text.
+        seconds: How long it took.
+    """
+
+    results: tuple[Result, ...] = ()
+    complaints: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+NONE = Earlier()
+
+
+def read(path: Path, here: Mapping[str, Any]) -> Earlier:
+    """The earlier run, of which ``path`` is the report; ``here`` is an empty report of this one.
+
+    Raises:
+        ValueError: The two are not of one subject, suite, place and kind, so that their results do not belong together.
+    """
+    report = reading.read(path)
+    for name in SAME:
+        if report.get(name) != here[name]:
+            raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")
+    results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN]
+    return Earlier(tuple(results), tuple(report["complaints"]), report["seconds"])

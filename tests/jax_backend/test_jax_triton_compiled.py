@@ -1,0 +1,67 @@
+"""The Triton kernels on JAX arrays, compiled for Hopper without one: what jax-triton makes of them in a program for CUDA.
+
+It needs jax-triton and the library with which JAX describes kernels to CUDA (``pip install --no-deps jax-cuda13-plugin``).
+"""
+
+import functools
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linattn_backends.jax_triton import JaxTritonBackend, backend, devices
+
+triton = pytest.importorskip("triton")
+if find_spec("jax_triton") is None or find_spec("jax_cuda13_plugin") is None or backend.INTERPRETED:
+    pytest.skip("needs jax-triton and jax-cuda13-plugin, and not Triton's interpreter", allow_module_level=True)
+
+B, T, H, W = 2, 100, 2, 64
+f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((B, T, H, W), jnp.bfloat16)
+SCALAR, GATE, STATE = f32((B, T, H)), f32((B, T, H, W)), f32((B, H, W, W))
+CASES = {  # arguments, and launches of a forward and a backward pass
+    "gla": ((GATE,), 3, 6),
+    "gated_delta_rule": ((SCALAR, SCALAR), 3, 6),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setattr(devices, "present", lambda: None)
+    devices.target.cache_clear()
+    yield
+    devices.target.cache_clear()
+
+
+def program(function, *arrays):
+    """Of a function, for CUDA."""
+    return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_training_step(family):
+    """Every launch is a call in the program, and what a second launch writes again is the memory of the first."""
+    rest, forward, backward = CASES[family]
+    operator = getattr(JaxTritonBackend(), f"chunk_{family}")
+
+    def step(S, *arrays):
+        outputs, pull = jax.vjp(lambda S, *x: operator(*x, initial_state=S, output_final_state=True), S, *arrays)
+        return pull(outputs)
+
+    text = program(step, STATE, *(TOKENS,) * 3, *rest)
+    assert text.count("@triton_kernel_call(") == forward + backward
+    assert "output_operand_alias" in text
+
+
+def test_packed_sequences():
+    tokens = jax.ShapeDtypeStruct((1, T, H, W), jnp.bfloat16)
+    operator = JaxTritonBackend().chunk_simple_gla
+    text = program(
+        lambda q, g, cu: operator(q, q, q, g, cu_seqlens=cu)[0], tokens, f32((1, T, H)), jax.ShapeDtypeStruct((4,), np.int32)
+    )
+    assert text.count("@triton_kernel_call(") == 2
+
+
+def test_its_import_leaves_the_cache_of_triton_alone():
+    assert triton.knobs.cache.dir
