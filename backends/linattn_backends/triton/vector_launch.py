@@ -54,8 +54,7 @@ def gate_facts(call: Diagonal) -> dict[str, Any]:
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=64)
-def masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
+def make_masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
     """Matrices that sum over tokens, a row of ones and zeros for each token ``t``, in the order that :mod:`.vector` names.
 
     ``UNTIL`` ``j ≤ t`` (``j < t`` if ``exclusive``, as in everything that a query reads), ``AFTER`` ``j > t``, ``BEFORE`` ``j < t``,
@@ -63,7 +62,8 @@ def masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
     for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t`` the tokens
     whose way to the middle crosses it.
     """
-    t, j = torch.arange(C, device=device)[:, None], torch.arange(C, device=device)
+    j = torch.arange(C, device=device)
+    t = j[:, None]
     after, before = j > t, j < t
     until, since = (before, after) if exclusive else (j <= t, j >= t)
     found = [until, after, before, since]
@@ -77,9 +77,13 @@ def masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
     return torch.stack(found).to(torch.bfloat16)
 
 
+kept_masks = functools.lru_cache(maxsize=64)(make_masks)
+
+
 def masks_of(call: Diagonal) -> Tensor:
-    """Those of a call."""
-    return masks(call.q.device, call.tiles.chunk, call.u is not None)
+    """Those of a call, made once a device that has memory."""
+    device = call.q.device
+    return (make_masks if device.type == "meta" else kept_masks)(device, call.tiles.chunk, call.u is not None)
 
 
 def prepare(call: Diagonal) -> Prepared:
