@@ -1,7 +1,7 @@
 """Gradients of a scalar gate's chunk, of 16-bit operands: both sides from one pass over the value channels.
 
-The equations are those of :mod:`.kernels`. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk`` and of all that passes through the
-chunk; ``Σ dA_tt q_t·k_t``, which both have, is added in float32 on either side.
+The equations are those of :mod:`.kernels`. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk``, and all that passes through
+the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
 """
 
 import triton
@@ -39,9 +39,7 @@ def scalar_gradients(
     do = at_head(do, b, bos, hv, ob, ot, oh, 1)
     G = at_head(G, b, bos, hv, gb, gt, gh, 1)
     here = (i.to(tl.int64) * HV + hv) * (K * V)
-    below, above, bdq, bdk, met = met_values(
-        do, ot, v, vt, kept + here, dkept + here, rows, columns, L, K, V, C, BK, BV, PREC
-    )
+    below, above, bdq, bdk, met = met_values(do, ot, v, vt, kept + here, dkept + here, rows, columns, L, K, V, C, BK, BV, PREC)
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
     p = at[:, None] * K + columns[None, :]

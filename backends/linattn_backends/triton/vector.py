@@ -1,4 +1,4 @@
-"""Chunk kernels of a vector gate: ``gla`` and ``rwkv6``. What a gate does is done here once, and the state's walk has none left.
+"""Chunk kernels of a gate per key channel: ``gla`` and ``rwkv6``. The gate is applied once; the state's walk has none left.
 
 In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
 
@@ -11,10 +11,10 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
              dg_j = Σ_{s<j≤t} q_t dA_ts k_s e^{G_t - G_s} + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
 
 In a block of tokens that decays by less than ``2^RANGE``, all decays are measured from half of its own: ``A`` is one product
-``(q e^{G-c}) (k e^{c-G})ᵀ``. Where a chunk decays by more, the pairs on two sides of its middle are measured from there, where both
-exponents are sums of gates, so ``≤ 0``; and its halves are the next blocks. Every gate down to ``-inf`` is exact, and what strong
-gates cost is three to six products of ``[C, K]`` tiles in place of one. Sums over tokens are products with matrices of ones and
-zeros (``masks``), made once: a sum of its own for each use has no cancellation, so a reset leaves the others exact.
+``(q e^{G-c}) (k e^{c-G})ᵀ``. Where a chunk decays by more, the pairs on two sides of its middle are measured from there, where
+both exponents are sums of gates, so ``≤ 0``; and its halves are the next blocks. Every gate down to ``-inf`` is exact, and what
+strong gates cost is three to six products of ``[C, K]`` tiles in place of one. Sums over tokens are products with matrices of
+ones and zeros (``masks``), made once: a sum of its own for each use has no cancellation, so a reset leaves the others exact.
 
 RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 """
@@ -376,7 +376,9 @@ def intra(
     dA += at * (2 * C * C)
     weight = tl.load(own + at * C + tl.arange(0, C))[:, None]
     if EXCLUSIVE:
-        both = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        both = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * load_tile(k, rows, kt, columns, L, K, BK).to(
+            tl.float32
+        )
         tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=columns < K)
         weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
     stop = tl.load(stops + at * NK + ik)

@@ -13,7 +13,6 @@ from . import vector
 from .launch import (
     Cut,
     Diagonal,
-    Kept,
     cut,
     dtype,
     launch,
@@ -30,7 +29,12 @@ __all__ = ["backward", "forward"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call whose gate has been applied: ``q, k`` are ``read, write``, ``A`` the scores, scaled, ``stops`` says what gates took."""
+    """A call whose gate has been applied: ``q, k`` are ``read, write``.
+
+    Attributes:
+        A: Scores, scaled.
+        stops: Half the length of the blocks that one product did.
+    """
 
     call: Diagonal
     A: Tensor
@@ -57,10 +61,10 @@ def gate_facts(call: Diagonal) -> dict[str, Any]:
 def make_masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
     """Matrices that sum over tokens, a row of ones and zeros for each token ``t``, in the order that :mod:`.vector` names.
 
-    ``UNTIL`` ``j ≤ t`` (``j < t`` if ``exclusive``, as in everything that a query reads), ``AFTER`` ``j > t``, ``BEFORE`` ``j < t``,
-    ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``. ``LEVELS``,
-    for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t`` the tokens
-    whose way to the middle crosses it.
+    ``UNTIL`` is ``j ≤ t`` (``j < t`` if ``exclusive``, as in all that a query reads), ``AFTER`` ``j > t``, ``BEFORE``
+    ``j < t``, ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``.
+    ``LEVELS``, for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t``
+    the tokens whose way to the middle crosses it.
     """
     j = torch.arange(C, device=device)
     t = j[:, None]
@@ -103,13 +107,13 @@ def prepare(call: Diagonal) -> Prepared:
     return Prepared(replace(call, q=read, k=write, g=decay, u=None, decayed=True), A, stops, chunks)
 
 
-def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Kept, out: Tensor, reverse: bool) -> None:
+def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tensor, reverse: bool) -> None:
     """Outputs, or ``dv``, from states in memory."""
     call, chunks, tile = made.call, made.chunks, made.call.tiles.outputs
     _, T, HV, V = call.v.shape
     launch(
         vector.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-        made.A, x, y, kept.states, out, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(y),
+        made.A, x, y, kept, out, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(y),
         K=x.shape[-1], V=V, BV=tile.BV, REVERSE=reverse, DT=dtype(call.v), **facts(call, tile),
     )  # fmt: skip
 
@@ -165,7 +169,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     launch(
         vector.inter, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        do, call.v, kept.states, dkept.states, dA, own, dq, dk, met, *where, call.scale, *strides(do), *strides(call.v),
+        do, call.v, kept, dkept, dA, own, dq, dk, met, *where, call.scale, *strides(do), *strides(call.v),
         K=K, V=V, BV=tile.BV, **facts(call, tile),
     )  # fmt: skip
     dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
