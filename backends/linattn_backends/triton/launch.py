@@ -53,7 +53,7 @@ class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
     ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w``
-    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
+    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``. ``given`` is the call that :mod:`.vector` made this one of.
     """
 
     q: Tensor
@@ -66,7 +66,7 @@ class Diagonal:
     cu: Tensor | None
     scale: float
     tiles: Tiles
-    decayed: bool = False
+    given: Diagonal | None = None
 
     @classmethod
     def of(
@@ -89,12 +89,12 @@ class Diagonal:
     @property
     def gate(self) -> int:
         """0 none, 1 a scalar, 2 a vector, 3 a vector that :mod:`.vector` has applied: ``g`` holds its sums over each chunk."""
-        return 3 if self.decayed else 0 if self.g is None else self.g.dim() - 2
+        return 3 if self.given is not None else 0 if self.g is None else self.g.dim() - 2
 
     @property
     def family(self) -> str:
         """The family whose recurrence this is."""
-        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla", "gla")[self.gate]
+        return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
 
     @property
     def range(self) -> float:
@@ -125,7 +125,7 @@ class Diagonal:
         tiles = self.tiles
         return dict(
             K=self.q.shape[-1], V=self.v.shape[-1], C=tiles.chunk, GROUP=self.group,
-            GATE_GROUP=1 if self.g is None or self.decayed else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
+            GATE_GROUP=1 if self.g is None or self.given is not None else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
             PACKED=self.cu is not None, SPLIT=tiles.split, PREC=tiles.precision,
         )  # fmt: skip
 
@@ -152,6 +152,7 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
         else:
             start(kernel, count, device, args, config)
     except Exception as error:
+        call = getattr(call, "given", None) or call
         given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
         shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
         settings = ", ".join(f"{name}={value}" for name, value in config.items())

@@ -104,7 +104,7 @@ def prepare(call: Diagonal) -> Prepared:
         T, chunks.per, call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(call.g),
         **facts(call, tile), **gate_facts(call),
     )  # fmt: skip
-    return Prepared(replace(call, q=read, k=write, g=decay, u=None, decayed=True), A, stops, chunks)
+    return Prepared(replace(call, q=read, k=write, g=decay, u=None, given=call), A, stops, chunks)
 
 
 def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tensor, reverse: bool) -> None:
