@@ -1,6 +1,10 @@
 """Sphinx settings. Everything is local: no font, script or inventory is fetched while building."""
 
+from pathlib import Path
+from typing import Any
+
 import linattn
+from linattn_conformance import manifest, reading, rendering
 
 project = "linattn"
 author = "the linattn authors"
@@ -8,7 +12,12 @@ copyright = "the linattn authors"
 release = version = linattn.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "experiments/*.table.md"]  # tables that pages include
+exclude_patterns = [
+    "_build",
+    "experiments/**/*.table.md",
+    "experiments/*.table.md",
+    "conformance/matrix.md",
+]  # pages include these
 html_theme = "furo"
 html_title = f"linattn {release}"
 html_static_path = ["_static"]
@@ -30,3 +39,20 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(linattn\.[a-z0-9_.]+\.)?[AB]|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.frameworks\.Framework"),
 ]
+
+
+def render_reports(app: Any, failure: Exception | None) -> None:
+    """A page of each report of conformance, and the matrix of all, beside the pages that name them."""
+    if failure or app.builder.format != "html":
+        return
+    folder = Path(app.outdir, "conformance", "reports")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = sorted(Path(app.srcdir, "conformance", "reports").glob("*.json"))
+    reports = [reading.read(path) for path in paths]
+    for path, report in zip(paths, reports, strict=True):
+        (folder / f"{path.stem}.html").write_text(rendering.html(report), encoding="utf-8")
+    (folder / "index.html").write_text(rendering.matrix_html(reports, manifest.load()), encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", render_reports)

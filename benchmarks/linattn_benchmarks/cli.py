@@ -157,19 +157,20 @@ def limit_threads(threads: int | None) -> None:
 
 
 def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path | None) -> dict[str, Any]:
-    """Run everything, say how far it is, and keep the figures."""
+    """Run everything, say how far it is, and keep the figures: those of a run that is cut off too."""
     from .operators import run
     from .table import cells
 
     errors = Console(stderr=True)
+    empty = document("operators", None)
 
-    def report(row: dict[str, Any]) -> None:
-        errors.print("  ".join(filter(None, cells(row))), style="dim", highlight=False, markup=False, soft_wrap=True)
+    def report(results: dict[str, Any]) -> None:
+        line = "  ".join(filter(None, cells(results["rows"][-1])))
+        errors.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        if out:
+            write_document(out, empty | {"results": results})
 
-    found = document("operators", run(chosen, subjects, seconds, fresh, report))
-    if out:
-        write_document(out, found)
-    return found
+    return empty | {"results": run(chosen, subjects, seconds, fresh, report)}
 
 
 def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -79,9 +79,11 @@ def write(path: Path, benchmark: str, results: Any) -> None:
 
 
 def write_document(path: Path, content: dict[str, Any]) -> None:
-    """A document as JSON, in a folder that is made if need be."""
+    """A document as JSON, in a folder that is made if need be; all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    part.replace(path)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def run(
     subjects: Sequence[Subject],
     seconds: float = 1.0,
     fresh_process: bool = True,
-    report: Callable[[Row], None] = lambda row: None,
+    report: Callable[[dict[str, Any]], None] = lambda results: None,
 ) -> dict[str, Any]:
     """Time every subject on every case.
 
@@ -34,15 +34,15 @@ def run(
         subjects: Backends and peers.
         seconds: Time to spend on the repeats of one row.
         fresh_process: Also time the first call, and look at the memory, in a process of its own.
-        report: Called with each row when it is there.
+        report: Called with the results so far after each row, which is their last.
     """
     measured = ceilings.measure(cases[0].device, cases[0].dtype)
-    rows = []
+    rows: list[Row] = []
+    results = {"ceilings": measured, "rows": rows}
     for case, subject in ((case, subject) for case in cases for subject in subjects):
-        row = one_row(case, subject, measured, seconds, fresh_process)
-        rows.append(row)
-        report(row)
-    return {"ceilings": measured, "rows": rows}
+        rows.append(one_row(case, subject, measured, seconds, fresh_process))
+        report(results)
+    return results
 
 
 def one_row(case: Case, subject: Subject, measured: dict[str, Any], seconds: float, fresh_process: bool) -> Row:

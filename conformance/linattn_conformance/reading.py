@@ -20,7 +20,7 @@ from .report import SCHEMA, report_hash, results_hash
 from .runner import STATUSES
 from .verdict import PROFILES, Verdict, verdict
 
-__all__ = ["ReportError", "Verification", "read", "verify"]
+__all__ = ["ReportError", "Verification", "edits", "read", "verify"]
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "suite": str, "api": str, "backend": dict, "framework": str, "device": str, "memory": (int, float), "versions": dict,
@@ -98,7 +98,7 @@ def verify(report: Mapping[str, Any], held: Manifest | None = None) -> Verificat
     """
     held = held or manifest.load()
     judged = verdict(report, held)
-    faults = [*_versions(report, held), *_hashes(report), *_results(report, held)]
+    faults = [*_versions(report, held), *edits(report), *_results(report, held)]
     told = report["verdict"].get("outcome"), report["verdict"].get("profile")
     if told != (judged.outcome, judged.profile):
         faults.append(f"its verdict is {told[0]!r} for profile {told[1]!r}: its results give {str(judged)!r}")
@@ -118,7 +118,8 @@ def _suite(suite: str, api: str) -> str:
     return f"suite {suite} of API {api}"
 
 
-def _hashes(report: Mapping[str, Any]) -> list[str]:
+def edits(report: Mapping[str, Any]) -> list[str]:
+    """Hashes that do not belong to what they stand for, as text."""
     if report["results_hash"] != results_hash(report["results"]):
         return ["its results_hash does not belong to its results: they were edited"]
     if report["hash"] != report_hash(report):

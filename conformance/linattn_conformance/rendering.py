@@ -114,16 +114,15 @@ def _by_operator(results: Sequence[Mapping[str, Any]]) -> str:
 # -- several ---------------------------------------------------------------------------------------------------------
 
 
-def _cell(found: Counter[str]) -> tuple[str, str]:
-    """Class and text of one operator of one backend."""
-    bad, passed, declared = found["failed"] + found["not-run"], found["passed"], found["declared-unsupported"]
-    if bad:
-        return "failed", f"{bad} of {found.total()} failed"
-    if found["known-failure"]:
-        return "known", f"{found['known-failure']} known, {passed} passed"
-    if not passed:
-        return "none", "–"
-    return ("some", f"{passed} passed, {declared} –") if declared else ("all", f"{passed} passed")
+def _cell(found: Counter[str]) -> tuple[str, list[str]]:
+    """Class and counts of one operator of one backend."""
+    failed, left, known = found["failed"], found["not-run"], found["known-failure"]
+    passed, declared = found["passed"], found["declared-unsupported"]
+    if not (failed or left or known or passed):
+        return "none", ["–"]
+    counts = {"failed": failed, "known": known, "passed": passed, "not run": left, "declared": declared}
+    kind = "failed" if failed else "left" if left else "known" if known else "some" if declared else "all"
+    return kind, [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def _columns(reports: Sequence[Report], held: Manifest) -> list[dict[str, Counter[str]]]:
@@ -160,7 +159,8 @@ def matrix_markdown(reports: Sequence[Report], held: Manifest) -> str:
     heads = [f"{name}<br>{where}" for name, where in map(_heads, reports)]
     lines = [f"| operator | {' | '.join(heads)} |", "| --- |" + " --- |" * len(reports)]
     for operator in _operators(columns):
-        lines.append(f"| `{operator}` | {' | '.join(_cell(column.get(operator, Counter()))[1] for column in columns)} |")
+        cells = ["<br>".join(_cell(column.get(operator, Counter()))[1]) for column in columns]
+        lines.append(f"| `{operator}` | {' | '.join(cells)} |")
     lines.append(f"| verdict | {' | '.join(_verdict(report) for report in reports)} |")
     return "\n".join(lines) + "\n"
 
@@ -176,7 +176,7 @@ def matrix_html(reports: Sequence[Report], held: Manifest) -> str:
     rows: list[str] = []
     for operator in _operators(columns):
         cells = [_cell(column.get(operator, Counter())) for column in columns]
-        told = "".join(f'<td class="{kind}">{escape(text)}</td>' for kind, text in cells)
+        told = "".join(f'<td class="{kind}">{escape(", ".join(counts))}</td>' for kind, counts in cells)
         rows.append(f'<tr><th scope="row">{escape(operator)}</th>{told}</tr>')
     verdicts = [(report["verdict"]["outcome"], report["profile"]) for report in reports]
     foot = "".join(f"<td>{escape(outcome)}<small>profile {escape(profile)}</small></td>" for outcome, profile in verdicts)

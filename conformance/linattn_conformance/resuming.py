@@ -41,9 +41,12 @@ def read(path: Path, here: Mapping[str, Any]) -> Earlier:
     """The earlier run, of which ``path`` is the report; ``here`` is an empty report of this one.
 
     Raises:
-        ValueError: The two are not of one subject, suite, place and kind, so that their results do not belong together.
+        ValueError: It was edited; or the two are not of one subject, suite, place and kind, so that their results do not belong
+            together.
     """
     report = reading.read(path)
+    for edit in reading.edits(report):
+        raise ValueError(f"--resume {path}: {edit}")
     for name in SAME:
         if report.get(name) != here[name]:
             raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")

@@ -9,7 +9,7 @@ import re
 import linattn
 import pytest
 import typer
-from linattn_benchmarks import cli, environment, table
+from linattn_benchmarks import cli, environment, operators, table
 from typer.testing import CliRunner
 
 pytest.importorskip("torch")
@@ -70,6 +70,22 @@ def test_a_wrong_backend_fails_the_command(run):
     done = run("chunk_gla", "--backend", "off", "--what", "fwd", "--no-peers", *SMALL)
     assert done.exit_code == 1
     assert "WRONG" in done.output
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_had(run, tmp_path, monkeypatch):
+    rows = iter([operators.one_row])
+
+    def one_row(*args):
+        return next(rows, cut_off)(*args)
+
+    def cut_off(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operators, "one_row", one_row)
+    run("chunk_gla", "--backend", "torch", "--what", "fwd", "--no-peers", *SMALL, "--out", str(tmp_path / "x.json"))
+    (row,) = environment.read(tmp_path / "x.json")["results"]["rows"]
+    assert (row["status"], row["case"]["sizes"]["T"]) == ("ok", 16)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
 class Collector(html.parser.HTMLParser):

@@ -7,6 +7,7 @@ import sys
 import pytest
 from linattn_conformance import cli
 from linattn_conformance.cases import every_case
+from linattn_conformance.report import report_hash, results_hash
 
 HONEST = "linattn_conformance.broken.on_numpy:Honest"
 WRONG = "linattn_conformance.broken.on_numpy:WrongScale"
@@ -72,6 +73,12 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     report["results"][0].update(status="passed", message="")
     report["results"][1].update(status="failed", message="as found before")
     part.write_text(json.dumps(report))
+    refused = conformance(*arguments, "--resume", str(part))
+    assert "its results_hash does not belong to its results: they were edited" in " ".join(
+        refused.stderr.replace("│", " ").split()
+    )
+    report["results_hash"] = results_hash(report["results"])
+    part.write_text(json.dumps({**report, "hash": report_hash(report)}))
     done = conformance(*arguments, "--resume", str(part), "--report", str(whole))
     results = json.loads(whole.read_text())["results"]
     assert done.returncode == 1

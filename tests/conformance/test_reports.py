@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -298,8 +299,19 @@ def test_the_matrix():
 
 
 def test_cases_without_a_result_count_in_the_matrix():
-    text = rendering.matrix_markdown([without(GOOD, first_passed(GOOD)["id"])], report_cases.HELD)
-    assert "1 of " in text
+    """They are told from those that failed."""
+    (row,) = rows_of("chunk_gla", without(GOOD, first_passed(GOOD)["id"]))
+    (whole,) = rows_of("chunk_gla", GOOD)
+    count = int(whole.split()[3])
+    assert whole.startswith(f"| `chunk_gla` | {count} passed<br>")
+    assert row == whole.replace(f"{count} passed", f"{count - 1} passed<br>1 not run")
+    (row,) = rows_of("chunk_gla", without(BROKEN, first_passed(BROKEN)["id"]))
+    assert re.fullmatch(r"\| `chunk_gla` \| \d+ failed<br>1 known<br>\d+ passed<br>1 not run<br>\d+ declared \|", row)
+
+
+def rows_of(operator, made):
+    lines = rendering.matrix_markdown([made], report_cases.HELD).splitlines()
+    return [line for line in lines if line.startswith(f"| `{operator}` |")]
 
 
 @pytest.mark.parametrize(("count", "suffix"), [(1, ".html"), (1, ".md"), (2, ".html"), (2, ".md")])

@@ -11,17 +11,11 @@ from linattn_conformance.runner import STATUSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "conformance"
-TOOLS = ("first_configuration", "side_by_side")
+TOOLS = ("first_configuration", "in_interpreter", "side_by_side")
 REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem not in TOOLS)
 
 
-@pytest.mark.parametrize("name", ["mlx_fast-cpu", "mlx_lm-cpu"])
-def test_a_report_is_of_the_suite_as_it_is(name):
-    found = reading.verify(reading.read(PAGES / f"{name}.json"))
-    assert found.faults == ()
-
-
-@pytest.mark.parametrize("name", ["fla-h200", "jla-cpu"])
+@pytest.mark.parametrize("name", ["fla-h200"])
 def test_a_report_can_be_read_and_is_as_it_was_written(name):
     found = reading.read(PAGES / f"{name}.json")
     assert found["hash"] == reading.report_hash(found)
