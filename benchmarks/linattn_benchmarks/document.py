@@ -118,7 +118,7 @@ def triton_kernels(results: dict[str, Any]) -> str:
     """What kernels take as they are; the JSON also holds the runs that led there."""
     lines = []
     for row in results["shipped"]:
-        ratio = None if row["graph_ms"] is None else row["graph_ms"] / row["floor_ms"]
+        ratio = None if None in (row["graph_ms"], row["floor_ms"]) else row["graph_ms"] / row["floor_ms"]
         ms = [row[name] for name in ("graph_ms", "target_ms", "floor_ms", "eager_ms")]
         figures = ("" if x is None else f"{x:.3g}" for x in (*ms, ratio))
         gates = f"`{row['gates']}`" if row["gates"] else ""
