@@ -12,7 +12,12 @@ copyright = "the linattn authors"
 release = version = linattn.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "experiments/*.table.md", "conformance/matrix.md"]  # tables that pages include
+exclude_patterns = [
+    "_build",
+    "experiments/**/*.table.md",
+    "experiments/*.table.md",
+    "conformance/matrix.md",
+]  # pages include these
 html_theme = "furo"
 html_title = f"linattn {release}"
 html_static_path = ["_static"]

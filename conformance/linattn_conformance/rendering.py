@@ -169,6 +169,10 @@ def _verdict(report: Report) -> str:
     return f"{report['verdict']['outcome']} ({report['profile']})"
 
 
+def _unbroken(text: str) -> str:
+    return f"<span>{escape(text)}</span>"
+
+
 def matrix_html(reports: Sequence[Report], held: Manifest) -> str:
     """The same as a page."""
     columns = _columns(reports, held)
@@ -176,7 +180,7 @@ def matrix_html(reports: Sequence[Report], held: Manifest) -> str:
     rows: list[str] = []
     for operator in _operators(columns):
         cells = [_cell(column.get(operator, Counter())) for column in columns]
-        told = "".join(f'<td class="{kind}">{escape(", ".join(counts))}</td>' for kind, counts in cells)
+        told = "".join(f'<td class="{kind}">{", ".join(map(_unbroken, counts))}</td>' for kind, counts in cells)
         rows.append(f'<tr><th scope="row">{escape(operator)}</th>{told}</tr>')
     verdicts = [(report["verdict"]["outcome"], report["profile"]) for report in reports]
     foot = "".join(f"<td>{escape(outcome)}<small>profile {escape(profile)}</small></td>" for outcome, profile in verdicts)

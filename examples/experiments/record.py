@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,26 @@ class Record:
             fresh.replace(self.partial)
         return self.parts[key]["found"]
 
+    def arrays(self, key: str, work: Callable[[], tuple[dict[str, torch.Tensor], Any]]) -> tuple[dict[str, torch.Tensor], Any]:
+        """The same for a part that finds arrays too, which are kept in a file of their own."""
+        path = self.folder / f"{self.name}.partial.{zlib.crc32(key.encode()):08x}.pt"
+        if not path.exists():
+            self.parts.pop(key, None)
+
+        def save() -> Any:
+            arrays, rest = work()
+            torch.save(arrays, path)
+            return rest
+
+        rest = self.once(key, save)
+        return torch.load(path), rest
+
+    def also(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write a second table, ``NAME.table.md``."""
+        (self.folder / f"{name}.table.md").write_text(table(header, rows), encoding="utf-8")
+
     def finish(self, results: Any, header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
-        """Write the three files, and drop the partial one."""
+        """Write the three files, and drop the partial ones."""
         whole = {
             "experiment": self.name,
             "command": f"PYTHONPATH=examples python -m experiments.{self.name}",
@@ -60,11 +79,12 @@ class Record:
             "results": results,
         }
         (self.folder / f"{self.name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        (self.folder / f"{self.name}.table.md").write_text(table(header, rows), encoding="utf-8")
+        self.also(self.name, header, rows)
         with mpl.rc_context({"svg.hashsalt": self.name}):
             figure.savefig(self.folder / f"{self.name}.svg", metadata={"Date": None})
         plt.close(figure)
-        self.partial.unlink(missing_ok=True)
+        for path in self.folder.glob(f"{self.name}.partial.*"):
+            path.unlink()
         print(table(header, rows))
 
 
@@ -81,6 +101,11 @@ def options(description: str | None, **defaults: Any) -> argparse.Namespace:
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     return parser.parse_args()
+
+
+def numbers(text: str) -> list[int]:
+    """Of an option such as ``--seeds 0,1``."""
+    return [int(n) for n in text.split(",")]
 
 
 def axes(columns: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure, Any]:

@@ -54,10 +54,12 @@ class Attention(nn.Module):
         q, k = rotary(q, position), rotary(k, position)
         if state is not None:
             k, v = torch.cat([state[0], k], 1), torch.cat([state[1], v], 1)
-        # query i stands at the end of the keys: it sees those up to i places before the last
-        T, S = q.shape[1], k.shape[1]
-        seen = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T) if self.causal else None
-        o = scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen)
+        heads = (y.transpose(1, 2) for y in (q, k, v))
+        if state is None:
+            o = scaled_dot_product_attention(*heads, is_causal=self.causal)
+        else:  # query i stands at the end of the keys: it sees those up to i places before the last
+            T, S = q.shape[1], k.shape[1]
+            o = scaled_dot_product_attention(*heads, attn_mask=torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T))
         return self.out(o.transpose(1, 2).flatten(2)), (k, v)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from experiments import recall_by_map  # noqa: E402
+from experiments import estimators, recall_by_map  # noqa: E402
+from experiments.extrapolation import by_octave  # noqa: E402
+from experiments.language import Text, bits_by_place, read, windows  # noqa: E402
 from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
 from experiments.record import DOCS, Record, axes, table  # noqa: E402
-from models.blocks import Attention  # noqa: E402
+from experiments.schedule import one_cycle  # noqa: E402
+from models.blocks import Attention, transformer  # noqa: E402
 
 
 def test_the_task_asks_for_every_key_once_and_its_answer_follows():
@@ -54,6 +60,85 @@ def test_every_map_runs_and_its_entropy_is_measured(name):
     found = recall_by_map.run(name, options, lambda: None)
     assert len(found["entropy"]) == 2
     assert all(0 < entropy < 2.8 for entropy in found["entropy"])  # of at most sixteen places
+
+
+TINY = {
+    "mqar": "--symbols 16 --steps 2 --batch 2 --seeds 0",
+    "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
+    "estimators": "--maps 100",
+    "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_experiment_runs_from_its_command_and_goes_on_where_it_was_cut_off(name, tmp_path, monkeypatch, capsys):
+    experiment = importlib.import_module(f"experiments.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--out", str(tmp_path), *TINY[name].split()])
+    little = Text(*torch.randint(256, (2, 500)))
+    monkeypatch.setattr(experiment, "read", lambda: little, raising=False)
+    with monkeypatch.context() as context:
+        context.setattr(experiment, "plot", lambda *given: pytest.fail("cut off"))
+        with pytest.raises(pytest.fail.Exception):
+            experiment.main()
+    work = "error" if name == "estimators" else "train"
+    monkeypatch.setattr(experiment, work, lambda *given: pytest.fail("worked out twice"))
+    experiment.main()
+    assert f"{name}.json" in {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("*.partial.*"))
+    assert (tmp_path / f"{name}.table.md").read_text() in capsys.readouterr().out
+
+
+def test_the_error_of_independent_features_is_the_papers():
+    """Choromanski et al. 2021, lemma 2; Sutherland & Schneider 2015. Relative to the kernel, of ``K`` directions."""
+    options, square = argparse.Namespace(K=16, norm=0.6, maps=20000, seed=0), 2 * 0.36 * (1 + 0.3)
+    positive = (math.exp(square) - 1) / 16
+    assert estimators.error("positive, independent", 0.3, options) == pytest.approx(positive**0.5, rel=0.1)
+    kernel = math.exp(-0.36 * (1 - 0.3))  # of a Gaussian
+    sines = (1 - kernel**2) ** 2 / 2 / kernel**2 / 16
+    assert estimators.error("sin/cos, independent", 0.3, options) == pytest.approx(sines**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 15, 20, 100])
+def test_the_rate_goes_up_and_comes_down_in_any_number_of_steps(steps):
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    schedule, rates = one_cycle(optimiser, 0.5, steps), []
+    for _ in range(steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimiser.step()
+        schedule.step()
+    assert all(0 < rate <= 0.5 for rate in rates)
+    assert steps < 9 or (max(rates) > 0.45 and rates[-1] < 0.01)
+
+
+def test_bits_are_those_of_their_places():
+    class Knowing(torch.nn.Module):
+        """Certain of the first four bytes after the first, which are zeros, and knows nothing of the others."""
+
+        def forward(self, ids):
+            logits = torch.zeros(*ids.shape, 256)
+            logits[:, :4, 0] = 1000.0
+            return logits, []
+
+    stream = torch.cat([torch.zeros(5, dtype=torch.long), torch.randint(256, (12,))])
+    bits = bits_by_place(Knowing(), windows(stream, 17, 17))
+    assert bits.tolist() == [0.0] * 4 + [8.0] * 12
+    assert by_octave(bits, 2) == {"2": 0.0, "4": 0.0, "8": 8.0, "16": 8.0}
+    assert windows(torch.arange(10), 4, 3).tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+
+
+def test_held_out_text_is_not_trained_on():
+    text = read()
+    training, held_out = (bytes(part.tolist()).decode().split("\n\n") for part in text)
+    assert not {p for p in training if len(p) > 20} & set(held_out)
+
+
+def test_a_model_with_rotary_positions_reads_long_texts_as_it_decodes_them():
+    """Without a state the mask is implicit; with one it is written out."""
+    torch.manual_seed(0)
+    model, ids = transformer(256, 16, 1, lambda: Attention(16, 2)), torch.randint(256, (1, 40))
+    whole, _ = model(ids)
+    _, state = model(ids[:, :30])
+    torch.testing.assert_close(model(ids[:, 30:], state, 30)[0], whole[:, 30:])
 
 
 def test_a_record_goes_on_where_it_stopped(tmp_path):

@@ -100,6 +100,9 @@ def run(family):
         getattr(backend, f"decode_{family}")(*token, state=S.detach(), scale=None, state_indices=None)
     if family == "linear_attn":
         differentiate(*chunk(*operands(family, 2, 256, **sizes), causal=False))
+        differentiate(*chunk(*operands(family, 2, 256, **sizes), normalize=True))
+    if family in ("gla", "rwkv6"):  # gates in 16 bits
+        differentiate(*chunk(*(x.detach().bfloat16().requires_grad_() for x in operands(family, 2, 256, **sizes))))
 
 
 def differentiate(*results):

@@ -109,6 +109,29 @@ def test_one_pass_over_split_sequences(family, monkeypatch):
     check(family, arrays(family, T=300, cu=[0, 3, 3, 260, 300], dtype=torch.float16, kind="weak"), chunk_size=16)
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in matmul")  # above the diagonal, which is not read
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vector_gate_in_sixteen_bits(kind):
+    check("gla", arrays("gla", T=70, dtype=torch.bfloat16, kind=kind))
+
+
+def test_a_bonus_in_sixteen_bits():
+    check("rwkv6", arrays("rwkv6", T=70, dtype=torch.float16, kind="mixed"))
+
+
+def test_more_channels_than_fit_into_registers():
+    check("gla", arrays("gla", T=20, K=136, V=9, dtype=torch.float16, kind="mixed"))
+
+
+def test_normalized_in_sixteen_bits():
+    """What it returns is float32, and so is the gradient that comes back."""
+    given = arrays("linear_attn", T=40, dtype=torch.float16, cu=[0, 13, 40], state=False)
+    for name in ("q", "k"):
+        given[name] = given[name].abs() + 0.1
+    given["initial_state"] = torch.rand(2, 1, 5, 8) + 0.1
+    check("linear_attn", given, normalize=True)
+
+
 def test_scale():
     check("gla", arrays("gla"), scale=0.3)
 

@@ -29,12 +29,12 @@ def test_opcheck(family, form):
     given = arrays(family, T=5, K=4, V=4)
     for x in given.values():
         x.requires_grad_()
-    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True))
+    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True, True))
 
 
 def test_opcheck_backward():
     given = arrays("gated_delta_rule", T=5, K=4, V=4)
-    arguments = (given["v"], given["initial_state"], *(given.get(name) for name in NAMES), 0.5, 16)
+    arguments = (given["v"], given["initial_state"], *(None,) * 5, *(given.get(name) for name in NAMES), 0.5, 16)
     with torch.no_grad():
         torch.library.opcheck(delta_backward, arguments, test_utils=("test_schema", "test_faketensor"))
 

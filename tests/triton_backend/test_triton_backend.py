@@ -7,7 +7,7 @@ import pytest
 import torch
 from linattn.plugin import Call
 from linattn.registry import check_contract, registry
-from linattn_backends.triton import TritonBackend, backend, launch
+from linattn_backends.triton import TritonBackend, backend, vector_launch
 from linattn_backends.triton.library import diagonal, diagonal_backward
 from triton_cases import arrays, call
 
@@ -87,14 +87,14 @@ def test_a_failed_launch_names_what_failed(monkeypatch):
         def __getitem__(self, grid):
             raise RuntimeError("out of resources")
 
-    monkeypatch.setattr(launch.kernels, "outputs", Broken())
+    monkeypatch.setattr(vector_launch.vector, "outputs", Broken())
     given = arrays("gla", T=5)
     with pytest.raises(RuntimeError, match="out of resources") as caught:
         call("gla", given)
     (note,) = caught.value.__notes__
     assert note.startswith(
         "linattn triton: kernel outputs of gla failed on q (1, 5, 1, 5) torch.float32, k (1, 5, 1, 5) torch.float32, "
-        "v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; configuration K=5, V=7, C=32, "
+        "v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; configuration K=5, V=7, BV=16, "
     )
     assert note.endswith("num_warps=4, num_stages=1")
 

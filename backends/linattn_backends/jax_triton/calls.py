@@ -31,15 +31,20 @@ Result = tuple[Array, Any]
 
 
 class Op(NamedTuple):
-    """A custom op and that of its gradient, which takes gradients of outputs, the same arrays, and some of the options."""
+    """A custom op and that of its gradient, which takes gradients of outputs, the same arrays, and some of the options.
+
+    The last ``kept`` outputs are for the gradient alone, which takes them in the place of gradients of them; they are empty
+    unless the option ``keep`` asks for them.
+    """
 
     forward: Any
     backward: Any
+    kept: int = 0
 
 
 OPS = {
     "diagonal": Op(library.diagonal, library.diagonal_backward),
-    "delta": Op(delta_library.delta, delta_library.delta_backward),
+    "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Scores._fields)),
     "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
     "bidirectional": Op(mixed_library.bidirectional, mixed_library.bidirectional_backward),
 }
@@ -56,17 +61,28 @@ def names(op: Any, arrays: bool) -> list[str]:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def call(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
     """The outputs of an op."""
-    return run(OPS[name].forward, options, arrays)
+    return outputs(name, options, arrays, False)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3))
+def outputs(name: str, options: Options, arrays: tuple[Array | None, ...], keep: bool) -> tuple[Any, Any]:
+    """The outputs of an op, and those that are for its gradient."""
+    op = OPS[name]
+    found = run(op.forward, (*options, ("keep", keep)), arrays)
+    count = len(found) - op.kept
+    return found[:count], found[count:]
 
 
 def _forward(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Any, Any]:
-    return call(name, options, arrays), arrays
+    found, kept = outputs(name, options, arrays, True)
+    return found, (arrays, kept)
 
 
-def _backward(name: str, options: Options, arrays: tuple[Array | None, ...], d: tuple[Array, ...]) -> tuple[Any]:
-    wanted = len(names(OPS[name].backward, True)) - len(arrays)
-    d = tuple(None if x.shape == (0,) else x for x in d[:wanted])  # of a state that nobody asked for
-    found = iter(gradients(name, options, (*d, *arrays)))
+def _backward(name: str, options: Options, remembered: tuple[Any, Any], d: tuple[Array, ...]) -> tuple[Any]:
+    arrays, kept = remembered
+    wanted = len(names(OPS[name].backward, True)) - len(arrays) - len(kept)
+    before = (None if x.shape == (0,) else x for x in (*d[:wanted], *kept))  # of a state that nobody asked for
+    found = iter(gradients(name, options, (*before, *arrays)))
     return (tuple(next(found) if is_float(x) else None for x in arrays),)
 
 
@@ -84,6 +100,7 @@ def _no_gradients(*_: Any) -> Any:
 
 
 gradients.defvjp(lambda *given: (gradients(*given), None), _no_gradients)
+outputs.defvjp(lambda *given: (outputs(*given), None), _no_gradients)
 
 
 def is_float(x: Array | None) -> bool:
@@ -120,8 +137,8 @@ def trace(op: Any, options: Options, given: dict[str, Array]) -> tuple[Array, ..
     chosen = dict(options)
     with host, standing_in(host):
         found = op._init_fn(*map(tensors.get, names(op, True)), *map(chosen.get, names(op, False)))
-    outputs: Iterable[Any] = [found] if isinstance(found, torch.Tensor) else found
-    return tuple(varying(host.array(x), *given.values()) for x in outputs)
+    results: Iterable[Any] = [found] if isinstance(found, torch.Tensor) else found
+    return tuple(varying(host.array(x), *given.values()) for x in results)
 
 
 @partial(jax.jit, static_argnames=("name", "options"))

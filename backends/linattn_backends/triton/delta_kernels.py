@@ -14,9 +14,10 @@ In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum
 With a ``beta`` a value channel every channel has a system of its own, solved by substitution: ``M`` then holds ``L``.
 
 ``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``L`` of every chunk at once,
-``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers, ``pairs``
-makes the gradients of scores, ``gradients`` those of the operands. None adds to shared memory locations, waits for another or
-asks the host for a size.
+``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers,
+``gradients`` makes those of scores and operands; with a vector gate ``pairs`` makes those of scores first. None adds to shared
+memory locations, waits for another or asks the host for a size. The walks hold, and keep, the state transposed, ``[V, K]``: so
+the left operand of every product comes from registers.
 
 For few heads the walk is cut into segments. What a segment does to the state before it is affine: ``S' = P S + local``, with
 ``local`` its walk from zero and ``P [K, K]`` its walk from the identity without values (``IDENTITY``). ``carry`` chains them;
@@ -33,27 +34,30 @@ __all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "s
 
 
 @triton.jit
+def load_transposed(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
+    """``load_tile``, transposed on its way: ``[BW, C]``."""
+    keep = (rows < L)[None, :]
+    if W % BW != 0:
+        keep = keep & (columns < W)[:, None]
+    return tl.load(p + rows.to(tl.int64)[None, :] * stride + columns[:, None], mask=keep, other=0.0)
+
+
+@triton.jit
 def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr):
-    """``beta`` of a chunk's tokens, float32: ``[C, 1]`` if ``BETA`` is 1, ``[C, BV]`` if it is 2."""
+    """``beta`` of a chunk's tokens, float32: ``[1, C]`` if ``BETA`` is 1, ``[BV, C]`` if it is 2."""
     if BETA == 2:
-        beta = load_tile(p, rows, stride, columns_v, L, V, BV).to(tl.float32)
+        beta = tl.trans(load_tile(p, rows, stride, columns_v, L, V, BV)).to(tl.float32)
     else:
-        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[:, None]
+        beta = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)[None, :]
     return beta
 
 
 @triton.jit
-def solved(L, beta, PREC: tl.constexpr):
-    """``(I + L beta)⁻¹ L`` for a strictly lower triangular ``L [BLOCK, BLOCK]`` and ``beta [BLOCK]``, row by row."""
-    t = tl.arange(0, BLOCK)[:, None]
-    s = tl.arange(0, BLOCK)[None, :]
-    M = L
-    scaled = L * beta[None, :]
-    for j in range(BLOCK - 1):
-        column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
-        row = tl.sum(tl.where(t == j, M, 0.0), 0)
-        M -= column[:, None] * row[None, :]
-    return M
+def eliminated(M, scaled, j, t, s):
+    """``M`` without what its rows owe to row ``j``, which is final."""
+    column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
+    row = tl.sum(tl.where(t == j, M, 0.0), 0)
+    return M - column[:, None] * row[None, :]
 
 
 @triton.jit
@@ -96,15 +100,36 @@ def solve(
     else:
         b0 = tl.full((BLOCK,), 1.0, tl.float32)
     type = M.dtype.element_ty
-    M00 = solved(tl.load(block(L, 0, 0, C)), b0, PREC)
+    t = tl.arange(0, BLOCK)[:, None]
+    s = tl.arange(0, BLOCK)[None, :]
+    M00 = tl.load(block(L, 0, 0, C))
+    scaled0 = M00 * b0[None, :]
+    b1 = b0
+    b2 = b0
+    b3 = b0
+    if C > BLOCK:
+        if BETA == 1:
+            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
+        M11 = tl.load(block(L, 1, 1, C))
+        scaled1 = M11 * b1[None, :]
+    if C > 2 * BLOCK:
+        if BETA == 1:
+            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
+            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
+        M22 = tl.load(block(L, 2, 2, C))
+        M33 = tl.load(block(L, 3, 3, C))
+        scaled2 = M22 * b2[None, :]
+        scaled3 = M33 * b3[None, :]
+    for j in range(BLOCK - 1):  # the blocks together: each waits for its own rows only
+        M00 = eliminated(M00, scaled0, j, t, s)
+        if C > BLOCK:
+            M11 = eliminated(M11, scaled1, j, t, s)
+        if C > 2 * BLOCK:
+            M22 = eliminated(M22, scaled2, j, t, s)
+            M33 = eliminated(M33, scaled3, j, t, s)
     tl.store(block(M, 0, 0, C), M00.to(type))
     if C > BLOCK:
         zero = tl.zeros((BLOCK, BLOCK), type)
-        if BETA == 1:
-            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
-        else:
-            b1 = b0
-        M11 = solved(tl.load(block(L, 1, 1, C)), b1, PREC)
         L10 = tl.load(block(L, 1, 0, C))
         Y = minus(L10, M11, b1, L10, PREC)
         M10 = minus(Y, Y, b0, M00, PREC)
@@ -112,14 +137,6 @@ def solve(
         tl.store(block(M, 1, 0, C), M10.to(type))
         tl.store(block(M, 0, 1, C), zero)
     if C > 2 * BLOCK:
-        if BETA == 1:
-            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
-            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
-        else:
-            b2 = b0
-            b3 = b0
-        M22 = solved(tl.load(block(L, 2, 2, C)), b2, PREC)
-        M33 = solved(tl.load(block(L, 3, 3, C)), b3, PREC)
         L32 = tl.load(block(L, 3, 2, C))
         Y = minus(L32, M33, b3, L32, PREC)
         M32 = minus(Y, Y, b2, M22, PREC)
@@ -192,7 +209,7 @@ def prepare(
 
 @triton.jit
 def substituted(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
-    """``e = x - L (beta ∘ e)`` token by token, or ``y = x - Lᵀ (beta ∘ y)``, for ``x, beta [C, BV]`` and ``L`` in memory."""
+    """``e = x - L (beta ∘ e)`` token by token, or ``y = x - Lᵀ (beta ∘ y)``, for ``x, beta [BV, C]`` and ``L`` in memory."""
     t = tl.arange(0, C)
     for step in range(C - 1):
         j = step
@@ -200,8 +217,8 @@ def substituted(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
         if REVERSE:
             j = C - 1 - step
             p = L + j * C + t
-        row = tl.sum(tl.where(t[:, None] == j, x * beta, 0.0), 0)
-        x -= tl.load(p).to(tl.float32)[:, None] * row[None, :]
+        row = tl.sum(tl.where(t[None, :] == j, x * beta, 0.0), 1)
+        x -= row[:, None] * tl.load(p).to(tl.float32)[None, :]
     return x
 
 
@@ -241,7 +258,7 @@ def forwards(
     END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks of a sequence or segment with a ``[K, BV]`` tile of the state.
+    """Walk the chunks of a sequence or segment with a ``[BV, K]`` tile of the state.
 
     ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
@@ -258,8 +275,9 @@ def forwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    there = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -273,11 +291,11 @@ def forwards(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    S = tl.zeros((BK, BV), tl.float32)
+    S = tl.zeros((BV, BK), tl.float32)
     if IDENTITY:
-        S += tl.where(columns_k[:, None] == columns_v[None, :], 1.0, 0.0)
+        S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += tl.load(start + at + there, mask=inside, other=0.0).to(tl.float32)
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
@@ -287,58 +305,60 @@ def forwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             decay = tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
             bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
             tl.store(kept + here * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        r = -times(bk.to(ST), S.to(ST), PREC)
+        old = S.to(ST)
+        r = -times(old, tl.trans(bk.to(ST)), PREC)
+        if OUT:
+            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+            acc = times(old, tl.trans(bq.to(ST)), PREC) * scale
         if GATE == 1:
-            r = r * rate[:, None]
+            r = r * rate[None, :]
         if not IDENTITY:
-            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+            bv = load_transposed(v, rows, vt, columns_v, L, V, BV)
             if DPLR:
-                r -= times(tl.load(L2 + here * (C * C) + t * C + s).to(ST), bv.to(ST), PREC)
+                r -= times(bv.to(ST), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(ST)), PREC)
             else:
                 r += bv.to(tl.float32)
         if BETA == 2:
             e = substituted(r, bbeta, M + here * (C * C), C, False)
-            x = e * bbeta
-        elif BETA == 1:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, (r * bbeta).to(ST), PREC)
-            x = e * bbeta
         else:
-            bM = tl.load(M + here * (C * C) + t * C + s)
-            e = r - times(bM, r.to(ST), PREC)
-            x = e
+            bM = tl.trans(tl.load(M + here * (C * C) + t * C + s))
+            if BETA == 1:
+                e = r - times((r * bbeta).to(ST), bM, PREC)
+            else:
+                e = r - times(r.to(ST), bM, PREC)
+        x = e
+        if BETA > 0:
+            x = e * bbeta
         at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
         stored = (rows < L)[:, None] & (columns_v < V)[None, :]
         if KEEP:
-            tl.store(errors + at_v, e.to(errors.dtype.element_ty), mask=stored)
+            tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
         if OUT:
-            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = times(bq.to(ST), S.to(ST), PREC) * scale
             if GATE == 1:
-                acc = acc * rate[:, None]
+                acc = acc * rate[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
-            acc = product(bA, x.to(DT), acc, PREC)
+            acc = product(x.to(DT), tl.trans(bA), acc, PREC)
             if DPLR:
-                acc = product(tl.load(A2 + here * (C * C) + t * C + s), bv.to(DT), acc, PREC)
-            tl.store(out + at_v, acc.to(out.dtype.element_ty), mask=stored)
+                acc = product(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
+            tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
         if GATE == 1:
-            x = x * later[:, None]
+            x = x * later[None, :]
             S = S * decay
         if GATE == 2:
             S = S * decay
             bk = load_tile(write, rows, kt, columns_k, L, K, BK)
-        S = product(tl.trans(bk.to(ST)), x.to(ST), S, PREC)
+        S = product(x.to(ST), bk.to(ST), S, PREC)
         if DPLR and not IDENTITY:
             bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
-            S = product(tl.trans(bk.to(ST)), bv.to(ST), S, PREC)
+            S = product(bv.to(ST), bk.to(ST), S, PREC)
     if END:
-        tl.store(end + at + tile, S, mask=inside)
+        tl.store(end + at + there, S, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -350,7 +370,7 @@ def backwards(
     GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks from the last with a ``[K, BV]`` tile of the state's gradient.
+    """Walk the chunks from the last with a ``[BV, K]`` tile of the state's gradient.
 
     ``KEEP`` writes the gradient of the state after every chunk, and ``y``. Otherwise as ``forwards``.
     """
@@ -365,8 +385,9 @@ def backwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-    tile = columns_k[:, None] * V + columns_v[None, :]
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    there = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -377,9 +398,9 @@ def backwards(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    dS = tl.zeros((BK, BV), tl.float32)
+    dS = tl.zeros((BV, BK), tl.float32)
     if START:
-        dS += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        dS += tl.load(start + at + there, mask=inside, other=0.0).to(tl.float32)
     for step in range(low, high):
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
@@ -389,7 +410,7 @@ def backwards(
             later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
             decay = tl.load(rates + here * (2 * C) + C - 1)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[:, None]
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
             bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
@@ -397,40 +418,40 @@ def backwards(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         if GATE == 2:
             bke = load_tile(write, rows, kt, columns_k, L, K, BK)
-            dx = times(bke.to(ST), dS.to(ST), PREC)
+            dx = times(dS.to(ST), tl.trans(bke.to(ST)), PREC)
         else:
-            dx = times(bk.to(ST), dS.to(ST), PREC)
-        if GATE == 1:
-            dx = dx * later[:, None]
+            dx = times(dS.to(ST), tl.trans(bk.to(ST)), PREC)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        bA = tl.load(A + here * (C * C) + s * C + t)
-        dx = product(bA, bdo.to(DT), dx, PREC)
-        if BETA == 2:
-            y = substituted(dx, bbeta, M + here * (C * C), C, True)
-            dr = -y * bbeta
-        elif BETA == 1:
-            bM = tl.load(M + here * (C * C) + s * C + t)
-            y = dx - times(bM, (dx * bbeta).to(ST), PREC)
-            dr = -y * bbeta
-        else:
-            bM = tl.load(M + here * (C * C) + s * C + t)
-            y = dx - times(bM, dx.to(ST), PREC)
-            dr = -y
-        if KEEP:
-            at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
-            tl.store(adjoint + at_v, y.to(adjoint.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
-        do_read = bdo.to(tl.float32) * scale
+        do_read = tl.trans(bdo).to(tl.float32) * scale
         if GATE == 1:
-            dr = dr * rate[:, None]
-            do_read = do_read * rate[:, None]
-            dS = dS * decay
-        if GATE == 2:
+            do_read = do_read * rate[None, :]
+            dx = dx * later[None, :]
+        if GATE > 0:
             dS = dS * decay
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        dS = product(tl.trans(bq.to(ST)), do_read.to(ST), dS, PREC)
-        dS = product(tl.trans(bk.to(ST)), dr.to(ST), dS, PREC)
+        dS = product(do_read.to(ST), bq.to(ST), dS, PREC)
+        bA = tl.load(A + here * (C * C) + t * C + s)
+        dx = product(tl.trans(bdo.to(DT)), bA, dx, PREC)
+        if BETA == 2:
+            y = substituted(dx, bbeta, M + here * (C * C), C, True)
+        else:
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            if BETA == 1:
+                y = dx - times((dx * bbeta).to(ST), bM, PREC)
+            else:
+                y = dx - times(dx.to(ST), bM, PREC)
+        dr = -y
+        if BETA > 0:
+            dr = dr * bbeta
+        if KEEP:
+            at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+            stored = (rows < L)[:, None] & (columns_v < V)[None, :]
+            tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
+        if GATE == 1:
+            dr = dr * rate[None, :]
+        dS = product(dr.to(ST), bk.to(ST), dS, PREC)
     if END:
-        tl.store(end + at + tile, dS, mask=inside)
+        tl.store(end + at + there, dS, mask=inside)
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
@@ -480,17 +501,52 @@ def carry(
     tl.store(end + at + tile, S, mask=inside)
 
 
+@triton.jit
+def inner_gradients(
+    do, ot, beta, bt, errors, rt, adjoint, et, dv, dbeta, rows, L, scale, own,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    ST: tl.constexpr,
+):  # fmt: skip
+    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ``, both lower triangular, of one chunk; if ``own``, ``dv`` and ``dbeta`` too."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    bdA = tl.zeros((C, C), tl.float32)
+    bdL = tl.zeros((C, C), tl.float32)
+    share = tl.zeros((C,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        at_v = rows.to(tl.int64)[:, None] * et + columns_v[None, :]
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        x = load_tile(errors, rows, rt, columns_v, L, V, BV)
+        y = load_tile(adjoint, rows, et, columns_v, L, V, BV)
+        if BETA > 0:
+            in_v = (rows < L)[:, None] & (columns_v < V)[None, :] & own
+            bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
+            e = x.to(tl.float32)
+            y = y.to(tl.float32)
+            if BETA == 2:
+                tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
+            else:
+                share += tl.sum(y * e, 1)
+            x = (e * bbeta).to(ST)
+            y = y * bbeta
+            tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
+            y = y.to(ST)
+        bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
+        bdL = product(y.to(ST), tl.trans(x.to(ST)), bdL, PREC)
+    if BETA == 1:
+        tl.store(dbeta + rows.to(tl.int64) * (et // V), share.to(dbeta.dtype.element_ty), mask=(rows < L) & own)
+    return tl.where(s <= t, bdA * scale, 0.0), tl.where(s < t, -bdL, 0.0)
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def pairs(
-    do, beta, g, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
-    ob, ot, oh, bb, bt, bh, gb, gt, gh, vb, vt, vh,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
-    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    do, beta, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
+    ob, ot, oh, bb, bt, bh, vb, vt, vh,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
+    PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``dA = scale do xᵀ`` and ``dL = -dv xᵀ`` of one chunk (times the decay, for a scalar gate), ``dv`` and ``dbeta``.
-
-    ``errors`` and ``adjoint`` become ``x`` and ``dv`` where there is a ``beta``. ``DPLR``: ``v`` as a second ``x``, no ``dv``.
-    """
+    """``inner_gradients`` of one chunk for a vector gate. ``DPLR``: ``v`` as a second ``x``, no ``dv``."""
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
@@ -502,101 +558,100 @@ def pairs(
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    head = (b * T + bos) * HV + hv
+    errors += head * V
+    adjoint += head * V
     if BETA > 0:
         beta += b * bb + bos * bt + hv.to(tl.int64) * bh
-    if DPLR:
-        v += b * vb + bos * vt + hv.to(tl.int64) * vh
-        bdA2 = tl.zeros((C, C), tl.float32)
-        bdL2 = tl.zeros((C, C), tl.float32)
-    at = (b * T + bos + rows) * HV + hv
-    bdA = tl.zeros((C, C), tl.float32)
-    bdL = tl.zeros((C, C), tl.float32)
-    share = tl.zeros((C,), tl.float32)
-    for iv in range((V + BV - 1) // BV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        at_v = at[:, None] * V + columns_v[None, :]
-        in_v = (rows < L)[:, None] & (columns_v < V)[None, :]
-        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
-        x = tl.load(errors + at_v, mask=in_v, other=0.0)
-        y = tl.load(adjoint + at_v, mask=in_v, other=0.0)
-        if BETA > 0:
-            bbeta = strength(beta, rows, bt, columns_v, L, V, BV, BETA)
-            e = x.to(tl.float32)
-            y = y.to(tl.float32)
-            if BETA == 2:
-                tl.store(dbeta + at_v, (y * e).to(dbeta.dtype.element_ty), mask=in_v)
-            else:
-                share += tl.sum(y * e, 1)
-            x = (e * bbeta).to(ST)
-            y = y * bbeta
-            tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
-            y = y.to(ST)
-            tl.store(errors + at_v, x, mask=in_v)
-            tl.store(adjoint + at_v, y, mask=in_v)
-        bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
-        bdL = product(y, tl.trans(x), bdL, PREC)
-        if DPLR:
-            bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-            bdA2 = product(bdo.to(DT), tl.trans(bv), bdA2, PREC)
-            bdL2 = product(y, tl.trans(bv.to(ST)), bdL2, PREC)
+        dv += head * V
     if BETA == 1:
-        tl.store(dbeta + at, share.to(dbeta.dtype.element_ty), mask=rows < L)
-    bdA = tl.where(s <= t, bdA * scale, 0.0)
-    bdL = tl.where(s < t, -bdL, 0.0)
-    if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
-        D = decay_matrix(bg, C, False, SPLIT)
-        bdA = bdA * D
-        bdL = bdL * D
+        dbeta += head
+    elif BETA == 2:
+        dbeta += head * V
+    bdA, bdL = inner_gradients(
+        do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT, ST
+    )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
     tl.store(dA + square, bdA.to(dA.dtype.element_ty))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
-        tl.store(dA2 + square, tl.where(s <= t, bdA2 * scale, 0.0).to(dA.dtype.element_ty))
-        tl.store(dL2 + square, tl.where(s < t, -bdL2, 0.0).to(dL.dtype.element_ty))
+        bdA, bdL = inner_gradients(
+            do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
+            True, V, C, BV, BETA, PREC, DT, ST
+        )  # fmt: skip
+        tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
+        tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
 @triton.jit
 def facing(
-    a, at, rate, states, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, RATED: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+    a, at, beta, bt, states, others, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, BETA: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``(rate ∘ a) Sᵀ [C, BK]``."""
+    """``(beta ∘ a) Sᵀ [C, BK]`` and, if ``MEET``, what ``states`` and ``others`` have in common: ``Σ_v S ∘ S' [BK]``."""
     X = tl.zeros((C, BK), tl.float32)
-    for iv in range((V + BV - 1) // BV):
-        columns_v = iv * BV + tl.arange(0, BV)
-        x = load_tile(a, rows, at, columns_v, L, V, BV)
-        if RATED:
-            x = x.to(tl.float32) * rate[:, None]
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        bS = tl.load(states + columns_k[:, None] * V + columns_v[None, :], mask=inside, other=0.0)
-        X = product(x.to(ST), tl.trans(bS), X, PREC)
-    return X
-
-
-@triton.jit
-def meeting(
-    states, other, columns_k, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
-):  # fmt: skip
-    """``Σ_v S ∘ S2 [BK]``."""
     met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
-        inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
-        tile = columns_k[:, None] * V + columns_v[None, :]
-        bS = tl.load(states + tile, mask=inside, other=0.0).to(tl.float32)
-        met += tl.sum(bS * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32), 1)
-    return met
+        x = load_tile(a, rows, at, columns_v, L, V, BV)
+        if BETA == 2:
+            x = x.to(tl.float32) * tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
+        inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+        tile = columns_v[:, None] * K + columns_k[None, :]
+        bS = tl.load(states + tile, mask=inside, other=0.0)
+        X = product(x.to(ST), bS, X, PREC)
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * tl.load(others + tile, mask=inside, other=0.0).to(tl.float32), 0)
+    if BETA == 1:
+        X = X * tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
+    return X, met
+
+
+@triton.jit
+def exchanges(
+    do, ot, beta, bt, errors, adjoint, et, kept, dkept, rows, columns_k, L, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, MEET: tl.constexpr, PREC: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """With the states, each read once: ``do Sᵀ``, ``dv Sᵀ``, ``x dS'ᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ dS' [BK]``."""
+    read = tl.zeros((C, BK), tl.float32)
+    compared = tl.zeros((C, BK), tl.float32)
+    wrote = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        be = load_tile(errors, rows, et, columns_v, L, V, BV)
+        by = load_tile(adjoint, rows, et, columns_v, L, V, BV)
+        if BETA == 2:
+            bbeta = tl.trans(strength(beta, rows, bt, columns_v, L, V, BV, BETA))
+            be = (be.to(tl.float32) * bbeta).to(ST)
+            by = (by.to(tl.float32) * bbeta).to(ST)
+        inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+        tile = columns_v[:, None] * K + columns_k[None, :]
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        bdS = tl.load(dkept + tile, mask=inside, other=0.0)
+        read = product(bdo.to(ST), bS, read, PREC)
+        compared = product(by, bS, compared, PREC)
+        wrote = product(be, bdS, wrote, PREC)
+        if MEET:
+            met += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 0)
+    if BETA == 1:
+        bbeta = tl.trans(strength(beta, rows, bt, columns_k, L, V, BV, BETA))
+        compared = compared * bbeta
+        wrote = wrote * bbeta
+    return read, compared, wrote, met
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, x, dv, dA, dL, rates, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh,
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk [C, BK]`` and ``dg``, for at most a scalar gate.
+    """One chunk of ``dq, dk [C, BK]``, ``dg`` and, in the first of its programs, ``dv, dbeta``: for at most a scalar gate.
 
     ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from ``t ≥ j``, writes from ``t < j``, and the
     state itself.
@@ -618,58 +673,69 @@ def gradients(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
-    x += ((b * T + bos) * HV + hv) * V
-    dv += ((b * T + bos) * HV + hv) * V
+    head = (b * T + bos) * HV + hv
+    errors += head * V
+    adjoint += head * V
     here = i.to(tl.int64) * HV + hv
     kept += here * (K * V)
     dkept += here * (K * V)
-    square = here * (C * C) + t * C + s
-    at = (b * T + bos + rows) * HV + hv
+    beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = head + rows * HV
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    rate = tl.full((C,), 1.0, tl.float32)
-    later = rate
+    bdA, bdL = inner_gradients(
+        do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv + head * V, dbeta + head * (V if BETA == 2 else 1), rows, L,
+        scale, ik == 0, V, C, BV, BETA, PREC, DT, ST
+    )  # fmt: skip
+    if GATE == 1:
+        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        D = decay_matrix(bg, C, False, SPLIT)
+        bdA = bdA * D
+        bdL = bdL * D
+    bdA = bdA.to(DT)
+    bdL = bdL.to(DT)
+    acc, compared, wrote, met = exchanges(
+        do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC, ST
+    )  # fmt: skip
+    acc = acc * scale
     if GATE == 1:
         rates += here * (2 * C)
-        rate = tl.load(rates + token)
-        later = tl.load(rates + C + token)
+        rate = tl.load(rates + token)[:, None]
+        acc = acc * rate
+        compared = compared * rate
+        wrote = wrote * tl.load(rates + C + token)[:, None]
+        through = tl.sum(met, 0) * tl.load(rates + C - 1)
 
     # The query's side.
-    acc = facing(do, ot, rate * scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
-        crossing = tl.where(s < t, tl.load(dA + square) * times(bq, tl.trans(bk), PREC), 0.0)
-    acc = product(tl.load(dA + square), bk, acc, PREC)
+        crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
+    acc = product(bdA, bk, acc, PREC)
     tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
 
     # The key that is written, then the key that reads.
-    acc = facing(x, HV * V, later, dkept, rows, columns_k, L, K, V, C, BK, BV, GATE == 1, PREC, ST)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1:
-        late = tl.sum(bk.to(tl.float32) * acc, 1)
+        late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    acc = product(tl.trans(tl.load(dA + square)), bq, acc, PREC)
-    acc = product(tl.trans(tl.load(dL + square).to(DT)), bk, acc, PREC)
-    if GATE == 1:
-        wrote = tl.sum(bk.to(tl.float32) * acc, 1)
-    compared = facing(dv, HV * V, -rate, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
+    wrote = product(tl.trans(bdA), bq, wrote, PREC)
+    wrote = product(tl.trans(bdL), bk, wrote, PREC)
+    compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
-        crossing += tl.load(dL + square) * times(bk, tl.trans(bk), PREC)
-    compared = product(tl.load(dL + square).to(DT), bk, compared, PREC)
-    tl.store(dk + at_k, (acc + compared).to(dk.dtype.element_ty), mask=in_k)
+        crossing += bdL * times(bk, tl.trans(bk), PREC)
+    compared = product(bdL, bk, compared, PREC)
+    tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
     if GATE == 1:
-        through = tl.sum(meeting(kept, dkept, columns_k, K, V, BK, BV), 0) * tl.load(rates + C - 1)
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
-            bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
-            across = read + tl.sum(bk.to(tl.float32) * compared, 1) - wrote
+            across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
             across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

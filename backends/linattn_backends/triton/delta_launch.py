@@ -52,7 +52,8 @@ class Delta:
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         start = None if start is None else start.contiguous()
         gate, strength = 0 if g is None else g.dim() - 2, 0 if beta is None else beta.dim() - 2
-        tiles = delta_tiles(q.shape[-1], v.shape[-1], q.dtype, gate, strength, chunk, processors(q.device), roomy(q.device))
+        sizes = int(q.shape[-1]), int(v.shape[-1]), q.dtype, gate, strength, int(chunk)  # symbols have no place in a cache
+        tiles = delta_tiles(*sizes, processors(q.device), roomy(q.device))
         return cls(q, k, v, g, beta, a, b, start, cu, scale, tiles)
 
     @property
@@ -90,6 +91,12 @@ class Delta:
         """The same, as Triton names it."""
         return tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32
 
+    @property
+    def count(self) -> int:
+        """Chunks, or a bound on their number."""
+        T, C = self.v.shape[1], self.tiles.chunk
+        return self.N * -(-T // C) if self.cu is None else T // C + self.N
+
     def chunks(self) -> Cut:
         """Its sequences cut into chunks."""
         return cut(self.v.shape[1], self.N, self.tiles.chunk, self.cu)
@@ -99,6 +106,31 @@ class Delta:
         return dict(
             K=self.q.shape[-1], C=self.tiles.chunk, GROUP=self.group, BETA=self.strength, PACKED=self.cu is not None,
             PREC=self.tiles.precision,
+        )  # fmt: skip
+
+
+class Scores(NamedTuple):
+    """What the forward pass leaves for the backward pass: ``A`` and ``M`` ``[chunks, HV, C, C]``, those of ``dplr``'s second
+    writer, and with a scalar gate ``rates`` ``[chunks, HV, 2, C]``.
+    """
+
+    A: Tensor
+    M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
+    rates: Tensor | None
+
+    @classmethod
+    def empty(cls, call: Delta) -> Scores:
+        """Arrays for them."""
+        C, HV, dplr = call.tiles.chunk, call.v.shape[2], call.a is not None
+        count = call.count
+        new = functools.partial(torch.empty, (count, HV, C, C), device=call.v.device)
+        M = torch.float32 if call.strength == 2 else call.state_dtype
+        return cls(
+            new(dtype=call.q.dtype), new(dtype=M), new(dtype=call.q.dtype) if dplr else None,
+            new(dtype=call.state_dtype) if dplr else None,
+            torch.empty((count, HV, 2, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
         )  # fmt: skip
 
 
@@ -116,6 +148,11 @@ class Prepared(NamedTuple):
     rates: Tensor | None
     ranges: Tensor | None
 
+    @property
+    def scores(self) -> Scores:
+        """Of this, what is kept for the backward pass."""
+        return Scores(self.A, self.M, self.A2, self.L2, self.rates if self.ranges is None else None)
+
 
 class Pieces(NamedTuple):
     """Sequences cut into segments of ``length`` chunks, and what each does to the state before it, ``[K, K]``."""
@@ -125,47 +162,57 @@ class Pieces(NamedTuple):
     through: Tensor
 
 
-def prepared(call: Delta, chunks: Cut) -> Prepared:
-    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not."""
-    B, T, HV, _ = call.v.shape
-    K, C, tile, dplr = call.q.shape[-1], call.tiles.chunk, call.tiles.prepare, call.a is not None
+def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared:
+    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not.
+
+    With the ``scores`` that the forward pass kept, only decayed rows.
+    """
+    T, HV = call.v.shape[1:3]
+    K, tile, dplr = call.q.shape[-1], call.tiles.prepare, call.a is not None
     new = functools.partial(torch.empty, device=call.q.device)
-    square = (chunks.count, HV, C, C)
-    A, L = new(square, dtype=call.q.dtype), new(square, dtype=torch.float32)
+    if call.gate < 2 and scores is not None:
+        return Prepared(call.q, call.k, None, None, *scores, None)
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     strided = (*strides(call.q), *strides(call.k), *strides(call.g))
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
     del shared["BETA"]
+    count = chunks.count * HV
+    fresh = scores or Scores.empty(call)
     if call.gate < 2:
-        rates = new((chunks.count, HV, 2, C), dtype=torch.float32) if call.gate else None
+        L = torch.empty_like(fresh.M, dtype=torch.float32)
         launch(
-            kernels.prepare, chunks.count * HV, call,
-            call.q, call.k, call.g, A, L, rates, *where, call.scale, *strided, GATE=call.gate, **shared,
+            kernels.prepare, count, call,
+            call.q, call.k, call.g, fresh.A, L, fresh.rates, *where, call.scale, *strided, GATE=call.gate, **shared,
         )  # fmt: skip
-        return Prepared(call.q, call.k, None, None, A, solved(call, chunks, L), None, None, rates, None)
-    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+        return Prepared(call.q, call.k, None, None, *fresh._replace(M=solved(call, chunks, L, fresh.M)), None)
+    rows = functools.partial(new, (call.q.shape[0], T, HV, K), dtype=call.q.dtype)
     ready = Prepared(
-        rows(), rows(), rows(), rows() if dplr else None, A, L,
-        new(square, dtype=call.q.dtype) if dplr else None, new(square, dtype=call.state_dtype) if dplr else None,
+        rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
     strided = (*strided, *strides(call.a), *strides(call.b))
-    count = chunks.count * HV
+    decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
+    if scores is not None:
+        del shared["PREC"]
+        launch(
+            vector.decayed, count, call,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+        )  # fmt: skip
+        return ready
+    L = torch.empty_like(fresh.M, dtype=torch.float32)
     for slow in (False, True):
         launch(
             vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.g, A, L, ready.A2, ready.L2, ready.rates,
-            ready.q, ready.k, ready.write, ready.write2, ready.ranges, *where, count, call.scale, *strided,
-            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
+            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
-    return ready._replace(M=solved(call, chunks, L))
+    return ready._replace(M=solved(call, chunks, L, ready.M))
 
 
-def solved(call: Delta, chunks: Cut, L: Tensor) -> Tensor:
+def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     """``M`` of every chunk; ``L`` itself with a ``beta`` a value channel."""
     if call.strength == 2:
         return L
-    M = torch.empty(L.shape, dtype=call.state_dtype, device=L.device)
     T, HV = call.v.shape[1:3]
     launch(
         kernels.solve, chunks.count * HV, call,
@@ -253,28 +300,28 @@ def scan(
     return far
 
 
-def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Delta, final: bool) -> tuple[Tensor, Tensor | None, Scores]:
+    """Outputs, if asked for final states, and what the backward pass can use."""
     chunks = call.chunks()
     ready = prepared(call, chunks)
     out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     pieces = pieces_of(call, chunks, ready)
     flags = dict(KEEP=False, OUT=True, IDENTITY=False)
     end = scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (None, None, out), final, **flags)
-    return out, end
+    return out, end, ready.scores
 
 
-def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v, g, beta`` and the initial state; what the forward pass knew is computed again."""
+def backward(call: Delta, do: Tensor, dend: Tensor | None, scores: Scores | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, beta`` and the initial state; but for ``scores``, what the forward pass knew is made again."""
     B, T, HV, V = call.v.shape
     K = call.q.shape[-1]
     new = functools.partial(torch.empty, device=call.v.device)
     do = rows_contiguous(do)
     dend = None if dend is None else dend.contiguous()
     chunks = call.chunks()
-    ready = prepared(call, chunks)
+    ready = prepared(call, chunks, scores)
     pieces = pieces_of(call, chunks, ready)
-    kept, dkept = (new((chunks.count, HV, K, V), dtype=call.state_dtype) for _ in range(2))
+    kept, dkept = (new((chunks.count, HV, V, K), dtype=call.state_dtype) for _ in range(2))
     errors, adjoint = (new((B, T, HV, V), dtype=call.state_dtype) for _ in range(2))
     flags = dict(KEEP=True, OUT=False, IDENTITY=False)
     scan(kernels.forwards, call, call.v, chunks, ready, pieces, call.start, (kept, errors, None), False, **flags)
@@ -282,13 +329,11 @@ def backward(call: Delta, do: Tensor, dend: Tensor | None) -> dict[str, Tensor |
         kernels.backwards, call, do, chunks, ready, pieces, dend, (dkept, adjoint), call.start is not None, KEEP=True
     )  # fmt: skip
 
-    scores, grads = pairs(call, do, chunks, errors, adjoint)
     shares = gradients if call.gate < 2 else vector_gradients
-    shared = shares(call, do, chunks, ready, kept, dkept, errors, adjoint, scores)
-    return grads | shared | dict(start=dstart)
+    return shares(call, do, chunks, ready, kept, dkept, errors, adjoint) | dict(start=dstart)
 
 
-class Scores(NamedTuple):
+class ScoreGradients(NamedTuple):
     """Gradients of ``A`` and ``L``, and of those of ``dplr``'s second writer."""
 
     dA: Tensor
@@ -299,13 +344,13 @@ class Scores(NamedTuple):
 
 def pairs(
     call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
-) -> tuple[Scores, dict[str, Tensor | None]]:  # fmt: skip
-    """Gradients of scores, ``v`` and ``beta``; ``errors`` and ``adjoint`` become ``x`` and ``dv``."""
+) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
+    """Gradients of scores, ``v`` and ``beta``."""
     B, T, HV, V = call.v.shape
     C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     square = functools.partial(new, (chunks.count, HV, C, C))
-    scores = Scores(
+    scores = ScoreGradients(
         square(dtype=call.v.dtype), square(dtype=call.state_dtype),
         square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
     )  # fmt: skip
@@ -313,47 +358,60 @@ def pairs(
     dbeta = None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype)
     launch(
         kernels.pairs, chunks.count * HV, call,
-        do, call.beta, call.g, call.v, errors, adjoint, *scores, dv, dbeta,
+        do, call.beta, call.v, errors, adjoint, *scores, dv, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
-        *(stride for x in (do, call.beta, call.g, call.v) for stride in strides(x)),
-        V=V, C=C, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
-        SPLIT=call.tiles.split, PREC=call.tiles.precision, DT=dtype(call.v), ST=call.state_type,
-        num_warps=tile.warps, num_stages=tile.stages,
+        *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
+        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, dict(v=dv, beta=dbeta)
 
 
 def gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+    call: Delta,
+    do: Tensor,
+    chunks: Cut,
+    ready: Prepared,
+    kept: Tensor,
+    dkept: Tensor,
+    errors: Tensor,
+    adjoint: Tensor,
 ) -> dict[str, Tensor | None]:
-    """``dq, dk, dg`` for at most a scalar gate."""
+    """``dq, dk, dv, dg, dbeta`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
     dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
-    shared = call.common()
-    del shared["BETA"]
     launch(
         kernels.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, x, dv, scores.dA, scores.dL, ready.rates, kept, dkept, dq, dk, dg,
+        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dg, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), **shared,
+        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
         GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if dg is not None:
         dg = dg[0] if tiles_k == 1 else dg.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), g=dg)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
 
 
 def vector_gradients(
-    call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, x: Tensor, dv: Tensor, scores: Scores
+    call: Delta,
+    do: Tensor,
+    chunks: Cut,
+    ready: Prepared,
+    kept: Tensor,
+    dkept: Tensor,
+    errors: Tensor,
+    adjoint: Tensor,
 ) -> dict[str, Tensor | None]:
-    """``dq, dk, dg, da, db`` for a vector gate, and ``dv`` of ``dplr``; chunks by path as in :func:`prepared`."""
+    """Every gradient but the state's for a vector gate; chunks by path as in :func:`prepared`."""
     B, T, HV, V = call.v.shape
+    scores, grads = pairs(call, do, chunks, errors, adjoint)
     K, dplr = call.q.shape[-1], call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
@@ -362,25 +420,25 @@ def vector_gradients(
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
-    del shared["BETA"]
     for slow in (False, True):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, x, dv, *scores, kept, dkept, dq, da, db, dk, dg, ready.ranges,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores,
+            kept, dkept, dq, da, db, dk, dg, ready.ranges,
             *where, count, call.scale,
-            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do) for stride in strides(x)),
+            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    grads = dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
+    grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
         grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
-        del shared["GROUP"]
+        del shared["GROUP"], shared["BETA"]
         launch(
             vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-            do, dv, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
+            do, adjoint, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
             BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return grads

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from .delta_launch import Delta, backward, forward
+from .delta_launch import Delta, Scores, backward, forward
 from .steps import Tokens, final_shape, walk
 
 __all__ = ["delta", "delta_backward", "delta_call"]
@@ -28,25 +28,37 @@ def delta(
     scale: float,
     chunk: int,
     final: bool,
-) -> tuple[Tensor, Tensor]:
-    """Outputs and final states, which are an empty tensor unless ``final``."""
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor."""
+    nothing = [v.new_empty(0) for _ in Scores._fields]
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
         tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
-        return walk(tokens, initial_state, end if final else None, scale, v.dtype, cu_seqlens), end
-    o, end = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
-    return o, v.new_empty(0, dtype=torch.float32) if end is None else end
+        return walk(tokens, initial_state, end if final else None, scale, v.dtype, cu_seqlens), end, *nothing
+    o, end, scores = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
+    kept = [new if x is None else x for x, new in zip(scores, nothing, strict=True)] if keep else nothing
+    return o, v.new_empty(0, dtype=torch.float32) if end is None else end, *kept
 
 
 @delta.register_fake
-def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final):
-    return v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep):
+    results = v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+    if form == "recurrent" or not keep:
+        return *results, *(v.new_empty(0) for _ in Scores._fields)
+    scores = Scores.empty(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk))
+    return *results, *(v.new_empty(0) if x is None else x for x in scores)
 
 
 @torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
 def delta_backward(
     do: Tensor,
     dfinal: Tensor | None,
+    A: Tensor | None,
+    M: Tensor | None,
+    A2: Tensor | None,
+    L2: Tensor | None,
+    rates: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -59,33 +71,46 @@ def delta_backward(
     scale: float,
     chunk: int,
 ) -> list[Tensor]:
-    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
-    grads = backward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), do, dfinal)
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    ``Scores`` that were not kept are made again.
+    """
+    call = Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
+    grads = backward(call, do, dfinal, scores)
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @delta_backward.register_fake
-def _(do, dfinal, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
+def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
     given = (q, k, v, g, beta, a, b, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, _, ctx.scale, ctx.chunk, ctx.final = inputs
+    *arrays, _, ctx.scale, ctx.chunk, ctx.final, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*arrays)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*arrays, *output[2:])
 
 
-def _backward(ctx, do, dfinal):
-    *floats, cu_seqlens = ctx.saved_tensors
+def _backward(ctx, do, dfinal, *_):
+    *floats, cu_seqlens = ctx.saved_tensors[:9]
+    kept = (x if x.numel() else None for x in ctx.saved_tensors[9:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
-        return (None,) * 13
+        return (None,) * 14
     do = torch.zeros_like(floats[2]) if do is None else do
-    grads = iter(_backward_call(do, dfinal, *floats, cu_seqlens, ctx.scale, ctx.chunk))
-    return (*(None if x is None else next(grads) for x in floats), *(None,) * 5)
+    grads = iter(_backward_call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
+    return (*(None if x is None else next(grads) for x in floats), *(None,) * 6)
 
 
 _backward_call = register(delta_backward)
-delta_call = register(delta, _setup_context, _backward)
+_delta_call = register(delta, _setup_context, _backward)
+
+
+def delta_call(*args):
+    """``delta``: scores are kept where a gradient will be asked for."""
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in args if isinstance(x, Tensor))
+    return _delta_call(*args, keep)[:2]

@@ -60,23 +60,24 @@ def delta_tiles(
     C = min(max(power_of_two(chunk), 16), usual) if chunk else usual
     rows = max(power_of_two(K), 16 if full else 64)
     least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
-    one = full or K > 128 or not roomy or (beta == 0 and K > 64)  # stage: more do not fit
+    one = full or K > 128 or not roomy or (beta == 0 and K > 64)  # stage: more do not fit, in general
     walk = Tile(rows, fit(V, 32 if full else 64, least), 4, 1 if one else 2)
-    usual_size = K == V == 128 and gate == 1 and not full and beta == 1
+    usual_size = K == V == 128 and not full and roomy
+    usual = usual_size and beta == 1
     return DeltaTiles(
         chunk=C,
         split=3 if dtype == torch.float32 else 2,
-        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 100.0),  # a longer sum is less exact in float32
+        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
         precision="tf32x3" if dtype == torch.float32 else "tf32",
         processors=processors,
-        prepare=Tile(128 if usual_size else fit(K, 32 if full else 64, least), 0, 4, 1),
+        prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
-        forwards=walk._replace(stages=3) if walk.stages == 2 and gate < 2 else walk,
-        backwards=walk._replace(stages=3) if usual_size and roomy else walk,
+        forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,
+        backwards=walk._replace(stages=3) if usual and gate == 1 else walk,
         carry=Tile(rows, fit(V, 16 if K > 128 else 32), 4, 1 if K > 128 or not roomy else 2),
-        pairs=Tile(0, 128 if usual_size else fit(V, 32 if full else 64, least), 4, 1),
-        gradients=Tile(64, 128, 4, 1)
-        if usual_size
+        pairs=Tile(0, 128 if usual else fit(V, 32 if full else 64, least), 4, 1),
+        gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2)
+        if usual and gate < 2
         else Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), fit(V, 32 if full else 64, least), 4, 1),
         gradients_slow=Tile(fit(K, 32 if full else 64, least), fit(V, 32 if full else 64, least), 4, 1),
     )

@@ -17,7 +17,7 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from .delta_kernels import facing, meeting
+from .delta_kernels import exchanges, facing
 from .kernels import above_transposed, below_transposed, sequence_of, strongest
 from .tiles import (
     LOG2E,
@@ -34,7 +34,7 @@ from .tiles import (
     total,
 )
 
-__all__ = ["gradients", "prepare", "values"]
+__all__ = ["decayed", "gradients", "prepare", "values"]
 
 
 @triton.jit
@@ -79,15 +79,15 @@ def prepare_of(
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
         bg = load_gate(g, rows, gt, columns, L, K, BK)
-        bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-        if DPLR:
-            br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
-            bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
-        else:
-            br = bk
-            bw = bk
         if SLOW:
+            bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+            bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+            if DPLR:
+                br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+                bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
+            else:
+                br = bk
+                bw = bk
             none = tl.zeros((BK,), tl.float32)
             later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             qw += level_scores(bq, bw, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
@@ -102,27 +102,35 @@ def prepare_of(
             tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
             tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
         else:
-            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding.
+            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
+            # a time: registers are what there is least of.
             c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
             G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
             half = tl.exp2(c)[None, :]
-            right = bw * tl.exp2(-G)
+            if DPLR:
+                right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+                tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
+                right2 = tl.trans(right.to(DT))
+                right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            else:
+                bk = load_tile(k, rows, kt, columns, L, K, BK)
+                right = bk.to(tl.float32) * tl.exp2(-G)
             tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
             right = tl.trans(right.to(DT))
-            left = bq * tl.exp2(G)
-            qw = product(left.to(DT), right, qw, PREC)
-            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
             if DPLR:
-                right2 = bk * tl.exp2(-G)
-                tl.store(write2 + p, (right2 * half).to(write2.dtype.element_ty), mask=keep)
-                right2 = tl.trans(right2.to(DT))
-                qk = product(left.to(DT), right2, qk, PREC)
-                left = br * tl.exp2(G - bg.to(tl.float32) * LOG2E)
-                rk = product(left.to(DT), right2, rk, PREC)
+                Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+                left = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gr)
             else:
-                left = br * tl.exp2(G)
-            rw = product(left.to(DT), right, rw, PREC)
+                left = bk.to(tl.float32) * tl.exp2(G)
             tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+            rw = product(left.to(DT), right, rw, PREC)
+            if DPLR:
+                rk = product(left.to(DT), right2, rk, PREC)
+            left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
+            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+            qw = product(left.to(DT), right, qw, PREC)
+            if DPLR:
+                qk = product(left.to(DT), right2, qk, PREC)
     square = at * (C * C) + t * C + s
     tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
     tl.store(M + square, tl.where(s < t, rw, 0.0))
@@ -162,6 +170,57 @@ def prepare(
             PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
             K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def decayed(
+    q, r, w, k, g, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """What ``prepare`` makes besides scores."""
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+    at = i.to(tl.int64) * HV + hv
+    least = 0.0
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        keep = (rows < L)[:, None] & (columns < K)[None, :]
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+        least = tl.minimum(least, tl.min(whole, 0))
+        early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
+        tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        right = (bk * later).to(write.dtype.element_ty)
+        if DPLR:
+            tl.store(write2 + p, right, mask=keep)
+            right = (load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * later).to(write.dtype.element_ty)
+            bk = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+            early = tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+        tl.store(write + p, right, mask=keep)
+        tl.store(compare + p, (bk * early).to(compare.dtype.element_ty), mask=keep)
+    tl.store(ranges + at, least)
 
 
 @triton.jit
@@ -228,14 +287,14 @@ def own_of(p, C: tl.constexpr):
 
 @triton.jit
 def gradients_of(
-    pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
     owner, first, cu, T, PER, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``; ``x`` and ``dv`` are ``e`` and ``y`` there."""
+    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``."""
     NK: tl.constexpr = (K + BK - 1) // BK
     ik = pid % NK
     hv = pid // NK % HV
@@ -260,18 +319,23 @@ def gradients_of(
         dL2 += here * (C * C)
     kept += here * (K * V)
     dkept += here * (K * V)
-    x += ((b * T + bos) * HV + hv) * V
-    dv += ((b * T + bos) * HV + hv) * V
+    errors += ((b * T + bos) * HV + hv) * V
+    adjoint += ((b * T + bos) * HV + hv) * V
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    none = tl.zeros((C,), tl.float32)
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
-    acc = facing(do, ot, none + scale, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
     if SLOW:
+        acc, bdr, wrote, met = exchanges(
+            do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        acc = acc * scale
+        bdr = -bdr
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         if DPLR:
@@ -282,7 +346,7 @@ def gradients_of(
             bw = bk
         acc = acc * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         bdg = total(s >= t, bq * acc, SPLIT)
-        bdg += (meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c))[None, :]
+        bdg += (met * tl.exp2(2.0 * c))[None, :]
         below, above, own = scores_gradient(dA, C)
         dleft, bdw, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
         acc += dleft + own * bw
@@ -295,7 +359,6 @@ def gradients_of(
             bdk += own * bq
             bdg += more
         tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
-        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
         if DPLR:
             bdr = bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
             bdg += total(s > t, br * bdr, SPLIT)
@@ -307,87 +370,95 @@ def gradients_of(
         bdr += dleft
         bdw += dright
         bdg += more
-        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
-        acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg += total(s < t, bw * acc, SPLIT)
-        bdw += acc
+        wrote = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg += total(s < t, bw * wrote, SPLIT)
+        bdw += wrote
         if DPLR:
             below, above, own = scores_gradient(dL2, C)
             dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
             bdr += dleft
             bdg += more
-            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST)
+            acc, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
             acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bk * acc, SPLIT)
             bdk += acc + dright
     else:
-        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors.
+        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
+        # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
+        # after the other: registers are what there is least of.
         half = tl.exp2(c)[None, :]
         G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
-            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            right2 = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G)).to(DT)
         else:
-            bw = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        right = (bw * tl.exp2(-G)).to(DT)
-        acc = product(tl.load(dA + square), right, acc * half, PREC)
+            right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        right = (right * tl.exp2(-G)).to(DT)
+
+        acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+        acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
-            bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-            right2 = (bk * tl.exp2(-G)).to(DT)
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        acc = acc * tl.exp2(G)
-        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-        bdg = bq * acc
-        bdr = facing(dv, HV * V, none - 1.0, kept, rows, columns_k, L, K, V, C, BK, BV, True, PREC, ST)
-        bdr = product(tl.load(dL + square).to(DT), right, bdr * half, PREC)
+        reads = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+        bdg = reads.to(tl.float32) * acc
+        tl.store(dq + at_k, (acc * tl.exp2(G)).to(dq.dtype.element_ty), mask=in_k)
+
+        bdr, met = facing(
+            adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
+        )  # fmt: skip
+        bdr = product(tl.load(dL + square).to(DT), right, bdr * -half, PREC)
         if DPLR:
-            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
             bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
-            bdr = bdr * tl.exp2(G - bg.to(tl.float32) * LOG2E)
-            behind = br * bdr  # reads before its own gate
+            Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+            left = (-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr)).to(DT)
+            behind = left.to(tl.float32) * bdr
+            tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
-            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            left = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+            bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
-            bdg += br * bdr
-        acc = facing(x, HV * V, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
-        bw = bw * tl.exp2(-G)
-        through = tl.sum(bw * acc, 0) + meeting(kept, dkept, columns_k, K, V, BK, BV) * tl.exp2(2.0 * c)
-        left = (bq * tl.exp2(G)).to(DT)
+
+        wrote, met = facing(
+            errors, HV * V, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        wrote = wrote * half
+        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
+        wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
+        wrote = product(tl.trans(tl.load(dL + square).to(DT)), left, wrote, PREC)
+        bdg -= right.to(tl.float32) * wrote
+        bdw = wrote * tl.exp2(-G)
         if DPLR:
-            left2 = (br * tl.exp2(G - bg.to(tl.float32) * LOG2E)).to(DT)
+            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+            wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+            wrote = wrote * half
+            through += tl.sum(right2.to(tl.float32) * wrote, 0)
+            wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
+            wrote = product(tl.trans(tl.load(dL2 + square).to(DT)), left, wrote, PREC)
+            bdg -= right2.to(tl.float32) * wrote
+            tl.store(dk + at_k, (wrote * tl.exp2(-G)).to(dk.dtype.element_ty), mask=in_k)
         else:
-            left2 = (br * tl.exp2(G)).to(DT)
-        acc = product(tl.trans(tl.load(dA + square)), left, acc, PREC)
-        acc = product(tl.trans(tl.load(dL + square).to(DT)), left2, acc, PREC)
-        bdg -= bw * acc
-        bdw = acc * tl.exp2(-G)
+            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+        bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
-            acc = facing(v, vt, none, dkept, rows, columns_k, L, K, V, C, BK, BV, False, PREC, ST) * half
-            bk = bk * tl.exp2(-G)
-            through += tl.sum(bk * acc, 0)
-            acc = product(tl.trans(tl.load(dA2 + square)), left, acc, PREC)
-            acc = product(tl.trans(tl.load(dL2 + square).to(DT)), left2, acc, PREC)
-            bdg -= bk * acc
-            bdk = acc * tl.exp2(-G)
-            bdg = total(s >= t, bdg, SPLIT) + total(s > t, behind, SPLIT) + through[None, :]
+            bdg += total(s > t, behind, SPLIT)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+    if SLOW:
+        if DPLR:
+            tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
+            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+            tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
         else:
-            bdg = total(s >= t, bdg, SPLIT) + through[None, :]
-    if DPLR:
-        tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
-        tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-        tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
-    else:
-        tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
-    tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def gradients(
-    q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
     owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
@@ -402,9 +473,10 @@ def gradients(
                 wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
             if wanted:
                 gradients_of(
-                    item, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-                    cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-                    K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+                    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    vb, vt, vh, ob, ot, oh, bb, bt, bh,
+                    K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -413,9 +485,9 @@ def gradients(
         if tl.load(ranges + pid // NK) <= -RANGE:
             return
         gradients_of(
-            pid, q, r, w, k, v, do, g, x, dv, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-            K, V, C, BK, BV, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
+            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
         )  # fmt: skip
 
 
@@ -449,8 +521,8 @@ def values(
     for ik in range((K + BK - 1) // BK):
         columns_k = ik * BK + tl.arange(0, BK)
         bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
-        tile = here * (K * V) + columns_k[:, None] * V + columns_v[None, :]
-        bdS = tl.load(dkept + tile, mask=(columns_k < K)[:, None] & (columns_v < V)[None, :], other=0.0)
-        acc = product(bw.to(ST), bdS, acc, PREC)
+        tile = here * (K * V) + columns_v[:, None] * K + columns_k[None, :]
+        bdS = tl.load(dkept + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
+        acc = product(bw.to(ST), tl.trans(bdS), acc, PREC)
     at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
     tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])

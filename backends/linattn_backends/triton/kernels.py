@@ -1,4 +1,4 @@
-"""Chunk kernels of the families with a diagonal gate: ``linear_attn``, ``simple_gla``, ``gla``, ``rwkv6``.
+"""Chunk kernels with states in memory: no gate, a scalar one, ``gla`` with a value gate. Other vector gates: :mod:`.vector`.
 
 In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
 
@@ -10,8 +10,7 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
                dk = scale dAᵀ (q e^{G}) e^{-G} + (v dS'ᵀ) e^{G_C - G}
                dg_j = Σ_{s<j≤t} (scale A ∘ dA)_ts + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
 
-``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`. RWKV-6 reads ``S⁻``: ``G_{t-1}``
-replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
+``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`.tiles`.
 
 A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product
 of values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
@@ -20,7 +19,8 @@ both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TR
 
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
 the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
-running sums, see :mod:`.gates`) or 2 (a vector: ``g`` holds log decays).
+running sums, see :mod:`.gates`), 2 (a vector: ``g`` holds log decays) or, in ``states``, 3 (a vector that :mod:`.vector` has
+applied to ``x``: ``g`` holds its sum over each chunk).
 """
 
 import triton
@@ -38,9 +38,7 @@ from .tiles import (
     load_gate,
     load_tile,
     plain_blocks,
-    plain_scores,
     product,
-    resets,
     row_decays,
     state_rows,
     times,
@@ -100,21 +98,6 @@ def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def weakest(ranges, head, PARTS: tl.constexpr):
-    """Log2 of the least factor by which a channel of a chunk's head decays over it.
-
-    ``PARTS`` tiles of channels noted it; if none did, every chunk counts as strong.
-    """
-    if PARTS == 0:
-        least = tl.full((), float("-inf"), tl.float32)
-    else:
-        least = tl.load(ranges + head * PARTS)
-        for part in tl.static_range(1, PARTS):
-            least = tl.minimum(least, tl.load(ranges + head * PARTS + part))
-    return least
-
-
-@triton.jit
 def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
     """The least of all that program ``pid`` has to look at."""
     least = 0.0
@@ -129,11 +112,11 @@ def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def states(
-    x, y, g, w, start, end, decay, value_decay, kept, ranges,
+    x, y, g, w, start, end, decay, value_decay, kept,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
     VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +136,7 @@ def states(
         if tl.load(owner + i) >= N:
             return
     n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if KEEP:
+    if KEEP or GATE == 3:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
@@ -163,7 +146,7 @@ def states(
     tile, inside = state_tile(columns_k, columns_v, K, V)
     x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
     y = at_head(y, b, bos, hv, yb, yt, yh, 1)
-    if GATE > 0:
+    if GATE == 1 or GATE == 2:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     if VALUE_GATE:
         w = at_head(w, b, bos, hv, wb, wt, wh, 1)
@@ -185,7 +168,12 @@ def states(
             tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
         bx = load_tile(x, rows, xt, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        if REVERSE:
+        if GATE == 3:
+            xd = bx
+            all = tl.load(g + ((chunk0 + chunk) * HV + hv) * K + columns_k, mask=columns_k < K, other=0.0)
+            S = S * tl.exp2(all)[:, None]
+            sum_g += all
+        elif REVERSE:
             xd = bx.to(tl.float32) * scale
         else:
             xd = bx.to(tl.float32)
@@ -201,17 +189,12 @@ def states(
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             if not REVERSE:
                 E = total(j > t, bg, SPLIT)
-            elif EXCLUSIVE:
-                E = total(j < t, bg, SPLIT)
             else:
                 E = total(j <= t, bg, SPLIT)
             xd = xd * tl.exp2(E * LOG2E)
             all = tl.sum(bg.to(tl.float32), 0) * LOG2E
             S = S * tl.exp2(all)[:, None]
             sum_g += all
-            if KEEP and not VALUE_GATE:  # noqa: SIM102
-                if iv == 0:
-                    tl.store(ranges + ((chunk0 + chunk) * HV + hv) * NK + ik, tl.min(all, 0))
         if VALUE_GATE:
             bw = load_gate(w, rows, wt, columns_v, L, V, BV)
             if REVERSE:
@@ -314,22 +297,25 @@ def carries(
     tl.store(end + at + tile, S, mask=inside)
 
 
-@triton.jit
-def outputs_of(
-    pid, q, k, y, g, w, u, kept, out,
-    ranges, owner, first, cu, T, PER, N, HV, scale,
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def outputs(
+    q, k, y, g, w, kept, out, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
     """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
     iv = pid % NV
     hv = pid // NV % HV
     i = pid // (NV * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
@@ -351,22 +337,15 @@ def outputs_of(
         bS = tl.load(kept + tile, mask=inside, other=0.0)
         if GATE == 2:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
-            bu = tl.zeros((BK,), tl.float32)
-            if EXCLUSIVE:
-                bu += tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            if SLOW:
-                A += level_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, RANGE, DT, PREC)
-            else:
-                more, part = plain_scores(bq, bk, bg, bu, C, REVERSE, EXCLUSIVE, SPLIT, DT, PREC)
-                A += more
-                acc = product(part.to(bS.dtype), bS, acc, PREC)
+            none = tl.zeros((BK,), tl.float32)
+            A += level_scores(bq, bk, bg, none, C, REVERSE, False, SPLIT, RANGE, DT, PREC)
         elif REVERSE:
             A = product(bk, tl.trans(bq), A, PREC)
             acc = product(bk.to(bS.dtype), bS, acc, PREC)
         else:
             A = product(bq, tl.trans(bk), A, PREC)
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
-    if GATE == 2 and SLOW:  # apart from the levels, which need the registers
+    if GATE == 2:  # apart from the levels, which need the registers
         for ik in range(NK):
             columns_k = ik * BK + tl.arange(0, BK)
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -376,7 +355,7 @@ def outputs_of(
                 bx = load_tile(q, rows, qt, columns_k, L, K, BK)
             tile, inside = state_tile(columns_k, columns_v, K, V)
             bS = tl.load(kept + tile, mask=inside, other=0.0)
-            acc = product(state_rows(bx, bg, C, REVERSE, EXCLUSIVE, SPLIT).to(bS.dtype), bS, acc, PREC)
+            acc = product(state_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
         to_start, to_end, _ = row_decays(g, rows, piece * C + C - 1, gt, L)
         if REVERSE:
@@ -401,62 +380,24 @@ def outputs_of(
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def outputs(
-    q, k, y, g, w, u, kept, out,
-    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, REVERSE: tl.constexpr,
-    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
-):  # fmt: skip
-    """``outputs_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
-    pid = tl.program_id(0)
-    NV: tl.constexpr = (V + BV - 1) // BV
-    if SLOW:
-        if PARTS > 0:  # noqa: SIM102
-            if strongest(ranges, pid, COUNT, PARTS, NV) > -RANGE:
-                return
-        for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = weakest(ranges, item // NV, PARTS) <= -RANGE
-            if PACKED:
-                wanted = wanted & (tl.load(owner + item // (NV * HV)) < N)
-            if wanted:
-                outputs_of(
-                    item, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh,
-                    yb, yt, yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE,
-                    VALUE_GATE, PACKED, PARTS, SLOW, SPLIT, RANGE, PREC, DT
-                )  # fmt: skip
-    else:
-        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + pid // (NV * HV)) >= N:
-                return
-        if GATE == 2:  # noqa: SIM102
-            if weakest(ranges, pid // NV, PARTS) <= -RANGE:
-                return
-        outputs_of(
-            pid, q, k, y, g, w, u, kept, out, ranges, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, yb, yt,
-            yh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV, GROUP, GATE_GROUP, GATE, EXCLUSIVE, REVERSE, VALUE_GATE, PACKED, PARTS,
-            SLOW, SPLIT, RANGE, PREC, DT
-        )  # fmt: skip
-
-
-@triton.jit
-def gradients_of(
-    pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
-    ranges, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, v, do, g, w, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
-    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
-    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
     NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
     ik = pid % NK
     hv = pid // NK % HV
     i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
@@ -494,67 +435,35 @@ def gradients_of(
         to_start, to_end, all = row_decays(g, rows, piece * C + C - 1, gt, L)
         dA = dA * decay_between(g, rows, gt, L, False)
         bdq = bdq * to_start[:, None]
-        if SPLIT == 3:  # the sums that define dg, with no cancellation
-            pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
-            across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
-            across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
+        pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+        across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
+        across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
         bdq = product(dA.to(DT), bk, bdq, PREC)
-        if SPLIT < 3:
-            across = tl.sum(bq.to(tl.float32) * bdq, 1)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 2:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
         kf = bk.to(tl.float32)
         weight = own[:, None]
-        if EXCLUSIVE:
-            bu = tl.load(u + hv * K + columns_k, mask=columns_k < K, other=0.0).to(tl.float32)
-            pu = du + (i.to(tl.int64) * HV + hv) * K + columns_k
-            tl.store(pu, tl.sum(weight * qf * kf, 0), mask=columns_k < K)
-            weight = weight * bu[None, :]
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        if not SLOW:
-            c = whole * 0.5
-            if EXCLUSIVE:
-                Gq = total(s < t, bg, SPLIT) * LOG2E - c[None, :]
-                G = Gq + bg.to(tl.float32) * LOG2E
-            else:
-                Gq = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
-                G = Gq
-            eq = tl.exp2(Gq)
-            ek = tl.exp2(-G)
-            c = tl.exp2(c)
-            left = (qf * eq).to(DT)
-            inner = tl.where(s < t, dA, 0.0).to(DT)
-            bdq = eq * product(inner, (kf * ek).to(DT), bdq * c[None, :], PREC)
-            bdg = qf * bdq
-            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
-
-    if GATE == 2 and SLOW:
-        if EXCLUSIVE:
-            bdq = bdq * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-            bdg = total(s > t, qf * bdq, SPLIT)
-        else:
-            bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-            bdg = total(s >= t, qf * bdq, SPLIT)
-        stop = plain_blocks(bg, C, EXCLUSIVE, SPLIT, RANGE)
+        bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, qf * bdq, SPLIT)
+        stop = plain_blocks(bg, C, False, SPLIT, RANGE)
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            upper, between, pairs = levels_mask(half, C, False)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
             X = (tl.where(upper, 0.0, bk).to(tl.float32) * e).to(DT)
             Z = tl.where(upper, e * times(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
             bdq += Z
-            bdg += total(above_transposed(half, C, EXCLUSIVE), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
+            bdg += total(above_transposed(half, C, False), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
+            Gq, G = block_sums(bg, stop, C, False, SPLIT)
             near = (t ^ s) < 2 * stop
             Z = tl.exp2(Gq) * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
             bdq += Z
             bdg += total(near & (s >= t), qf * Z, SPLIT)
-            if EXCLUSIVE:
-                bdg -= qf * Z
         if not TRANSPOSED:  # then it is the output, known already
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
@@ -575,30 +484,9 @@ def gradients_of(
         through = tl.sum(met, 0) * tl.exp2(all)
         bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq, bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
-        if SPLIT == 3:
-            across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
-        else:
-            through += tl.sum(across_k, 0)
-            across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-            across = tl.cumsum(across, 0, reverse=True) + through
-            across = tl.where(resets(g, rows, gt, L, C), 0.0, across)
+        across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
-    if GATE == 2 and not SLOW:
-        qf = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-        kf = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        bdk = bdk * c[None, :]
-        through = tl.sum(kf * ek * bdk, 0) + met * tl.exp2(whole)
-        inner = tl.where(t < s, dAT, 0.0).to(DT)
-        bdk = ek * product(inner, left, bdk, PREC)
-        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
-        bdg = bdg - kf * bdk
-        if EXCLUSIVE:
-            bdg = total(s > t, bdg, SPLIT) - kf * bdk
-        else:
-            bdg = total(s >= t, bdg, SPLIT)
-        bdg += through[None, :]
-        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
-    if GATE == 2 and SLOW:
+    if GATE == 2:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
@@ -608,7 +496,7 @@ def gradients_of(
         bdg += total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+            upper, between, pairs = levels_mask(half, C, False)
             e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
             X = (tl.where(upper, bq, 0.0).to(tl.float32) * e).to(DT)
             Z = tl.where(upper, 0.0, e * times(tl.where(facing_pairs(half, C), dAT, 0.0).to(DT), X, PREC))
@@ -616,56 +504,13 @@ def gradients_of(
             bdg += total(below_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, stop, C, EXCLUSIVE, SPLIT)
+            Gq, G = block_sums(bg, stop, C, False, SPLIT)
             near = (t ^ s) < 2 * stop
             Z = tl.exp2(-G) * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
             bdk += Z
             bdg -= total(near & (s >= t), kf * Z, SPLIT)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT", "tiles_stride"])
-def gradients(
-    q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du,
-    ranges, owner, first, cu, T, PER, N, HV, COUNT, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
-    GATE: tl.constexpr, EXCLUSIVE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
-    PARTS: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
-):  # fmt: skip
-    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
-    pid = tl.program_id(0)
-    NK: tl.constexpr = (K + BK - 1) // BK
-    if SLOW:
-        if PARTS > 0:  # noqa: SIM102
-            if strongest(ranges, pid, COUNT, PARTS, NK) > -RANGE:
-                return
-        for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = weakest(ranges, item // NK, PARTS) <= -RANGE
-            if PACKED:
-                wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
-            if wanted:
-                gradients_of(
-                    item, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
-                    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
-                    GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS,
-                    SLOW, SPLIT, RANGE, PREC, DT
-                )  # fmt: skip
-    else:
-        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + pid // (NK * HV)) >= N:
-                return
-        if GATE == 2:  # noqa: SIM102
-            if weakest(ranges, pid // NK, PARTS) <= -RANGE:
-                return
-        gradients_of(
-            pid, q, k, v, do, g, w, u, kept, dkept, dq, dk, dg, du, ranges, owner, first, cu, T, PER, N, HV, scale,
-            tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh, K, V, C, BK, BV,
-            GROUP, GATE_GROUP, VALUE_GROUP, VALUE_GATE_GROUP, GATE, EXCLUSIVE, VALUE_GATE, TRANSPOSED, PACKED, PARTS, SLOW,
-            SPLIT, RANGE, PREC, DT
-        )  # fmt: skip
 
 
 @triton.jit

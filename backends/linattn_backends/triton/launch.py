@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from . import gates, kernels
+from . import gates, kernels, scalar
 from .devices import processors, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
@@ -53,7 +53,7 @@ class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
     ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w``
-    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``.
+    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``. ``given`` is the call that :mod:`.vector` made this one of.
     """
 
     q: Tensor
@@ -66,6 +66,7 @@ class Diagonal:
     cu: Tensor | None
     scale: float
     tiles: Tiles
+    given: Diagonal | None = None
 
     @classmethod
     def of(
@@ -87,8 +88,8 @@ class Diagonal:
 
     @property
     def gate(self) -> int:
-        """0 none, 1 a scalar, 2 a vector."""
-        return 0 if self.g is None else self.g.dim() - 2
+        """0 none, 1 a scalar, 2 a vector, 3 a vector that :mod:`.vector` has applied: ``g`` holds its sums over each chunk."""
+        return 3 if self.given is not None else 0 if self.g is None else self.g.dim() - 2
 
     @property
     def family(self) -> str:
@@ -124,21 +125,9 @@ class Diagonal:
         tiles = self.tiles
         return dict(
             K=self.q.shape[-1], V=self.v.shape[-1], C=tiles.chunk, GROUP=self.group,
-            GATE_GROUP=1 if self.g is None else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
-            EXCLUSIVE=self.u is not None, PACKED=self.cu is not None, SPLIT=tiles.split, PREC=tiles.precision,
+            GATE_GROUP=1 if self.g is None or self.given is not None else self.v.shape[2] // self.g.shape[2], GATE=self.gate,
+            PACKED=self.cu is not None, SPLIT=tiles.split, PREC=tiles.precision,
         )  # fmt: skip
-
-
-class Kept(NamedTuple):
-    """States at chunk starts, and for a vector gate by how much the chunks decay."""
-
-    states: Tensor | None
-    ranges: Tensor | None = None
-
-    @property
-    def parts(self) -> int:
-        """Tiles of channels that noted a chunk's decay."""
-        return 0 if self.ranges is None else self.ranges.shape[2]
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
@@ -163,6 +152,7 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
         else:
             start(kernel, count, device, args, config)
     except Exception as error:
+        call = getattr(call, "given", None) or call
         given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
         shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
         settings = ", ".join(f"{name}={value}" for name, value in config.items())
@@ -188,7 +178,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     if not DIRECT:
         kernel[(count,)](*args, **config)
         return
-    key = (kernel, device, *config.values(), *[trait(x) for x in args])
+    key = (kernel, device, *config.values(), *map(trait, args))
     found = COMPILED.get(key)
     if found is None:
         compiled = kernel[(count,)](*args, **config)
@@ -199,11 +189,14 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
 
 
 def trait(x: Any) -> Any:
-    """What a kernel is compiled for in an argument: dtype and alignment, or whether a number is one or a multiple of 16."""
+    """What a kernel is compiled for in an argument: whether a number is one, a multiple of 16 or long; dtype and alignment.
+
+    Most arguments are numbers, and each launch asks this of all: one number of three bits takes the least time.
+    """
+    if type(x) is int:
+        return (x == 1) | (x % 16 == 0) << 1 | (x.bit_length() > 31) << 2
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
-    if isinstance(x, int):
-        return x == 1, x % 16 == 0, x.bit_length() > 31
     return type(x)
 
 
@@ -226,7 +219,7 @@ def with_running_sums(call: Diagonal) -> Diagonal:
 
 def walk_states(
     call: Diagonal, x: Tensor, y: Tensor, reverse: bool, pieces: Cut | None, span: int, begin: Tensor | None,
-    finish: Tensor | None, decay: Tensor | None, value_decay: Tensor | None, kept: Kept, chunks: Cut | None,
+    finish: Tensor | None, decay: Tensor | None, value_decay: Tensor | None, kept: Tensor | None, chunks: Cut | None,
 ) -> None:  # fmt: skip
     """Launch ``states`` on whole sequences, or on ``pieces`` of ``span`` chunks."""
     _, T, HV, V = call.v.shape
@@ -234,17 +227,17 @@ def walk_states(
     count = call.N if pieces is None else pieces.count
     launch(
         kernels.states, count * HV * programs(K, V, tile.BK, tile.BV), call,
-        x, y, call.g, call.w, begin, finish, decay, value_decay, kept.states, kept.ranges,
+        x, y, call.g, call.w, begin, finish, decay, value_decay, kept,
         pieces and pieces.owner, pieces and pieces.first, chunks and chunks.first, call.cu,
         T, pieces.per if pieces else 1, span, call.N, HV, call.scale,
         *strides(x), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
         BK=tile.BK, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=begin is not None, END=finish is not None,
-        KEEP=kept.states is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
+        KEEP=kept is not None, VALUE_GATE=call.w is not None, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def segment_starts(
-    call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, segment: int
+    call: Diagonal, x: Tensor, y: Tensor, chunks: Cut | None, start: Tensor | None, reverse: bool, segment: int
 ) -> tuple[Cut, Tensor, Tensor]:
     """Sequences cut into segments of ``segment`` chunks, the state that each begins with, and the last one's final state."""
     _, T, HV, V = call.v.shape
@@ -254,7 +247,7 @@ def segment_starts(
     local, far = new((pieces.count, HV, K, V)), new((N, HV, K, V))
     decay = None if call.g is None else new((pieces.count, HV, K))
     value_decay = None if call.w is None else new((pieces.count, HV, V))
-    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, Kept(None), None)
+    walk_states(call, x, y, reverse, pieces, segment, None, local, decay, value_decay, None, chunks)
     launch(
         kernels.carries, N * HV * programs(K, V, tile.BK, tile.BV), call,
         local, decay, value_decay, start, far, pieces.first, pieces.per, HV,
@@ -266,46 +259,35 @@ def segment_starts(
 
 def scan(
     call: Diagonal, x: Tensor, y: Tensor, chunks: Cut, start: Tensor | None, reverse: bool, end: bool
-) -> tuple[Kept, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
     _, T, HV, V = call.v.shape
     K, N, tiles = call.q.shape[-1], call.N, call.tiles
     new = functools.partial(torch.empty, device=call.q.device)
     tile = tiles.states
-    ranges = None
-    if call.gate == 2 and call.w is None:
-        ranges = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.float32)
-    kept = Kept(new((chunks.count, HV, K, V), dtype=call.state_dtype), ranges)
+    kept = new((chunks.count, HV, K, V), dtype=call.state_dtype)
     segment = tiles.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
     if segment == 0:
         far = new((N, HV, K, V), dtype=torch.float32) if end else None
         walk_states(call, x, y, reverse, None, 0, start, far, None, None, kept, chunks)
         return kept, far
-    pieces, local, far = segment_starts(call, x, y, start, reverse, segment)
+    pieces, local, far = segment_starts(call, x, y, chunks, start, reverse, segment)
     walk_states(call, x, y, reverse, pieces, segment, local, None, None, None, kept, chunks)
     return kept, far
 
 
-def passes(call: Diagonal) -> tuple[bool, ...]:
-    """Which chunks a launch takes: a vector gate's with plain products, then those that decay too much for them (``True``)."""
-    return (True,) if call.w is not None else (False, True) if call.gate == 2 else (False,)
-
-
-def emit(call: Diagonal, y: Tensor, kept: Kept, out: Tensor, chunks: Cut, reverse: bool) -> None:
+def emit(call: Diagonal, y: Tensor, kept: Tensor, out: Tensor, chunks: Cut, reverse: bool) -> None:
     """``o`` from ``v``, or ``dv`` from ``do``."""
     _, T, HV, V = call.v.shape
-    tiles = call.tiles
-    for slow in passes(call):
-        tile = tiles.outputs_slow if slow else tiles.outputs
-        count = chunks.count * HV * programs(1, V, 1, tile.BV)
-        launch(
-            kernels.outputs, min(count, 2 * tiles.processors) if slow else count, call,
-            call.q, call.k, y, call.g, call.w, call.u, kept.states, out, kept.ranges, chunks.owner, chunks.first, call.cu,
-            T, chunks.per, call.N, HV, count, call.scale,
-            *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
-            BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None, PARTS=kept.parts, SLOW=slow,
-            RANGE=call.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+    tile = call.tiles.outputs if call.w is None else call.tiles.outputs_levels
+    launch(
+        kernels.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+        call.q, call.k, y, call.g, call.w, kept, out, chunks.owner, chunks.first, call.cu,
+        T, chunks.per, call.N, HV, call.scale,
+        *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
+        BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None,
+        RANGE=call.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
 
 
 def dtype(x: Tensor) -> Any:
@@ -333,7 +315,7 @@ def over_group(call: Diagonal, x: Tensor) -> Tensor:
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
+    """Gradients of ``q, k, v, g, gv`` and the initial state, each in the shape that the kernels read."""
     B, T, HV, V = call.v.shape
     H, K = call.q.shape[2:]
     new = functools.partial(torch.empty, device=call.v.device)
@@ -346,47 +328,60 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dv = new((B, T, HV, V), dtype=call.v.dtype)
-    dg = dgv = du = None
+    dg = dgv = None
     if call.gate == 1:
         dg = new((programs(K, 1, call.tiles.gradients.BK, 1), B, T, HV), dtype=torch.float32)
     elif call.gate == 2:
         dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
-    if call.u is not None:
-        zeros = torch.zeros if call.cu is not None else torch.empty
-        du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg, du)
+    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
     if call.w is None:
         emit(call, do, dkept, dv, chunks, True)
     else:
         dgv = new((B, T, HV, V), dtype=call.w.dtype)
-        gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv, None)
+        gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv)
     if call.gate == 1:
         dg = dg[0] if dg.shape[0] == 1 else dg.sum(0)
     elif call.gate == 2 and call.g.shape[2] != HV:
         dg = dg.view(B, T, H, call.group, K).sum(3)
-    du = None if du is None else du.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=du, start=dstart)
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
 
 
 def gradients(
     call: Diagonal, chunks: Cut, q: Tensor, k: Tensor, v: Tensor, do: Tensor, g: Tensor | None, w: Tensor | None,
-    kept: Kept, dkept: Kept, dq: Tensor | None, dk: Tensor, dg: Tensor | None, du: Tensor | None,
+    kept: Tensor, dkept: Tensor, dq: Tensor | None, dk: Tensor, dg: Tensor | None,
 ) -> None:  # fmt: skip
-    """Write ``dq, dk, dg, du``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
+    """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
     B, T, HV = call.v.shape[:3]
+    if call.gate == 1 and call.tiles.split < 3:
+        scalar_gradients(call, chunks, do, kept, dkept, dq, dk, dg)
+        return
     K, V, transposed = q.shape[-1], v.shape[-1], dq is None
     wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
-    for slow in passes(call):
-        tile = call.tiles.gradients_slow if slow else call.tiles.gradients
-        if transposed:
-            tile = tile._replace(BK=tile.BV, BV=tile.BK)
-        count = chunks.count * HV * programs(K, 1, tile.BK, 1)
-        launch(
-            kernels.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
-            q, k, v, do, g, w, call.u, kept.states, dkept.states, dq, dk, dg, du,
-            kept.ranges, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, call.scale, B * T * HV,
-            *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
-            BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
-            VALUE_GATE=w is not None, TRANSPOSED=transposed, PARTS=kept.parts, SLOW=slow, RANGE=call.range,
-            DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+    tile = call.tiles.gradients if w is None else call.tiles.gradients_levels
+    if transposed:
+        tile = tile._replace(BK=tile.BV, BV=tile.BK)
+    launch(
+        kernels.gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        q, k, v, do, g, w, kept, dkept, dq, dk, dg,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+        *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
+        BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
+        VALUE_GATE=w is not None, TRANSPOSED=transposed, RANGE=call.range,
+        DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def scalar_gradients(
+    call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor, dg: Tensor
+) -> None:  # fmt: skip
+    """Write ``dq, dk, dg`` of a scalar gate and 16-bit operands."""
+    B, T, HV, V = call.v.shape
+    K, tile = call.q.shape[-1], call.tiles.gradients
+    launch(
+        scalar.scalar_gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        call.q, call.k, call.v, do, call.g, kept, dkept, dq, dk, dg, chunks.owner, chunks.first, call.cu, T,
+        chunks.per, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
+        K=K, V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=call.group, PACKED=call.cu is not None,
+        PREC=call.tiles.precision, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from . import launch, one_pass
+from . import launch, one_pass, vector_launch
 from .launch import Diagonal
 from .steps import Tokens, final_shape, walk
 
@@ -18,6 +18,8 @@ __all__ = ["diagonal", "diagonal_call"]
 
 def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
     """Where the chunk form's ``forward`` and ``backward`` are: in one pass if that can, else with states in memory."""
+    if call.gate == 2 and call.w is None:
+        return vector_launch
     return one_pass if one_pass.fits(call, backward) else launch
 
 

@@ -37,7 +37,7 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
     segment = call.tiles.segment(call.v.shape[1], N, N * call.v.shape[2] * programs(1, width, 1, tile.BV))
     if segment == 0:
         return Starts(0, None, start, None)
-    return Starts(segment, *segment_starts(call, x, y, start, reverse, segment))
+    return Starts(segment, *segment_starts(call, x, y, None, start, reverse, segment))
 
 
 def walk(
@@ -77,7 +77,8 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v`` and the initial state, without a gate."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
-    q, k, v, do = call.q, call.k, call.v, rows_contiguous(do)
+    q, k, v = call.q, call.k, call.v
+    do = rows_contiguous(do.to(v.dtype))  # of wide outputs it is float32
     new = functools.partial(torch.empty, device=v.device)
     late = starts(call, q, do, None if dend is None else dend.contiguous(), True)
     early = starts(call, k, v, call.start, False)

@@ -13,7 +13,7 @@ import triton.language as tl
 __all__ = [
     "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "decay_between", "decay_matrix", "diagonal_scores", "facing_pairs",
     "gated_values", "in_loop", "level_scores", "levels_mask", "load_gate", "load_tile", "plain_blocks",
-    "plain_scores", "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "times", "total",
+    "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "times", "total",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -221,39 +221,6 @@ def block_sums(g, stop, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.cons
 
 
 @triton.jit
-def plain_scores(
-    q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, DT: tl.constexpr,
-    PREC: tl.constexpr,
-):  # fmt: skip
-    """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
-
-    ``A[t, s] = Σ_k q_tk k_sk e^{G_tk - G_sk}`` for ``s ≤ t``, and the rows that meet the state: ``q ∘ e^G``. ``REVERSE`` gives
-    ``A`` transposed and ``k ∘ e^{G_C - G}``. ``EXCLUSIVE`` (RWKV-6) has ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the
-    diagonal. One product with both sides measured from ``c = G_C / 2``: right if no channel decays by much in the chunk.
-    """
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    q = q.to(tl.float32)
-    k = k.to(tl.float32)
-    c = tl.sum(g.to(tl.float32), 0) * (0.5 * LOG2E)
-    if EXCLUSIVE:
-        Gq = total(s < t, g, SPLIT) * LOG2E - c[None, :]
-        G = Gq + g.to(tl.float32) * LOG2E
-    else:
-        Gq = total(s <= t, g, SPLIT) * LOG2E - c[None, :]
-        G = Gq
-    left = q * tl.exp2(Gq)
-    right = k * tl.exp2(-G)
-    if REVERSE:
-        A = tl.where(t < s, times(right.to(DT), tl.trans(left.to(DT)), PREC), 0.0)
-        rows = right * tl.exp2(c)[None, :]
-    else:
-        A = tl.where(s < t, times(left.to(DT), tl.trans(right.to(DT)), PREC), 0.0)
-        rows = left * tl.exp2(c)[None, :]
-    return A + diagonal_scores(q, k, u, C, EXCLUSIVE), rows
-
-
-@triton.jit
 def diagonal_scores(q, k, u, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """``A_tt`` on the diagonal, zero elsewhere."""
     t = tl.arange(0, C)[:, None]
@@ -269,7 +236,10 @@ def level_scores(
     q, k, g, u, C: tl.constexpr, REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     DT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """The scores of :func:`plain_scores` for any decay.
+    """Scores of one chunk for a decay per key channel, over the ``BK`` channels of the tiles ``q, k, g [C, BK]``.
+
+    ``A[t, s] = Σ_k q_tk k_sk e^{G_tk - G_sk}`` for ``s ≤ t``; ``REVERSE`` gives its transpose. ``EXCLUSIVE`` (RWKV-6) has
+    ``G_{t-1}`` in the place of ``G_t``, and ``u`` on the diagonal.
 
     At each of ``log2 C`` levels, the pairs on two sides of the middle of a block, measured from that middle: both exponents are
     sums of gates, so ``≤ 0``, and one tile ``X`` holds decayed queries above the cut and decayed keys below it. Where no

@@ -41,10 +41,14 @@ class Tiles:
     states: Tile
     carries: Tile
     outputs: Tile
-    outputs_slow: Tile
+    outputs_levels: Tile
     gradients: Tile
-    gradients_slow: Tile
+    gradients_levels: Tile
     fused: Tile | None
+    scores: Tile
+    walk: Tile | None
+    inter: Tile
+    intra: Tile
 
     def segment(self, T: int, N: int, busy: int) -> int:
         """Chunks a segment, if sequences must be split to fill the device with more than ``busy`` programs; else 0."""
@@ -96,8 +100,12 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         states=Tile(fit(K, most, least), fit(V, wide if gate else most, least), 4, 2 if full else 3 if gate else 4),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(fit(K, most, least), fit(V, wide, least), 4, 1 if full or gate == 2 else 3),
-        outputs_slow=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
+        outputs_levels=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
-        gradients_slow=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
+        gradients_levels=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
+        scores=Tile(fit(K, most, least), 0, 4, 1),
+        walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full else None,
+        inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),
+        intra=Tile(fit(K, most, least), 0, 4, 1),
     )

