@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,42 +149,78 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     return out, end
 
 
-def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
-    made = prepare(call)
-    ready, chunks, do = made.call, made.chunks, rows_contiguous(do)
-    (B, T, HV, V), (H, K) = call.v.shape, call.q.shape[2:]
-    kept, _ = scan(ready, ready.k, call.v, chunks, call.start, False, False)
+class Met(NamedTuple):
+    """What ``inter`` makes: gradients of scores, their diagonal, and what passes through states of ``dq, dk, dg``."""
+
+    dA: Tensor
+    own: Tensor
+    dq: Tensor
+    dk: Tensor
+    dg: Tensor
+
+
+def through_states(made: Prepared, do: Tensor, dend: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """States at chunk starts, their gradients at chunk ends, ``dv``, and the gradient of the initial state."""
+    call, chunks = made.call, made.chunks
+    kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(ready, ready.q, do, chunks, dend, True, call.start is not None)
-    new = functools.partial(torch.empty, device=call.v.device)
-    dv = new((B, T, HV, V), dtype=call.v.dtype)
-    through_memory(made, ready.k, do, dkept, dv, True)
+    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+    dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    through_memory(made, call.k, do, dkept, dv, True)
+    return kept, dkept, dv, dstart
+
+
+def places(call: Diagonal, chunks: Cut) -> tuple[Any, ...]:
+    """Arguments that say where a chunk lies."""
+    _, T, HV, _ = call.v.shape
+    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
+
+
+def between_chunks(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor) -> Met:
+    """Launch ``inter``."""
+    (B, T, HV, V), K, C, tile = call.v.shape, call.q.shape[-1], call.tiles.chunk, call.tiles.inter
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
-    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    C = call.tiles.chunk
-    dA, own = new((chunks.count, HV, 2, C, C), dtype=made.A.dtype), new((chunks.count, HV, C), dtype=torch.float32)
-    met = new((chunks.count, HV, K), dtype=torch.float32)
-    tile = call.tiles.inter
-    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    met = Met(
+        new((chunks.count, HV, 2, C, C), dtype=call.q.dtype), new((chunks.count, HV, C)), new((B, T, HV, K), dtype=narrow),
+        new((B, T, HV, K), dtype=narrow), new((chunks.count, HV, K)),
+    )  # fmt: skip
     launch(
         vector.inter, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        do, call.v, kept, dkept, dA, own, dq, dk, met, *where, call.scale, *strides(do), *strides(call.v),
+        do, call.v, kept, dkept, *met, *places(call, chunks), call.scale, *strides(do), *strides(call.v),
         K=K, V=V, BV=tile.BV, **facts(call, tile),
     )  # fmt: skip
-    dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
+    return met
+
+
+def inside_chunks(call: Diagonal, chunks: Cut, stops: Tensor, met: Met) -> tuple[Tensor, Tensor | None]:
+    """Launch ``intra``, which finishes ``dq`` and ``dk`` in place: ``dg`` a value head, and ``du`` a chunk."""
+    (B, T, HV, _), K, tile = call.v.shape, call.q.shape[-1], call.tiles.intra
+    dg = torch.empty((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32, device=call.v.device)
     du = None
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    tile = call.tiles.intra
     launch(
         vector.intra, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        call.q, call.k, call.g, call.u, masks_of(call), dA, own, met, made.stops, dq, dk, dg, du, *where,
-        *strides(call.q), *strides(call.k), *strides(call.g),
+        call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, du,
+        *places(call, chunks), *strides(call.q), *strides(call.k), *strides(call.g),
         TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, **facts(call, tile), **gate_facts(call),
     )  # fmt: skip
-    if call.g.shape[2] != HV:
+    return dg, du
+
+
+def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
+    """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
+    made, do = prepare(call), rows_contiguous(do)
+    chunks, stops = made.chunks, made.stops
+    kept, dkept, dv, dstart = through_states(made, do, dend)
+    del made  # whose arrays are as large as q and k together
+    met = between_chunks(call, chunks, do, kept, dkept)
+    del kept, dkept
+    dg, du = inside_chunks(call, chunks, stops, met)
+    if call.g.shape[2] != call.v.shape[2]:
+        B, T, H, K = call.q.shape
         dg = dg.view(B, T, H, call.group, K).sum(3)
     du = None if du is None else du.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=du, start=dstart)
+    return dict(q=over_group(call, met.dq), k=over_group(call, met.dk), v=dv, g=dg, gv=None, u=du, start=dstart)
