@@ -29,7 +29,7 @@ def render(document: dict[str, Any], view: str = "results") -> str:
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
-PACKAGES = {"mlx_memory": ("mlx",), "tpu_static": ("jax", "libtpu")}
+PACKAGES = {"mlx_memory": ("mlx",), "jax_cpu": ("jax", "torch"), "jax_cuda": ("jax", "triton"), "tpu_static": ("jax", "libtpu")}
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 
 
@@ -166,8 +166,20 @@ def torch_cpu(results: dict[str, Any]) -> str:
 
 def jax_cpu(results: list[dict[str, Any]]) -> str:
     """The JAX backend beside the PyTorch backend."""
-    lines = [(f"`{row['op']}`", row["gate"], row["T"], row["mode"], row["backend"], seconds(row["seconds"])) for row in results]
-    return grid(("operator", "gates", "T", "what", "backend", "time"), lines)
+    lines = [(f"`{row['op']}`", row["gate"], row["T"], row["mode"], row["backend"], seconds(row["cpu"])) for row in results]
+    return grid(("operator", "gates", "T", "what", "backend", "processor time"), lines)
+
+
+def jax_cuda(results: list[dict[str, Any]]) -> str:
+    """JAX arrays on a GPU: a line for each family and size, a column for each backend."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in results:
+        if "ms" in row:
+            key = (f"`{row['op']}`", f"B{row['B']} T{row['T']} H{row['H']}", row["what"])
+            found.setdefault(key, {})[row["backend"]] = table.milliseconds(row["ms"]["median"])
+    backends = list(dict.fromkeys(name for row in found.values() for name in row))
+    lines = [(*key, *(row.get(name, "") for name in backends)) for key, row in found.items()]
+    return grid(("operator", "shape", "what", *(f"{name}, ms" for name in backends)), lines)
 
 
 def tpu_static(results: list[dict[str, Any]]) -> str:
@@ -240,6 +252,7 @@ RENDERERS = {
     "triton-diagonal": triton_kernels,
     "triton-delta": triton_kernels,
     "jax_cpu": jax_cpu,
+    "jax_cuda": jax_cuda,
     "mlx_memory": mlx_memory,
     "tpu_static": tpu_static,
 }

@@ -1,117 +1,191 @@
 """The backends of JAX arrays on an NVIDIA GPU, beside each other: ``python -m linattn_benchmarks.jax_cuda``.
 
 bfloat16, K = V = 128, at the two shapes of ``linattn bench``: the Triton kernels through jax-triton, plain JAX, and
-jax-linear-attention where it is installed. Programs are compiled side by side, before anything is timed. A figure is the
-median of batches of calls in a row; the difference is the largest from plain JAX on the same arrays, relative to the largest
-value of an output or gradient.
+jax-linear-attention where it is installed. Programs are compiled side by side, before anything is timed; those of our own
+backends may be lowered beforehand, on a machine without a GPU (``--export``, then ``--programs``). A figure is the median of
+batches of calls in a row; the difference is the largest from the Triton kernels' results on the same arrays, relative to the
+largest value of an output or gradient.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from .clocks import spread, wall_times
 from .environment import RESULTS, write
 
 SHAPES = ((4, 4096, 16), (1, 32768, 4))
 WIDTH = 128
-BATCH = 20
-BACKENDS = ("jax", "jax_triton", "jla")
+OURS = ("jax_triton", "jax")
+BACKENDS = ("jax_triton", "jla", "jax")
+"""In the order in which they are timed; each is held against the first."""
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
+PEER = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda")
+"""Families that jax-linear-attention has kernels for."""
+PASSES = ("fwd", "fwdbwd")
+SEED = time.time_ns() % 2**31
+
+
+class Name(NamedTuple):
+    """One program."""
+
+    shape: tuple[int, int, int]
+    family: str
+    backend: str
+    what: str
+
+    def file(self, folder: Path) -> Path:
+        """Where it is kept once it is lowered."""
+        return folder / f"{self.family}-{self.backend}-{self.what}-{'x'.join(map(str, self.shape))}.bin"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="*", default=FAMILIES)
-    parser.add_argument("--backends", nargs="*", default=BACKENDS)
-    parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--threads", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=0.2, help="for the repeats of one program")
+    parser.add_argument("--compiling", type=float, default=600.0, help="seconds after which what is not compiled is left out")
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--export", type=Path)
+    parser.add_argument("--programs", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS / "jax_h200.json")
     options = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    write(options.out, "jax_cuda", list(rows(options)))
+    if options.export:
+        export([name for name in names(options.families) if name.backend in OURS], options.export)
+        return
+    results: list[dict[str, Any]] = []
+    for row in rows(options):
+        print(row, flush=True)
+        results.append(row)
+        write(options.out, "jax_cuda", results)
+    sys.stdout.flush()
+    os._exit(0)  # threads that are still compiling would keep the process
 
 
-def rows(options: Any) -> Iterator[dict[str, Any]]:
-    """One for each family, shape, backend, and pass."""
-    names = [(family, shape, backend) for family in options.families for shape in SHAPES for backend in options.backends]
-    with ThreadPoolExecutor(options.threads) as pool:
-        waiting = {name: pool.submit(programs, *name) for name in names}
-        found = {name: future.result() for name, future in waiting.items()}
-    for family in options.families:
-        for shape in SHAPES:
-            arrays = draw(family, shape)
-            truth: dict[str, Any] = {}
-            for backend in options.backends:
-                for what, program in found[family, shape, backend].items():
-                    row = {
-                        "op": f"chunk_{family}",
-                        "B": shape[0],
-                        "T": shape[1],
-                        "H": shape[2],
-                        "backend": backend,
-                        "what": what,
-                    }
-                    row |= measured(program, arrays, truth, what, options.seconds)
-                    print(row, flush=True)
-                    yield row
+def names(families: list[str]) -> list[Name]:
+    """Of all programs."""
+    backends = {family: (*OURS, "jla") if family in PEER else OURS for family in families}
+    return [
+        Name(shape, family, backend, what)
+        for shape in SHAPES
+        for family in families
+        for what in PASSES
+        for backend in backends[family]
+    ]
 
 
-def measured(program: Any, arrays: dict[str, Any], truth: dict[str, Any], what: str, seconds: float) -> dict[str, Any]:
-    """Times and error of one program, or why there is none."""
+def export(programs: list[Name], folder: Path) -> None:
+    """Lower programs for CUDA."""
+    import jax
+    import jax.export
+
+    checked = [jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in programs:
+        if not name.file(folder).exists():
+            lowered = jax.export.export(jax.jit(program(name)), platforms=["cuda"], disabled_checks=checked)
+            name.file(folder).write_bytes(lowered(arrays_of(name)).serialize())
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A line for each program, one backend after the other: nothing is compiled while something is timed."""
+    truth: dict[Any, Any] = {}
+    for backend in BACKENDS:
+        pool = ThreadPoolExecutor(options.threads)
+        wanted = [name for name in names(options.families) if name.backend == backend]
+        compiled = {name: pool.submit(compiled_program, name, options.programs) for name in wanted}
+        unfinished = wait_for(compiled.values(), options.compiling).not_done
+        pool.shutdown(wait=False, cancel_futures=True)
+        for name, future in compiled.items():
+            row = {
+                "op": f"chunk_{name.family}",
+                **dict(zip("BTH", name.shape, strict=True)),
+                "backend": backend,
+                "what": name.what,
+            }
+            yield row | ({"error": "not compiled in time"} if unfinished else measured(name, future, truth, options.seconds))
+        if unfinished:
+            return
+
+
+def measured(name: Name, compiled: Future[Any], truth: dict[Any, Any], seconds: float) -> dict[str, Any]:
+    """Times and difference of one program, or why there are none."""
     import jax
 
-    if isinstance(program, str):
-        return {"error": program}
-    outputs = program(arrays)
-    expected = truth.setdefault(what, jax.tree.map(np.asarray, outputs))
+    if compiled.exception() is not None:
+        return {"error": f"{type(compiled.exception()).__name__}: {str(compiled.exception()).splitlines()[0][:200]}"}
+    run, arrays = compiled.result(), drawn(name.family, name.shape)
+    outputs = jax.block_until_ready(run(arrays))
+    expected = truth.setdefault(name._replace(backend=""), outputs)
+    started = time.perf_counter()
+    jax.block_until_ready(run(arrays))
+    size = max(1, min(20, int(0.02 / (time.perf_counter() - started))))  # calls in a row, for some 20 ms
 
     def batch() -> None:
-        jax.block_until_ready([program(arrays) for _ in range(BATCH)][-1])
+        jax.block_until_ready([run(arrays) for _ in range(size)][-1])
 
-    times = spread([ms / BATCH for ms in wall_times(batch, seconds)])
-    return {"ms": times, "difference": {name: difference(x, expected[name]) for name, x in outputs.items()}}
-
-
-def difference(x: Any, y: Any) -> float:
-    """Largest difference relative to the largest value."""
-    x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-    return float(np.abs(x - y).max() / np.abs(y).max())
+    times = spread([ms / size for ms in wall_times(batch, seconds)])
+    return {"ms": times, "difference": {name: float(difference()(x, expected[name])) for name, x in outputs.items()}}
 
 
-def programs(family: str, shape: tuple[int, int, int], backend: str) -> dict[str, Any]:
-    """Compiled forward, and forward and backward; where a backend cannot, the reason."""
+@functools.cache
+def difference() -> Callable[[Any, Any], Any]:
+    """Largest difference of two arrays relative to the largest value."""
+    import jax
+    import jax.numpy as jnp
+
+    wide = lambda x: x.astype(jnp.float32)  # noqa: E731
+    return jax.jit(lambda x, y: jnp.abs(wide(x) - wide(y)).max() / jnp.abs(wide(y)).max())
+
+
+def compiled_program(name: Name, folder: Path | None) -> Any:
+    """From what was lowered beforehand, if it was."""
+    import jax
+    import jax.export
+
+    run = program(name)
+    if folder is not None and name.backend in OURS:
+        run = jax.export.deserialize(bytearray(name.file(folder).read_bytes())).call
+    return jax.jit(run).lower(arrays_of(name)).compile()
+
+
+def arrays_of(name: Name) -> Any:
+    """Shapes and dtypes of the arrays."""
     import jax
 
-    function = operator(family, backend)
-    arrays = jax.eval_shape(lambda: draw(family, shape))
+    return jax.eval_shape(lambda: draw(name.family, name.shape))
+
+
+def program(name: Name) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Forward, or forward and backward, of a dictionary of arrays."""
+    import jax
+    from linattn.registry import registry
+
+    operator = getattr(registry.load(name.backend), f"chunk_{name.family}")
+
+    def forward(x: dict[str, Any]) -> Any:
+        return operator(**x, scale=WIDTH**-0.5)[0]
 
     def both(x: dict[str, Any]) -> dict[str, Any]:
-        x = dict(x)
-        o, pull = jax.vjp(function, x)
+        o, pull = jax.vjp(forward, x)
         return {"o": o, **{f"d{name}": d for name, d in pull(x["v"])[0].items()}}  # v is as good a gradient as any
 
-    found: dict[str, Any] = {}
-    for what, program in {"fwd": lambda x: {"o": function(x)}, "fwdbwd": both}.items():
-        try:
-            found[what] = jax.jit(program).lower(arrays).compile()
-        except Exception as error:  # a library that cannot compile is a line of the table
-            found[what] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    return found
+    return both if name.what == "fwdbwd" else lambda x: {"o": forward(x)}
 
 
-def operator(family: str, backend: str) -> Callable[[dict[str, Any]], Any]:
-    """``o`` of a dictionary of arrays."""
-    import linattn
-
-    return lambda arrays: getattr(linattn, f"chunk_{family}")(**arrays, backend=backend)[0]
+@functools.lru_cache(maxsize=1)
+def drawn(family: str, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """Kept for the next program."""
+    return draw(family, shape)
 
 
 def draw(family: str, shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -120,7 +194,7 @@ def draw(family: str, shape: tuple[int, int, int]) -> dict[str, Any]:
     import jax.numpy as jnp
 
     B, T, H = shape
-    keys = iter(jax.random.split(jax.random.key(os.getpid()), 8))
+    keys = iter(jax.random.split(jax.random.key(SEED), 8))
     normal = lambda *sizes: jax.random.normal(next(keys), (B, T, H, *sizes))  # noqa: E731
     unit = lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
     x = {name: normal(WIDTH) for name in "qkv"}

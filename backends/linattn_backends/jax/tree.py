@@ -1,13 +1,13 @@
 """Pairs of tokens under any gate: a tree of blocks, from single tokens to the chunk.
 
 For a block of ``b`` tokens let ``P[t]`` be the sum of gates from its start through ``t`` and ``Q[s]`` the sum after ``s`` to
-its end. Of ``r`` neighbouring blocks, one level up, token ``t`` of block ``i`` reads token ``s`` of block ``j < i`` under
+its end. Of two neighbouring blocks, one level up, token ``t`` of the right one reads token ``s`` of the left one under
 
-    ``Γ[t, s] = e^{P[t]} · e^{Q[s] + Σ_{j<l<i} total_l}``
+    ``Γ[t, s] = e^{P[t]} · e^{Q[s]}``
 
-the right factor one array for each ``i``: every block reads all before it by one matmul, ``r`` of them a level. Both exponents
-are ``≤ 0`` and sums of just the gates between; none is a difference of sums, forward or backward, so any gate down to ``-inf``
-is exact and so is its gradient. A product with a token on the other side of the diagonal is dropped, not multiplied by zero.
+one matmul a level. Both exponents are ``≤ 0`` and sums of just the gates between; none is a difference of sums, forward or
+backward, so any gate down to ``-inf`` is exact and so is its gradient. A product with a token on the other side of the diagonal
+is never made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import numpy as np
 from jax import lax
 
 from .compat import Array
-
-RADIX = 4
 
 matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -50,79 +48,50 @@ def sums_of_tokens(g: Array) -> Sums:
 
 
 class Level(NamedTuple):
-    """``r`` blocks of ``b`` tokens become one. The first of them reads none of the others, and the last is read by none.
-
-    With ``i = 1 … r−1`` over readers and ``j = 0 … r−2`` over writers, factors of readers are ``[..., n, i, b, W]``, and those
-    of writers ``[..., n, i, j, b, W]``.
-    """
+    """Pairs of blocks of ``b`` tokens become one: factors of the right one's readers and the left one's writers,
+    ``[..., n, b, W]``."""
 
     read: Array
     read_exclusive: Array
     write: Array
-    before: np.ndarray  # [i, j, 1, 1] bool: j comes before i
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """``r`` and ``b``."""
-        return self.read.shape[-3] + 1, self.read.shape[-2]
 
 
-def radices(C: int) -> list[int]:
-    """Whose product is ``C``, from the leaves up."""
-    found = []
-    while C > 1:
-        found.append(min(C, RADIX))
-        C //= found[-1]
-    return found
+def halves(x: Array, b: int) -> tuple[Array, Array]:
+    """The left and the right block of every pair, ``[..., n, b, W]``, of ``x [..., n·2b, W]``."""
+    pairs = x.reshape(*x.shape[:-2], -1, 2, b, x.shape[-1])
+    return pairs[..., 0, :, :], pairs[..., 1, :, :]
 
 
-def grouped(x: Array, r: int, b: int) -> Array:
-    """``[..., C, W]`` as ``[..., n, r, b, W]``."""
-    return x.reshape(*x.shape[:-2], -1, r, b, x.shape[-1])
+def joined(left: Array, right: Array) -> Array:
+    """The inverse of :func:`halves`."""
+    pairs = jnp.stack([left, right], -3)
+    return pairs.reshape(*pairs.shape[:-4], -1, pairs.shape[-1])
 
 
 def levels(g: Array) -> tuple[list[Level], Sums]:
     """The factors of every level, and the sums over the whole chunk."""
-    C, W = g.shape[-2:]
-    lead = g.shape[:-2]
+    C = g.shape[-2]
     sums = Sums(g, jnp.zeros_like(g), jnp.zeros_like(g), g)  # kept as [..., C, W]; the totals as [..., blocks, W]
     found, b = [], 1
-    for r in radices(C):
-        through, before, after = (grouped(x, r, b) for x in sums[:3])
-        totals = sums.total.reshape(*lead, -1, r, W)
-        i, j, l = np.ogrid[:r, :r, :r]
-        gap = selected(((j < l) & (l < i))[1:, :-1], totals)[..., None, :]  # [..., n, i, j, 1, W]
-        write = jnp.exp(gap + after[..., None, :-1, :, :])
-        earlier = (j < i)[1:, :-1, :, None]
-        found.append(Level(jnp.exp(through[..., 1:, :, :]), jnp.exp(before[..., 1:, :, :]), write, earlier))
-        ahead, behind = (selected(which, totals)[..., None, :] for which in (j[0] > l[0], j[0] < l[0]))
-        whole = (x.reshape(*lead, C, W) for x in (through + ahead, before + ahead, after + behind))
-        sums = Sums(*whole, totals.sum(-2))
-        b *= r
-    return found, sums._replace(total=sums.total.reshape(*lead, W))
-
-
-def selected(which: np.ndarray, totals: Array) -> Array:
-    """Sums of ``totals [..., r, W]`` over the blocks that ``which [..., r]`` names; a tiny product that needs no matmul."""
-    spread = totals.reshape(*totals.shape[:-2], *(1,) * (which.ndim - 1), *totals.shape[-2:])
-    return jnp.where(which[..., None], spread, 0).sum(-2)
-
-
-def written(y: Array, level: Level) -> Array:
-    """A writer's factors for the readers of each block: ``[..., n, i, (r−1)·b, W]``."""
-    r, b = level.sizes
-    x = jnp.where(level.before, grouped(y, r, b)[..., None, :-1, :, :] * level.write, 0)
-    return x.reshape(*x.shape[:-3], (r - 1) * b, x.shape[-1])
+    while b < C:
+        (P_left, P_right), (X_left, X_right), (Q_left, Q_right) = (halves(x, b) for x in sums[:3])
+        left, right = halves(sums.total, 1)
+        found.append(Level(jnp.exp(P_right), jnp.exp(X_right), jnp.exp(Q_left)))
+        through, before, after = joined(P_left, P_right + left), joined(X_left, X_right + left), joined(Q_left + right, Q_right)
+        sums = Sums(through, before, after, (left + right)[..., 0, :])
+        b *= 2
+    return found, sums._replace(total=sums.total[..., 0, :])
 
 
 def pairs_of_levels(found: list[Level], readers: list[Array], writers: list[Array], exclusive: tuple[bool, ...]) -> Pairs:
     """Causal products of every reader with every writer."""
     A = [[diagonal(x, y, e) for y in writers] for x, e in zip(readers, exclusive, strict=True)]
     for level in found:
-        ys = [written(y, level) for y in writers]
+        b = level.write.shape[-2]
+        ys = [halves(y, b)[0] * level.write for y in writers]
         for row, x, e in zip(A, readers, exclusive, strict=True):
-            read = grouped(x, *level.sizes)[..., 1:, :, :] * (level.read_exclusive if e else level.read)
-            row[:] = [grown(a, matmul(read, y.mT), *level.sizes) for a, y in zip(row, ys, strict=True)]
+            read = halves(x, b)[1] * (level.read_exclusive if e else level.read)
+            row[:] = [grown(a, matmul(read, y.mT)) for a, y in zip(row, ys, strict=True)]
     return [[a[..., 0, :, :] for a in row] for row in A]
 
 
@@ -132,23 +101,12 @@ def diagonal(x: Array, y: Array, exclusive: bool) -> Array:
     return (jnp.zeros_like(products) if exclusive else products).sum(-1)[..., None, None]
 
 
-def grown(a: Array, cross: Array, r: int, b: int) -> Array:
-    """Blocks ``[..., n·r, b, b]`` on the diagonal, ``cross [..., n, i, b, (r−1)·b]`` below it: ``[..., n, r·b, r·b]``."""
-    below = padded(padded(cross.reshape(*cross.shape[:-1], r - 1, b), -4, first=True), -2, first=False)
-    a = a.reshape(*below.shape[:-2], 1, b)
-    return jnp.where(own_block(r), a, below).reshape(*below.shape[:-4], r * b, r * b)
-
-
-def own_block(r: int) -> np.ndarray:
-    """``[r, 1, r, 1]`` bool: reader and writer are of one block."""
-    return np.eye(r, dtype=bool)[:, None, :, None]
-
-
-def padded(x: Array, axis: int, first: bool) -> Array:
-    """One more entry along an axis, of zeros: the first or the last."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (1, 0) if first else (0, 1)
-    return jnp.pad(x, widths)
+def grown(a: Array, cross: Array) -> Array:
+    """Blocks ``[..., 2n, b, b]`` on the diagonal, ``cross [..., n, b, b]`` below it: ``[..., n, 2b, 2b]``."""
+    a = a.reshape(*cross.shape[:-2], 2, *cross.shape[-2:])
+    left, right = a[..., 0, :, :], a[..., 1, :, :]
+    above = jnp.concatenate([left, jnp.zeros_like(left)], -1)
+    return jnp.concatenate([above, jnp.concatenate([cross, right], -1)], -2)
 
 
 def values_of_levels(found: list[Level], A: Array, v: Array) -> Array:
@@ -156,11 +114,9 @@ def values_of_levels(found: list[Level], A: Array, v: Array) -> Array:
     o = jnp.zeros_like(v)
     a = A[..., None, :, :]
     for level in reversed(found):
-        r, b = level.sizes
-        a = a.reshape(*a.shape[:-2], r, b, r, b)
-        cross = a[..., 1:, :, :-1, :].reshape(*a.shape[:-4], r - 1, b, (r - 1) * b)
-        read = matmul(cross, written(v, level)) * level.read
-        o = o + padded(read, -3, first=True).reshape(v.shape)
-        a = jnp.where(own_block(r), a, 0).sum(-2)
-        a = a.reshape(*a.shape[:-4], -1, b, b)
+        b = level.write.shape[-2]
+        read = matmul(a[..., b:, :b], halves(v, b)[0] * level.write) * level.read
+        o = o + joined(jnp.zeros_like(read), read)
+        blocks = jnp.stack([a[..., :b, :b], a[..., b:, b:]], -3)
+        a = blocks.reshape(*blocks.shape[:-4], -1, b, b)
     return o + a[..., 0] * v

@@ -64,6 +64,7 @@ def call(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple
     return outputs(name, options, arrays, False)[0]
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3))
 def outputs(name: str, options: Options, arrays: tuple[Array | None, ...], keep: bool) -> tuple[Any, Any]:
     """The outputs of an op, and those that are for its gradient."""
     op = OPS[name]
@@ -99,6 +100,7 @@ def _no_gradients(*_: Any) -> Any:
 
 
 gradients.defvjp(lambda *given: (gradients(*given), None), _no_gradients)
+outputs.defvjp(lambda *given: (outputs(*given), None), _no_gradients)
 
 
 def is_float(x: Array | None) -> bool:
