@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from train_byte_lm import split
 
+from .schedule import one_cycle
+
 
 class Text(NamedTuple):
     """Bytes as one stream each."""
@@ -50,7 +52,7 @@ def train(
     """
     generator, losses = torch.Generator().manual_seed(seed), []
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=max(steps, 2), pct_start=0.1)
+    schedule = one_cycle(optimiser, rate, steps)
     for _ in range(steps):
         starts = torch.randint(len(stream) - length, (batch, 1), generator=generator)
         rows = stream[starts + torch.arange(length + 1)]

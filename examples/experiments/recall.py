@@ -14,6 +14,8 @@ from models.blocks import Block
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from .schedule import one_cycle
+
 
 class Task(NamedTuple):
     """``pairs`` of ``symbols`` keys and as many values: sequences of ``4 · pairs`` tokens."""
@@ -59,7 +61,7 @@ def train(model: Recaller, steps: int, batch: int, rate: float, seed: int, advan
     """Train, and return accuracy on fresh sequences, its course, and the steps taken; stop once all is recalled."""
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
+    schedule = one_cycle(optimiser, rate, steps)
     course: list[float] = []
     step = 0
     for step in range(1, steps + 1):

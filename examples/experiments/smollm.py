@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from .record import COLOURS, Record, axes, options
+from .schedule import one_cycle
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Arrays = dict[str, Tensor]
@@ -249,7 +250,7 @@ class Descent:
     def __init__(self, arrays: Arrays, rate: float, steps: int) -> None:
         self.arrays = {name: x.detach().clone().requires_grad_() for name, x in arrays.items()}
         self.optimiser = torch.optim.Adam(self.arrays.values(), lr=rate)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, rate, total_steps=max(steps, 2), pct_start=0.1)
+        self.schedule = one_cycle(self.optimiser, rate, steps)
         self.losses: list[Tensor] = []
 
     def step(self, loss: Tensor) -> None:

@@ -18,6 +18,7 @@ from experiments.extrapolation import by_octave  # noqa: E402
 from experiments.language import Text, bits_by_place, read, windows  # noqa: E402
 from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
 from experiments.record import DOCS, Record, axes, table  # noqa: E402
+from experiments.schedule import one_cycle  # noqa: E402
 from models.blocks import Attention, transformer  # noqa: E402
 
 
@@ -95,6 +96,18 @@ def test_the_error_of_independent_features_is_the_papers():
     kernel = math.exp(-0.36 * (1 - 0.3))  # of a Gaussian
     sines = (1 - kernel**2) ** 2 / 2 / kernel**2 / 16
     assert estimators.error("sin/cos, independent", 0.3, options) == pytest.approx(sines**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 9, 10, 11, 15, 20, 100])
+def test_the_rate_goes_up_and_comes_down_in_any_number_of_steps(steps):
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    schedule, rates = one_cycle(optimiser, 0.5, steps), []
+    for _ in range(steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimiser.step()
+        schedule.step()
+    assert all(0 < rate <= 0.5 for rate in rates)
+    assert steps < 9 or (max(rates) > 0.45 and rates[-1] < 0.01)
 
 
 def test_bits_are_those_of_their_places():

@@ -1,0 +1,11 @@
+"""How the rate of learning goes in every experiment that trains a model."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+
+def one_cycle(optimiser: Optimizer, rate: float, steps: int) -> OneCycleLR:
+    """Up to ``rate`` in a tenth of the steps, then down to nothing as a cosine."""
+    return OneCycleLR(optimiser, rate, total_steps=max(steps, 2), pct_start=max(0.1, 1.5 / max(steps, 2)))
