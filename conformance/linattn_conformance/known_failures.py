@@ -25,7 +25,10 @@ from typing import Any
 
 from .runner import Result
 
-__all__ = ["KnownFailure", "KnownFailuresError", "apply", "load"]
+__all__ = ["COMPLAINT", "KnownFailure", "KnownFailuresError", "apply", "load"]
+
+COMPLAINT = "known failure "
+"""What is wrong with the list begins so."""
 
 
 class KnownFailuresError(ValueError):
@@ -70,20 +73,21 @@ def apply(results: Iterable[Result], known: Sequence[KnownFailure], today: datet
     """Turn failures that are known into known failures; say what is wrong with the list.
 
     Returns:
-        The results, and complaints: one for each entry that has expired, matches no case that ran, or whose cases pass.
+        The results, and complaints: one for each entry that has expired, matches no case, or whose cases pass. Of a case that
+        was not run nobody knows.
     """
     results, complaints = list(results), []
     for entry in known:
         matching = [i for i, result in enumerate(results) if fnmatchcase(result.id, entry.pattern)]
-        passing = [results[i].id for i in matching if results[i].status not in ("failed", "known-failure")]
+        passing = [results[i].id for i in matching if results[i].status in ("passed", "declared-unsupported")]
         if today >= entry.expires:
-            complaints.append(f"known failure {entry.pattern!r} expired on {entry.expires}: {entry.link}")
+            complaints.append(f"{COMPLAINT}{entry.pattern!r} expired on {entry.expires}: {entry.link}")
         elif not matching:
-            complaints.append(f"known failure {entry.pattern!r} matches no case")
+            complaints.append(f"{COMPLAINT}{entry.pattern!r} matches no case")
         elif passing:
-            complaints.append(f"known failure {entry.pattern!r} does not fail: {passing[0]} ({len(passing)} in all)")
+            complaints.append(f"{COMPLAINT}{entry.pattern!r} does not fail: {passing[0]} ({len(passing)} in all)")
         else:
-            for i in matching:
+            for i in [i for i in matching if results[i].status != "not-run"]:
                 reason = f"{entry.reason} ({entry.link}, until {entry.expires}): {results[i].message}"
                 results[i] = replace(results[i], status="known-failure", message=reason)
     return results, complaints

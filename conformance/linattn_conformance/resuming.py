@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import reading
+from . import known_failures, reading
 from .runner import Result
 
 __all__ = ["NONE", "Earlier", "read"]
@@ -25,7 +25,8 @@ class Earlier:
 
     Attributes:
         results: Of the cases that were run.
-        complaints: What went wrong in no case, as text.
+        complaints: What went wrong in no case, as text; but for those of the list of known failures, which the whole run is
+            held against again.
         seconds: How long it took.
     """
 
@@ -51,4 +52,5 @@ def read(path: Path, here: Mapping[str, Any]) -> Earlier:
         if report.get(name) != here[name]:
             raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")
     results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN]
-    return Earlier(tuple(results), tuple(report["complaints"]), report["seconds"])
+    complaints = [text for text in report["complaints"] if not text.startswith(known_failures.COMPLAINT)]
+    return Earlier(tuple(results), tuple(complaints), report["seconds"])

@@ -315,7 +315,8 @@ class Jax(Framework):
 
     def device(self, x: Any) -> str:
         if not self._placed(x):
-            return self.jax.default_backend()
+            default = self.jax.config.jax_default_device
+            return self.jax.default_backend() if default is None else getattr(default, "platform", default)
         devices = sorted(x.devices(), key=lambda device: device.id)
         return devices[0].platform if len(devices) > 1 else f"{devices[0].platform}:{devices[0].id}"
 

@@ -265,6 +265,17 @@ def test_jax_shapes_without_arrays_can_be_explained(two_backends):
     assert linattn.explain("chunk_gla", x, x, x, x, backend="one").backend == "one"
 
 
+@pytest.mark.parametrize("place", ["cpu", None])
+def test_jax_tracers_run_on_the_default_device(two_backends, place, monkeypatch):
+    """Beside a GPU too, which is JAX's default otherwise."""
+    jax = pytest.importorskip("jax")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x = jax.ShapeDtypeStruct((1, 8, 2, 16), "float32")
+    for default in (place, place and jax.devices(place)[0]):
+        with jax.default_device(default):
+            assert linattn.explain("chunk_gla", x, x, x, x, backend="one").call.device == (place or "gpu")
+
+
 def test_mlx_plans_notice_another_default_device(monkeypatch):
     mx = pytest.importorskip("mlx.core")
     x = mx.ones((1, 8, 2, 16))

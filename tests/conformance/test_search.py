@@ -79,6 +79,7 @@ def test_what_is_generated(framework, decodes):
     assert maps <= {f"phi.{name}" for name in MAPS}
     assert len(maps) > 3
     assert all(case.dtype == "float32" and case.check == "forward" for case in seen if maps.intersection(case.flags))
+    assert not [case for case in seen if case.check == "steps" and "narrow" in case.flags]
     assert {"steps", "repeat"}.intersection(case.check for case in seen) == ({"steps", "repeat"} if decodes else set())
 
 

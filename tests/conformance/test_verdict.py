@@ -171,6 +171,14 @@ def test_a_known_failure_is_marked():
     assert found[0].message == "layout (url, until 2026-07-01): off"
 
 
+def test_a_case_that_was_not_run_may_still_fail():
+    before = [Result("gla/a", "failed"), Result("gla/b", "not-run", message="not tried: the 5 s of the run were over")]
+    found, complaints = known_failures.apply(before, [KnownFailure("gla/*", "layout", "url", LATER)], TODAY)
+    assert not complaints
+    assert [result.status for result in found] == ["known-failure", "not-run"]
+    assert found[1] == before[1]
+
+
 @pytest.mark.parametrize(
     ("entry", "complaint"),
     [

@@ -164,3 +164,32 @@ def test_shard_map_on_eight_devices():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "equal" in done.stdout
+
+
+def exported(function, *shapes):
+    """The result's shape, of a program for symbolic sizes."""
+    scope = jax.export.SymbolicScope()
+    given = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), dtype) for shape, dtype in shapes]
+    (found,) = jax.export.export(jax.jit(function))(*given).out_avals
+    return found.shape
+
+
+@pytest.mark.parametrize("operator", [linattn.chunk_gla, linattn.recurrent_rwkv6, linattn.parallel_linear_attn])
+def test_one_program_for_any_batch(operator):
+    rest = {linattn.chunk_gla: lambda x: (x,), linattn.recurrent_rwkv6: lambda x: (x, x[0, 0])}.get(operator, lambda x: ())
+    shape = exported(lambda x: operator(x, x, x, *rest(x))[0], ("b, 16, 2, 8", jnp.float32))
+    assert str(shape) == "(b, 16, 2, 8)"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "tokens", "offsets"), [("T", "1, t, 2, 8", "3"), ("N", "1, 16, 2, 8", "n")], ids=["tokens", "sequences"]
+)
+@pytest.mark.parametrize("operator", [lambda x: (x,) * 4, lambda x: (x,) * 5], ids=["gla", "mixed_attn"])
+def test_other_symbolic_sizes_are_refused(symbol, tokens, offsets, operator):
+    def function(x, cu):
+        given = operator(x)
+        chosen = linattn.chunk_gla if len(given) == 4 else linattn.chunk_mixed_attn
+        return chosen(*given, cu_seqlens=cu)[0]
+
+    with pytest.raises(linattn.Unsupported, match=f"jax: takes no symbolic {symbol}: export a program for each size"):
+        exported(function, (tokens, jnp.float32), (offsets, jnp.int32))

@@ -59,5 +59,24 @@ def test_packed_sequences():
     assert text.count("@triton_kernel_call(") > 1
 
 
+def test_gates_in_float32_are_summed_in_float64():
+    """JAX has not been told of it: what lies between two kernels is twice as many numbers of 32 bits."""
+    tokens = f32((B, T, H, W))
+    operator = JaxTritonBackend().chunk_simple_gla
+    text = program(lambda q, g: operator(q, q, q, g)[0], tokens, SCALAR)
+    assert text.count("@triton_kernel_call(") == 3
+    assert f"-> tensor<{2 * B * T * H}xi32>" in text
+
+
+def test_export_asks_for_leave():
+    """JAX gives no promise that programs with Triton's kernels run with its later releases."""
+    operator = jax.jit(lambda x: JaxTritonBackend().chunk_linear_attn(x, x, x)[0])
+    with pytest.raises(ValueError, match="triton_kernel_call"):
+        jax.export.export(operator, platforms=("cuda",))(TOKENS)
+    allowed = jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")
+    exported = jax.export.export(operator, platforms=("cuda",), disabled_checks=[allowed])(TOKENS)
+    assert jax.export.deserialize(exported.serialize()).out_avals == exported.out_avals
+
+
 def test_its_import_leaves_the_cache_of_triton_alone():
     assert triton.knobs.cache.dir

@@ -123,6 +123,13 @@ def test_more_channels_than_fit_into_registers():
     check("gla", arrays("gla", T=20, K=136, V=9, dtype=torch.float16, kind="mixed"))
 
 
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla"])
+def test_little_shared_memory(family, monkeypatch):
+    """States go through memory where a walk would not fit."""
+    monkeypatch.setattr(launch, "roomy", lambda device: False)
+    check(family, arrays(family, T=40, dtype=torch.float16, kind="weak"), chunk_size=16)
+
+
 def test_normalized_in_sixteen_bits():
     """What it returns is float32, and so is the gradient that comes back."""
     given = arrays("linear_attn", T=40, dtype=torch.float16, cu=[0, 13, 40], state=False)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +18,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from jax_cases import VARIANTS, compare, convert, draw, float_outputs, merge, split  # noqa: E402
 from linattn.registry import registry  # noqa: E402
-from linattn_backends.jax_triton import JaxTritonBackend, calls, launchers  # noqa: E402
+from linattn_backends.jax_triton import JaxTritonBackend, calls, devices, launchers  # noqa: E402
 from linattn_backends.jax_triton.devices import HOPPER  # noqa: E402
 from linattn_backends.jax_triton.host import Host  # noqa: E402
-from linattn_backends.triton import TritonBackend  # noqa: E402
+from linattn_backends.triton import TritonBackend, kernels  # noqa: E402
 from linattn_backends.triton import launch as launches  # noqa: E402
 from linattn_backends.triton.devices import standing_in  # noqa: E402
 
@@ -49,6 +50,17 @@ def test_packed_under_harsh_gates(variant):
 @pytest.mark.parametrize("variant", ["gla_value_gate", "bidirectional"])
 def test_rows(variant):
     compare("chunk", variant, 2e-5, jnp.float32, BACKEND, T=37)
+
+
+def test_gates_after_many_resets():
+    """Their running sums are differences of thousands: float64 between two kernels, which JAX has not been told of."""
+    rng = np.random.default_rng(3)
+    q, k, v = rng.standard_normal((3, 1, 64, 1, 16), np.float32)
+    g = -rng.uniform(0, 0.1, (1, 64, 1)).astype(np.float32)
+    g[:, ::4] = -np.inf
+    found = linattn.chunk_simple_gla(*map(jnp.asarray, (q, k, v, g)), backend="jax_triton")[0]
+    expected = linattn.chunk_simple_gla(*(x.astype(np.float64) for x in (q, k, v, g)))[0]
+    assert (np.abs(found - expected).max(-1) / np.abs(expected).max(-1)).max() < 5e-6
 
 
 @pytest.mark.parametrize("variant", ["simple_gla", "kda"])
@@ -105,6 +117,26 @@ def test_gradients_over_a_mesh():
     expected = jax.grad(lambda *x: loss(*x).sum(), (0, 1, 2, 3))(*given)
     for found, wanted in zip(jax.jit(jax.grad(total, (0, 1, 2, 3)))(*given), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["rwkv6", "simple_gla", "bidirectional"])
+def test_what_the_devices_of_a_mesh_share(family):
+    """A bonus, a fixed decay or keys that every device has a copy of: their gradients are sums over the devices."""
+    _, x, _ = operands("rwkv6", T=16, B=2, H=1, HV=1, state=False)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, copies = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    q, k, v, g, u = (x[name] for name in "qkvgu")
+    split, shared, outputs = {
+        "rwkv6": ((q, k, v, g), u, lambda x, u: BACKEND.chunk_rwkv6(*x, u)),
+        "simple_gla": ((q, k, v), -jnp.abs(u[:, 0]), lambda x, g: BACKEND.chunk_simple_gla(*x, g)),
+        "bidirectional": ((q, v), k, lambda x, k: BACKEND.chunk_linear_attn(x[0], k, x[1], causal=False)),
+    }[family]
+    loss = lambda *x: (outputs(*x)[0] ** 2).sum().reshape(1)  # noqa: E731
+    total = lambda *x: jax.shard_map(loss, mesh=mesh, in_specs=(rows, copies), out_specs=rows)(*x).sum()  # noqa: E731
+    expected = jax.grad(lambda *x: loss(*x).sum(), (0, 1))(split, shared)
+    found = jax.jit(jax.grad(total, (0, 1)))(split, shared)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["gla", "gated_delta_rule"])
@@ -198,3 +230,53 @@ def test_an_operation_without_an_entry_says_so():
     x = host.tensor(jnp.ones(3))
     with host, standing_in(host), pytest.raises(NotImplementedError, match=r"asks for aten\.erfinv.*no entry in OPERATIONS"):
         x.erfinv()
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        (lambda x: x.double() + 1, "the host code computes in float64, which only kernels can here"),
+        (lambda x: start(x, x), "a kernel may write two of its arguments, which are one array"),
+        (lambda x: start(x[1:]), "a kernel may write from the middle of an array"),
+    ],
+)
+def test_what_host_code_must_not_do(code, complaint):
+    host = Host(launchers.compiled, 1, True)
+    with host, standing_in(host), pytest.raises(NotImplementedError, match=f"linattn jax_triton: {complaint}"):
+        code(torch.empty(3, device="meta"))
+
+
+def start(*args):
+    """Launch some kernel on tensors that the host code allocated."""
+    launches.start(kernels.states, 1, torch.device("meta"), args, {})
+
+
+@pytest.mark.parametrize(
+    ("device", "missing", "present", "complaint"),
+    [
+        ("tpu", [], None, "runs on NVIDIA GPUs, not tpu"),
+        ("gpu", ["jax-triton"], None, "needs jax-triton: pip install 'linattn[jax_triton]'"),
+        ("gpu:0", [], ("cuda 13", "7.5"), "needs compute capability 8.0 or newer, got 7.5"),
+        ("gpu", [], ("rocm 7", "9.4"), "runs on NVIDIA GPUs, not AMD"),
+        ("cuda", [], ("cuda 13", "9.0"), None),
+    ],
+)
+def test_says_why_not(device, missing, present, complaint, monkeypatch):
+    monkeypatch.setattr(calls.backend, "MISSING", missing)
+    if present:
+        client = SimpleNamespace(platform_version=present[0])
+        monkeypatch.setattr(
+            devices, "present", lambda: SimpleNamespace(client=client, compute_capability=present[1], core_count=80)
+        )
+    for cached in (devices.target, devices.complaint):
+        cached.cache_clear()
+    assert calls.backend.device_complaint(SimpleNamespace(device=device)) == complaint
+    for cached in (devices.target, devices.complaint):
+        cached.cache_clear()
+
+
+def test_symbolic_sizes_are_left_to_plain_jax():
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 16, 1, 8"), jnp.float32)
+    plan = linattn.explain("chunk_gla", x, x, x, x)
+    assert plan.backend == "jax"
+    assert "jax_triton: takes no symbolic sizes" in str(plan)

@@ -7,7 +7,7 @@ the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mi
 from __future__ import annotations
 
 import jax.numpy as jnp
-from linattn.plugin import Backend, form_methods
+from linattn.plugin import Backend, Call, Unsupported, form_methods
 
 from .compat import Array
 from .mixed import mixed_attention
@@ -79,3 +79,9 @@ class JaxBackend(Backend):
     name = "jax"
     api = ">=1,<2"
     frameworks = ("jax",)
+
+    def supports(self, call: Call) -> Unsupported | None:
+        """All but symbolic lengths, and numbers of packed sequences: how much there is to do is known while JAX traces."""
+        fixed = ("T", "N") if call.varlen else ("T",)
+        symbolic = [symbol for symbol in fixed if dict(call.dims)[symbol] is None]
+        return Unsupported(f"takes no symbolic {symbolic[0]}: export a program for each size") if symbolic else None

@@ -66,6 +66,8 @@ def device_complaint(call: Call) -> str | None:
 
 def call_complaint(call: Call) -> str | None:
     """What the kernels have no form for."""
+    if None in dict(call.dims).values():
+        return "takes no symbolic sizes"
     if call.op == "linear_attn" and call.option("normalize"):
         return "has no normalize of its own"
     from linattn_backends.triton.backend import call_complaint

@@ -18,7 +18,7 @@ from linattn_backends.triton import mixed as mixed_library
 from linattn_backends.triton.devices import standing_in
 
 from . import backend
-from .compat import varying
+from .compat import alike, varying
 from .devices import target
 from .host import Host
 from .launchers import compiled, interpreted
@@ -144,7 +144,7 @@ def trace(op: Any, options: Options, given: dict[str, Array]) -> tuple[Array, ..
 @partial(jax.jit, static_argnames=("name", "options"))
 def jitted(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
     """One program for all launches of an op: run one by one, none could write where another wrote before."""
-    return call(name, options, arrays)
+    return call(name, options, alike(arrays))
 
 
 # -- families ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..pallas.compat import alike
 
-__all__ = ["triton_call", "varying"]
+__all__ = ["alike", "triton_call", "varying"]
 
 
 def varying(x: Any, *like: Any) -> Any:

@@ -48,11 +48,17 @@ def as_torch(dtype: Any) -> torch.dtype:
 
 
 class Memory:
-    """The array behind a storage, flat; ``None`` until something is written. ``own`` is what the host code allocated."""
+    """The array behind a storage, flat; ``None`` until something is written. ``own`` is what the host code allocated.
 
-    def __init__(self, storage: Any, dtype: Any, size: int, array: Array | None, own: bool):
+    ``wide`` is float64 where JAX was not told to have it: what one kernel leaves for the next, in two int32 a number.
+    """
+
+    def __init__(self, storage: Any, dtype: torch.dtype, array: Array | None, own: bool):
         self.storage = storage  # kept, or another storage could get its address
-        self.dtype, self.size, self.array, self.own = dtype, size, array, own
+        self.array, self.own = array, own
+        self.wide = dtype == torch.float64 and of_torch(dtype) != np.float64
+        self.dtype = np.dtype(np.int32) if self.wide else of_torch(dtype)
+        self.size = storage.nbytes() // (4 if self.wide else dtype.itemsize)
 
     def read(self) -> Array:
         """The array; zeros where nothing was written."""
@@ -94,7 +100,7 @@ class Host(TorchDispatchMode):
 
     def array(self, x: Tensor) -> Array:
         """What ``x`` holds, dense."""
-        flat, axes = self.memory(x).read(), spread(x)
+        flat, axes = self._numbers(x).read(), spread(x)
         if axes is None:
             return flat[places(x)]
         sizes = [x.shape[axis] for axis in axes]
@@ -132,11 +138,17 @@ class Host(TorchDispatchMode):
 
     def _remember(self, x: Tensor, array: Array | None, own: bool) -> None:
         storage = x.untyped_storage()
-        size = storage.nbytes() // x.element_size()
-        self.memories[storage._cdata] = Memory(storage, of_torch(x.dtype), size, array, own)
+        self.memories[storage._cdata] = Memory(storage, x.dtype, array, own)
+
+    def _numbers(self, x: Tensor) -> Memory:
+        """What is behind a tensor, as JAX can compute with it."""
+        memory = self.memory(x)
+        if memory.wide:
+            raise NotImplementedError("linattn jax_triton: the host code computes in float64, which only kernels can here")
+        return memory
 
     def _write(self, x: Tensor, value: Array) -> None:
-        memory = self.memory(x)
+        memory = self._numbers(x)
         whole = x.is_contiguous() and x.numel() == memory.size
         memory.array = value.reshape(-1) if whole else memory.read().at[places(x)].set(value)
 

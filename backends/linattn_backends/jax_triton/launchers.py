@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -46,7 +45,7 @@ def compiled(kernel: Any, count: int, args: Sequence[Any], config: Config) -> No
     """Put a call of a kernel into the JAX program that is being traced."""
     from .compat import triton_call
 
-    inputs, outputs = read(args), written(args)
+    inputs, outputs = read(args), whole(written(args))
     numbers, kinds = [], []
     for parameter, x in zip(kernel.params, args, strict=False):
         kind, number = described(x, parameter.do_not_specialize)
@@ -70,10 +69,17 @@ def compiled(kernel: Any, count: int, args: Sequence[Any], config: Config) -> No
         x.memory.array = array
 
 
+def whole(outputs: list[Pointer]) -> list[Pointer]:
+    """The same, if each is an array of its own, from its beginning."""
+    if any(x.offset for x in outputs):
+        raise NotImplementedError("linattn jax_triton: a kernel may write from the middle of an array")
+    if len({id(x.memory) for x in outputs}) < len(outputs):
+        raise NotImplementedError("linattn jax_triton: a kernel may write two of its arguments, which are one array")
+    return outputs
+
+
 def begin(x: Pointer) -> Any:
     """The array from where a pointer points."""
-    if x.offset and x.memory.own:
-        raise NotImplementedError("linattn jax_triton: a kernel writes into the middle of an array")
     return x.memory.read()[x.offset :]
 
 
@@ -83,8 +89,8 @@ def described(x: Any, as_it_comes: bool) -> tuple[str, Any]:
     What Triton compiles a kernel for, it does here, too: an integer that is one, or a multiple of 16, unless ``as_it_comes``.
     """
     if isinstance(x, Pointer):
-        fresh = x.memory.array is None
-        return ("written" if fresh else "both") if x.memory.own else "read", None
+        how = "read" if not x.memory.own else "written" if x.memory.array is None else "both"
+        return f"{how} wide" if x.memory.wide else how, None
     if x is None:
         return "None", None
     if isinstance(x, float):
@@ -111,16 +117,19 @@ def arranged(kernel: Any, kinds: tuple[str, ...]) -> Any:
     names = [parameter.name for parameter in kernel.params]
     inputs, numbers, outputs, passed = [], [], [], []
     for name, kind in zip(names, kinds, strict=False):
-        if kind in ("read", "both"):
-            inputs.append(f"{name}_in" if kind == "both" else name)
-        if kind in ("written", "both"):
+        how, _, rest = kind.partition(" ")
+        if how in ("read", "both"):
+            inputs.append(f"{name}_in" if how == "both" else name)
+        if how in ("written", "both"):
             outputs.append(name)
-        if kind.startswith(("int", "float", "16 ")):
+        if how in ("int", "float", "16"):
             numbers.append(name)
         passed.append(name)
-        if kind.startswith("16 "):
-            passed[-1] = f"tl.cast({name}, {kind[3:]}) * 16"
-        elif kind not in ("read", "written", "both", "int", "float"):
+        if how == "16":
+            passed[-1] = f"tl.cast({name}, {rest}) * 16"
+        elif rest == "wide":
+            passed[-1] = f"tl.cast({name}, tl.pointer_type(tl.float64), bitcast=True)"
+        elif how not in ("read", "written", "both", "int", "float"):
             passed[-1] = kind
     constants = names[len(kinds) :]
     header = ", ".join([*inputs, *numbers, *outputs, *(f"{name}: tl.constexpr" for name in constants)])
@@ -149,7 +158,7 @@ def interpreted(kernel: Any, count: int, args: Sequence[Any], config: Config) ->
         ]
         with INTERPRETER:
             kernel[(count,)](*views, **config)
-        return [as_numpy(storages[id(memory)], memory.dtype) for memory in targets]
+        return [as_numpy(storages[id(memory)]).view(memory.dtype) for memory in targets]
 
     sources = [memory for memory in memories if memory.array is not None]
     shapes = [jax.ShapeDtypeStruct((memory.size,), memory.dtype) for memory in targets]
@@ -160,13 +169,14 @@ def interpreted(kernel: Any, count: int, args: Sequence[Any], config: Config) ->
 
 def storage(memory: Memory, array: Any) -> torch.Tensor:
     """A copy of an array as PyTorch has it; where there is none, what must not be read."""
-    dtype = as_torch(memory.dtype)
+    dtype = torch.float64 if memory.wide else as_torch(memory.dtype)
     if array is None:
-        return torch.full((memory.size,), torch.nan if dtype.is_floating_point else -1, dtype=dtype)
+        size = memory.size * memory.dtype.itemsize // dtype.itemsize
+        return torch.full((size,), torch.nan if dtype.is_floating_point else -1, dtype=dtype)
     array = np.array(array)
-    return torch.from_numpy(array.view(np.int16)).view(dtype) if dtype == torch.bfloat16 else torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array).view(dtype)
 
 
-def as_numpy(x: torch.Tensor, dtype: Any) -> Any:
-    """As NumPy has it."""
-    return x.view(torch.int16).numpy().view(jnp.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+def as_numpy(x: torch.Tensor) -> Any:
+    """As NumPy has it; bfloat16 as bits."""
+    return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()

@@ -56,6 +56,8 @@ def type_complaint(call: Call) -> str | None:
 
 def size_complaint(call: Call) -> str | None:
     """What the kernels have no form for."""
+    if None in dict(call.dims).values():
+        return "takes no symbolic sizes"
     for symbol, size in (("K", call.K), ("V", call.V)):
         if not 1 <= size <= WIDEST:
             return f"{symbol} must be at most {WIDEST}, got {size}"

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
-from .devices import processors, stand_in
+from .devices import processors, roomy, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
 
@@ -83,7 +83,7 @@ class Diagonal:
         gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
         start = None if start is None else start.contiguous()
-        tiles = tiles_for(q.shape[-1], v.shape[-1], q.dtype, gate, chunk, processors(q.device))
+        tiles = tiles_for(q.shape[-1], v.shape[-1], q.dtype, gate, chunk, processors(q.device), roomy(q.device))
         return cls(q, k, v, g, gv, u, start, cu, scale, tiles)
 
     @property

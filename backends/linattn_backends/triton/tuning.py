@@ -30,7 +30,8 @@ class Tiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
-        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory.
+        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory. ``walk`` likewise,
+            of a vector gate.
     """
 
     chunk: int
@@ -84,8 +85,11 @@ def recurrent_tile(K: int, V: int, one: bool) -> Tile:
 
 
 @functools.lru_cache(maxsize=1024)
-def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, processors: int) -> Tiles:
-    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector) and, unless 0, the caller's ``chunk``."""
+def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, processors: int, roomy: bool) -> Tiles:
+    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector) and, unless 0, the caller's ``chunk``.
+
+    Only a ``roomy`` device, with Hopper's shared memory, holds what a walk with the state in registers fetches ahead.
+    """
     full = dtype == torch.float32
     C = min(max(power_of_two(chunk), 16), 64) if chunk else 32 if full else 64
     most = 32 if full else 64
@@ -103,9 +107,9 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         outputs_levels=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_levels=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
-        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full else None,
+        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full and roomy else None,
         scores=Tile(fit(K, most, least), 0, 4, 1),
-        walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full else None,
+        walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full and roomy else None,
         inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),
         intra=Tile(fit(K, most, least), 0, 4, 1),
     )
