@@ -18,7 +18,7 @@ FLAGS = doctest.ELLIPSIS
 
 # Triton interprets or compiles for the whole life of a process, and interpreted it would be chosen for every CPU tensor:
 # its tests are a run of their own, and every other run says that it left them out.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 collect_ignore = [] if INTERPRETED else ["tests/triton_backend"]
 
 

@@ -37,8 +37,9 @@ def measured_on(environment: dict[str, Any], names: tuple[str, ...]) -> str:
     """One line on versions and machine."""
     packages = ", ".join(f"{name} {environment['packages'][name]}" for name in names if name in environment["packages"])
     load = "" if environment["load"] is None else f", load {environment['load']:.1f}"
+    accelerator = f"{environment['accelerator']}; " if environment.get("accelerator") else ""  # not in older files
     return (
-        f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; "
+        f"linattn {environment['linattn']}, Python {environment['python']}, {packages}; {accelerator}"
         f"{environment['processor']}, {environment['cores']} cores{load}."
     )
 

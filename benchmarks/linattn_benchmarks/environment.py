@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def environment() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": processor(),
+        "accelerator": accelerator(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": load(),
         "packages": {name: version for name in PACKAGES if (version := installed(name))},
@@ -66,6 +68,15 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def accelerator() -> str | None:
+    """The first GPU or TPU, as a framework that is loaded names it; None without one."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    device = jax.devices()[0] if jax else None
+    return device.device_kind if device and device.platform != "cpu" else None
 
 
 def document(benchmark: str, results: Any) -> dict[str, Any]:
