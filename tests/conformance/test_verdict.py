@@ -346,8 +346,8 @@ def test_report(registered, tmp_path):
     report.write(tmp_path / "report.json", written, judged)
     read = json.loads((tmp_path / "report.json").read_text())
     assert set(read) == {
-        "schema", "suite", "api", "backend", "framework", "device", "memory", "versions", "platform", "profile", "tighten",
-        "manifest", "results", "results_hash", "complaints", "seconds", "verdict", "hash",
+        "schema", "suite", "api", "backend", "framework", "device", "memory", "versions", "platform", "environment", "profile",
+        "tighten", "manifest", "results", "results_hash", "complaints", "seconds", "verdict", "hash",
     }  # fmt: skip
     assert read["schema"] == 2
     assert read["backend"] == {

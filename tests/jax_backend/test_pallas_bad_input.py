@@ -26,6 +26,7 @@ def call(op="gla", form="chunk", device="tpu:0", dtype="bfloat16", T=128, K=64, 
         (dict(dtype="float16"), "takes bfloat16 and float32, not float16"),
         (dict(dtype="float64"), "takes bfloat16 and float32, not float64"),
         (dict(shapes={"g": "B T HV K"}, dtypes={"g": "float64"}), "has no float64"),
+        (dict(T=None), "takes no symbolic sizes"),
         (dict(K=257), "K must be at most 256, got 257"),
         (dict(V=300), "V must be at most 256, got 300"),
         (dict(form="recurrent"), "takes the recurrent form for one token only; the chunk form for more"),
@@ -47,7 +48,6 @@ def test_what_it_does_not_take(given, complaint):
         dict(dtype="float32", K=256, V=1),
         dict(op="delta_rule", shapes={"beta": "B T HV"}),
         dict(op="linear_attn", causal=True, normalize=False),
-        dict(T=None),
     ],
 )
 def test_what_it_takes(given):
