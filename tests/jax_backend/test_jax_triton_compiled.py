@@ -75,7 +75,7 @@ def test_export_asks_for_leave():
         jax.export.export(operator, platforms=("cuda",))(TOKENS)
     allowed = jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")
     exported = jax.export.export(operator, platforms=("cuda",), disabled_checks=[allowed])(TOKENS)
-    assert jax.export.deserialize(exported.serialize()).out_avals == exported.out_avals
+    assert [x.shape for x in exported.out_avals] == [TOKENS.shape]
 
 
 def test_its_import_leaves_the_cache_of_triton_alone():
