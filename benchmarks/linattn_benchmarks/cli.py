@@ -17,7 +17,7 @@ from linattn.ops._family import operator_named
 from rich.console import Console
 
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
-from .environment import RESULTS, document, read, write, write_document
+from .environment import RESULTS, document, read, write
 
 NAMED = ("overhead", "torch-cpu", "report")
 
@@ -162,15 +162,14 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
     from .table import cells
 
     errors = Console(stderr=True)
-    empty = document("operators", None)
 
     def report(results: dict[str, Any]) -> None:
         line = "  ".join(filter(None, cells(results["rows"][-1])))
         errors.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
         if out:
-            write_document(out, empty | {"results": results})
+            write(out, "operators", results)
 
-    return empty | {"results": run(chosen, subjects, seconds, fresh, report)}
+    return document("operators", run(chosen, subjects, seconds, fresh, report))
 
 
 def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:

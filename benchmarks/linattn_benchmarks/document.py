@@ -77,11 +77,10 @@ def side_by_side(results: dict[str, Any]) -> str:
     rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
     libraries = list(dict.fromkeys(table.library(row) for row in rows))
     found = {(row["operator"], row["label"], table.library(row), row["what"]): row for row in rows}
-    lines = [
-        (f"`{operator}`", label, *(unbroken(" / ".join(map(cell, pair))) for pair in pairs))
-        for operator, label in dict.fromkeys((row["operator"], row["label"]) for row in rows)
-        for pairs in [[[found.get((operator, label, who, what)) for what in ("fwd", "fwdbwd")] for who in libraries]]
-    ]
+    lines = []
+    for operator, label in dict.fromkeys((row["operator"], row["label"]) for row in rows):
+        timed = [[found.get((operator, label, who, what)) for what in ("fwd", "fwdbwd")] for who in libraries]
+        lines.append((f"`{operator}`", label, *(unbroken(" / ".join(map(cell, pair))) for pair in timed)))
     head = ("operator", "shape", *libraries)
     return (
         f"{table.ceilings(results['ceilings'])}. {', '.join(dtypes(rows))}; ms, forward / with backward.\n\n{grid(head, lines)}"

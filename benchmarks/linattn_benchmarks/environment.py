@@ -85,15 +85,10 @@ def document(benchmark: str, results: Any) -> dict[str, Any]:
 
 
 def write(path: Path, benchmark: str, results: Any) -> None:
-    """One results file."""
-    write_document(path, document(benchmark, results))
-
-
-def write_document(path: Path, content: dict[str, Any]) -> None:
-    """A document as JSON, in a folder that is made if need be; all of it or nothing."""
+    """One results file, in a folder that is made if need be; all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    part.write_text(json.dumps(document(benchmark, results), indent=1, allow_nan=False) + "\n")
     part.replace(path)
 
 
