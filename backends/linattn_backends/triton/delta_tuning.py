@@ -22,6 +22,7 @@ class DeltaTiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
+        ring: Chunks that a walk for Hopper has in shared memory.
     """
 
     chunk: int
@@ -29,6 +30,7 @@ class DeltaTiles:
     range: float
     precision: str
     processors: int
+    ring: int
     prepare: Tile
     solve: Tile
     forwards: Tile
@@ -70,6 +72,7 @@ def delta_tiles(
         range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
         precision="tf32x3" if dtype == torch.float32 else "tf32",
         processors=processors,
+        ring=3 if gate < 2 else 2,
         prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
         forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,

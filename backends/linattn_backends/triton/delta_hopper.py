@@ -1,0 +1,545 @@
+"""The walks of :mod:`.delta_kernels` for Hopper, in Gluon: products are issued without waiting for the ones before.
+
+The state's tile is transposed, ``[BV, K]``, and stays in registers, as the left operand of every product and the accumulator
+of the last; one warpgroup has it. What a chunk brings is copied to shared memory ``STAGES - 1`` chunks ahead. Products that the
+state does not wait for run while the next rows of the chain are made.
+
+Plain Triton waits for every product whose left operand is in registers, and for what no product prefetches: 3 µs a chunk for
+0.6 µs of tensor cores.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from .delta_kernels import span
+from .kernels import sequence_of
+
+__all__ = ["backwards", "forwards", "gradients"]
+
+
+@gluon.constexpr_function
+def sums(width):
+    """Of a product's ``[64, width]`` results in registers."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def left(width):
+    """Of a left operand; ``sums`` has the same registers, whatever ``width``."""
+    return gl.DotOperandLayout(0, sums(width), 2)
+
+
+@gluon.constexpr_function
+def rows_of(width):
+    """Of a tile's rows as they are copied, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    async_copy.async_copy_global_to_shared(buffer, p + (r[:, None] * stride + columns[None, :]), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def copy_line(buffer, p, there, W: gl.constexpr):
+    """Begin to copy ``W ≤ 128`` numbers."""
+    i = gl.arange(0, W, gl.BlockedLayout([1], [32], [4], [0]))
+    async_copy.async_copy_global_to_shared(buffer, p + i, mask=(i < W) & there)
+
+
+@gluon.jit
+def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Store the first ``count`` rows of ``buffer [C, W]`` from ``p`` on."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def issue(a, b, acc, START: gl.constexpr):
+    """Begin ``acc + a b``, without ``acc`` if ``START``."""
+    return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
+
+
+@gluon.jit
+def fetch(
+    at, row, limit, there, k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, kt, bt, vt, qt,
+    K: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy what chunk ``at`` brings, which begins at ``row``, into one stage of the rings; nothing unless ``there``."""
+    count = (limit - row) * there
+    far = row.to(gl.int64)
+    copy(ks, k + far * kt, kt, count, C, K)
+    copy(Ms, M + at * (C * C), C, there * C, C, C)
+    if GATE == 1:
+        copy_line(rs, rates + at * (2 * C), there != 0, 2 * C)
+    if GATE == 2:
+        copy_line(rs, rates + at * K, there != 0, K)
+        copy(ws, write + far * kt, kt, count, C, K)
+    if not IDENTITY:
+        copy(vs, v + far * vt, vt, count, C, BV)
+    if OUT:
+        copy(qs, q + far * qt, qt, count, C, K)
+        copy(As, A + at * (C * C), C, there * C, C, C)
+    async_copy.commit_group()
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def forwards(
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, kept, errors, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.forwards`."""
+    NV: gl.constexpr = V // BV
+    pid = gl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+    if not IDENTITY:
+        v += b * vb + bos * vt + hv.to(gl.int64) * vh + iv * BV
+    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+    head = ((b * T + bos) * HV + hv) * V + iv * BV
+    if OUT:
+        out += head
+    if KEEP:
+        errors += head
+        kept += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    RATES: gl.constexpr = 2 * C if GATE == 1 else K
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    ws = ks
+    rs = betas
+    vs = Ms
+    qs = ks
+    As = Ms
+    if GATE == 2:
+        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    if GATE > 0:
+        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
+    if not IDENTITY:
+        vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
+    if OUT:
+        qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+        As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    if KEEP:
+        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+
+    S = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, gl.SliceLayout(0, wide))[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if IDENTITY:
+        S = gl.where(columns_k == columns_v, 1.0, S)
+    if START:
+        S = S + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    decay = 1.0
+    if GATE == 1:
+        decay = gl.load(rates + ((chunk0 + low) * HV + hv) * (2 * C) + C - 1, mask=low < high, other=0.0)
+    for slot in gl.static_range(STAGES - 1):
+        betas.index(slot).store(
+            fetch(
+                (chunk0 + low + slot) * HV + hv, (low + slot) * C, limit, (low + slot < high).to(gl.int32),
+                k, write, M, rates, beta, v, q, A,
+                ks.index(slot), ws.index(slot), Ms.index(slot), rs.index(slot), betas.index(slot), vs.index(slot),
+                qs.index(slot), As.index(slot), kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY,
+            )
+        )  # fmt: skip
+
+    for chunk in range(low, high):
+        row = chunk * C
+        stage = (chunk - low) % STAGES
+        here = (chunk0 + chunk) * HV + hv
+        async_copy.wait_group(STAGES - 2)
+        fence_async_shared()
+        gl.thread_barrier()
+        old = gl.convert_layout(S.to(gl.bfloat16), left(C))
+        r = issue(old, ks.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o = issue(old, qs.index(stage).permute((1, 0)), zeros, True)
+
+        # While that runs: what comes STAGES - 1 chunks later, and the stores of the chunk before.
+        ahead = chunk + STAGES - 1
+        free = (chunk - low + STAGES - 1) % STAGES
+        if OUT or KEEP:
+            before = (chunk > low).to(gl.int32) * C
+            written = (row - C).to(gl.int64) * (HV * V)
+            put((out if OUT else errors) + written, vs.index(free), HV * V, before, C, BV)
+        coming = fetch(
+            (chunk0 + ahead) * HV + hv, ahead * C, limit, (ahead < high).to(gl.int32), k, write, M, rates, beta, v, q, A,
+            ks.index(free), ws.index(free), Ms.index(free), rs.index(free), betas.index(free), vs.index(free),
+            qs.index(free), As.index(free), kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY,
+        )  # fmt: skip
+        if KEEP:
+            whole.store(S.to(gl.bfloat16))
+            put(kept + here * (K * V), whole, K, BV, BV, K)
+        gain = decay
+        if GATE == 1:
+            decay = gl.load(rates + (here + HV) * (2 * C) + C - 1, mask=chunk + 1 < high, other=0.0)
+        if OUT:
+            r = warpgroup_mma_wait(1, [r])
+        else:
+            r, old = warpgroup_mma_wait(0, [r, old])
+        if GATE == 1:
+            r = r * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        if IDENTITY:
+            r = -r
+        else:
+            r = vs.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
+        asked = gl.convert_layout((r * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        e = issue(asked, Ms.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o, old = warpgroup_mma_wait(1, [o, old])
+            o = o * scale
+            if GATE == 1:
+                o = o * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        e, asked = warpgroup_mma_wait(0, [e, asked])
+        e = r - e
+        x = e * betas.index(stage).load(by_token)[None, :]
+        if GATE == 1:
+            added = x * rs.index(stage).slice(C, C).load(by_token)[None, :]
+            S = S * gain
+        else:
+            added = x
+        if GATE == 2:
+            S = S * rs.index(stage).load(gl.SliceLayout(0, wide))[None, :]
+        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
+        S = issue(added, (ws if GATE == 2 else ks).index(stage), S, False)
+        if KEEP:
+            vs.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
+        if OUT:
+            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
+            o = issue(x, As.index(stage).permute((1, 0)), o, False)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            o, x = warpgroup_mma_wait(0, [o, x])
+            vs.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
+        else:
+            S, added = warpgroup_mma_wait(0, [S, added])
+        betas.index(free).store(coming)
+    if OUT or KEEP:
+        rest = (high > low).to(gl.int32) * (limit - (high - 1) * C)
+        written = (high - 1).to(gl.int64) * (C * HV * V)
+        put((out if OUT else errors) + written, vs.index((high - 1 - low) % STAGES), HV * V, rest, C, BV)
+    if END:
+        gl.store(end + at + there, S)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def backwards(
+    q, k, do, beta, write, A, M, rates, start, end, kept, adjoint,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.backwards`."""
+    NV: gl.constexpr = V // BV
+    pid = gl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+    do += b * ob + bos * ot + hv.to(gl.int64) * oh + iv * BV
+    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+    if KEEP:
+        adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
+        kept += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    RATES: gl.constexpr = 2 * C if GATE == 1 else K
+    qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    os = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
+    As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    ws = ks
+    rs = betas
+    if GATE == 2:
+        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    if GATE > 0:
+        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
+    if KEEP:
+        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+
+    dS = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, gl.SliceLayout(0, wide))[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if START:
+        dS = dS + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    decay = 1.0
+    if GATE == 1:
+        decay = gl.load(rates + ((chunk0 + high - 1) * HV + hv) * (2 * C) + C - 1, mask=low < high, other=0.0)
+    for slot in gl.static_range(STAGES - 1):
+        betas.index(slot).store(
+            fetch(
+                (chunk0 + high - 1 - slot) * HV + hv, (high - 1 - slot) * C, limit, (high - 1 - slot >= low).to(gl.int32),
+                k, write, M, rates, beta, do, q, A,
+                ks.index(slot), ws.index(slot), Ms.index(slot), rs.index(slot), betas.index(slot), os.index(slot),
+                qs.index(slot), As.index(slot), kt, bt, ot, qt, K, C, BV, GATE, True, False,
+            )
+        )  # fmt: skip
+
+    for step in range(low, high):
+        chunk = low + high - 1 - step
+        row = chunk * C
+        stage = (step - low) % STAGES
+        here = (chunk0 + chunk) * HV + hv
+        async_copy.wait_group(STAGES - 2)
+        fence_async_shared()
+        gl.thread_barrier()
+        given = os.index(stage).permute((1, 0)).load(left(C))
+        own = issue(given, As.index(stage), zeros, True)
+        old = gl.convert_layout(dS.to(gl.bfloat16), left(C))
+        dx = issue(old, (ws if GATE == 2 else ks).index(stage).permute((1, 0)), zeros, True)
+        ahead = chunk - (STAGES - 1)
+        free = (step - low + STAGES - 1) % STAGES
+        if KEEP:
+            rest = (step > low).to(gl.int32) * (limit - row - C)
+            put(adjoint + (row + C).to(gl.int64) * (HV * V), os.index(free), HV * V, rest, C, BV)
+        coming = fetch(
+            (chunk0 + ahead) * HV + hv, ahead * C, limit, (ahead >= low).to(gl.int32), k, write, M, rates, beta, do, q, A,
+            ks.index(free), ws.index(free), Ms.index(free), rs.index(free), betas.index(free), os.index(free),
+            qs.index(free), As.index(free), kt, bt, ot, qt, K, C, BV, GATE, True, False,
+        )  # fmt: skip
+        if KEEP:
+            whole.store(dS.to(gl.bfloat16))
+            put(kept + here * (K * V), whole, K, BV, BV, K)
+        read = given.to(gl.float32) * scale
+        if GATE == 1:
+            read = read * rs.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
+            dS = dS * decay
+            decay = gl.load(rates + (here - HV) * (2 * C) + C - 1, mask=step + 1 < high, other=0.0)
+        if GATE == 2:
+            dS = dS * rs.index(stage).load(gl.SliceLayout(0, wide))[None, :]
+        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
+        dS = issue(read, qs.index(stage), dS, False)
+        dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
+        if GATE == 1:
+            dx = dx * rs.index(stage).slice(C, C).load(by_token)[None, :]
+        dx = dx + own
+        asked = gl.convert_layout((dx * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        y = issue(asked, Ms.index(stage), zeros, True)
+        dS, read = warpgroup_mma_wait(1, [dS, read])
+        y, asked = warpgroup_mma_wait(0, [y, asked])
+        y = dx - y
+        if KEEP:
+            os.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
+        dr = -y * betas.index(stage).load(by_token)[None, :]
+        if GATE == 1:
+            dr = dr * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
+        dS = issue(dr, ks.index(stage), dS, False)
+        dS, dr = warpgroup_mma_wait(0, [dS, dr])
+        betas.index(free).store(coming)
+    if KEEP:
+        rest = (high > low).to(gl.int32) * (limit - low * C)
+        put(adjoint + low.to(gl.int64) * (C * HV * V), os.index((high - 1 - low) % STAGES), HV * V, rest, C, BV)
+    if END:
+        gl.store(end + at + there, dS)
+
+
+@gluon.jit
+def add(a, b):
+    """The sum, for scans."""
+    return a + b
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
+    DT: gl.constexpr, ST: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (L - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = (b * T + bos + row) * HV + hv
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
+    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
+    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
+    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    if GATE == 1:
+        rates += here * (2 * C)
+        early = gl.load(rates + t)
+        late = gl.load(rates + C + t)
+        decay = gl.load(rates + C - 1)
+        g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
+        j = gl.arange(0, C, scan)
+        bg = gl.maximum(gl.load(g + j * gt, mask=j < count, other=0.0).to(gl.float32), -112.0)
+        G = gl.associative_scan(bg, 0, add) * 1.4426950408889634
+        E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
+        D = gl.exp2(gl.minimum(E, 0.0))
+
+    async_copy.wait_group(2)
+    fence_async_shared()
+    gl.thread_barrier()
+    dA = issue(given, e.permute((1, 0)), zeros, True)
+    dL = issue(y, e.permute((1, 0)), zeros, True)
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(given, S, zeros, True)
+    compared = issue(y, S, zeros, True)
+    wrote = issue(e, dS, zeros, True)
+    dA = warpgroup_mma_wait(4, [dA])
+    dL = warpgroup_mma_wait(3, [dL])
+    if ik == 0:
+        own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
+        gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
+    dA = dA * (scale * beta_s[None, :])
+    dL = dL * (-beta_t[:, None] * beta_s[None, :])
+    if GATE == 1:
+        dA = dA * D
+        dL = dL * D
+    dA = gl.where(s[None, :] <= t[:, None], dA, 0.0).to(gl.bfloat16)
+    dL = gl.where(s[None, :] < t[:, None], dL, 0.0).to(gl.bfloat16)
+    sA.store(dA)
+    sL.store(dL)
+    dA = gl.convert_layout(dA, left(C))
+    dL = gl.convert_layout(dL, left(C))
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+
+    read = warpgroup_mma_wait(2, [read])
+    read = read * (scale * early[:, None] if GATE == 1 else scale)
+    read = issue(dA, bk, read, False)
+    compared = warpgroup_mma_wait(2, [compared])
+    compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
+    compared = issue(dL, bk, compared, False)
+    wrote = warpgroup_mma_wait(2, [wrote])
+    wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
+    if GATE == 1:
+        key = bk.load(acc).to(gl.float32)
+        crossing = gl.sum(key * wrote, 1)
+    wrote = issue(sA.permute((1, 0)), bq, wrote, False)
+    wrote = issue(sL.permute((1, 0)), bk, wrote, False)
+
+    # While those run: the value's gradient, a part of it in every program, and what the gate of the whole chunk decays.
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
+    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    if NK == 1:
+        mine = y.load(layout)
+    elif ik == 0:
+        mine = y.slice(0, part, 1).load(layout)
+    else:
+        mine = y.slice(part, part, 1).load(layout)
+    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
+    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+    if GATE == 1:
+        both = S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32)
+        through = gl.sum(gl.sum(both, 1), 0) * decay
+
+    out: gl.constexpr = rows_of(BK)
+    r = gl.arange(0, C, gl.SliceLayout(1, out))
+    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
+    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
+    inside = (r < count)[:, None]
+    read, dA = warpgroup_mma_wait(3, [read, dA])
+    gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
+    gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
+    if GATE == 1:
+        across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)
+        across = gl.convert_layout(across, scan)
+        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
+        across = across + passed + gl.sum(crossing, 0) + through
+        across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+        gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
