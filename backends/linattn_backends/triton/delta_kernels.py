@@ -53,14 +53,6 @@ def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, B
 
 
 @triton.jit
-def eliminated(M, scaled, j, t, s):
-    """``M`` without what its rows owe to row ``j``, which is final."""
-    column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
-    row = tl.sum(tl.where(t == j, M, 0.0), 0)
-    return M - column[:, None] * row[None, :]
-
-
-@triton.jit
 def block(L, i: tl.constexpr, j: tl.constexpr, C: tl.constexpr):
     """Where block ``i, j`` of a ``[C, C]`` matrix is."""
     t = tl.arange(0, BLOCK)[:, None]
@@ -74,12 +66,20 @@ def minus(x, y, beta, z, PREC: tl.constexpr):
     return x - times(y * beta[None, :], z, PREC)
 
 
+@triton.jit
+def weights(beta, rows, L, stride, BETA: tl.constexpr):
+    """``beta`` of tokens, float32; ones if there is none."""
+    if BETA == 1:
+        return tl.load(beta + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)
+    return tl.full(rows.shape, 1.0, tl.float32)
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def solve(
     L, M, beta, owner, first, cu, T, PER, N, HV, bb, bt, bh,
     C: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64.
+    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64. ``L`` is overwritten.
 
     With ``M₁, M₂`` of two neighbours and ``L₂₁`` between them, ``M₂₁ = (I - M₂ beta) L₂₁ (I - beta M₁)``.
     """
@@ -95,38 +95,36 @@ def solve(
     M += at
     rows = piece * C + tl.arange(0, BLOCK)
     if BETA == 1:
-        p = beta + b * bb + bos * bt + hv.to(tl.int64) * bh
-        b0 = tl.load(p + rows.to(tl.int64) * bt, mask=rows < length, other=0.0).to(tl.float32)
-    else:
-        b0 = tl.full((BLOCK,), 1.0, tl.float32)
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    b0 = weights(beta, rows, length, bt, BETA)
+    b1 = weights(beta, rows + BLOCK, length, bt, BETA)
+    b2 = weights(beta, rows + 2 * BLOCK, length, bt, BETA)
+    b3 = weights(beta, rows + 3 * BLOCK, length, bt, BETA)
     type = M.dtype.element_ty
-    t = tl.arange(0, BLOCK)[:, None]
-    s = tl.arange(0, BLOCK)[None, :]
+
+    # The blocks on the diagonal, row after row: a column is a lane's, and so are its rows above.
+    column = tl.arange(0, C)
+    top = column // BLOCK * BLOCK
+    p = L + top * C + top
+    x = tl.load(p + column % BLOCK)
+    solved = (x,)
+    scaled = (x * weights(beta, piece * C + top, length, bt, BETA),)
+    for t in tl.static_range(1, BLOCK):
+        x = tl.load(p + t * C + column % BLOCK)
+        for s in tl.static_range(t):
+            x -= tl.load(p + t * C + s) * scaled[s]
+        solved = solved + (x,)
+        scaled = scaled + (x * weights(beta, piece * C + top + t, length, bt, BETA),)
+    tl.debug_barrier()
+    for t in tl.static_range(1, BLOCK):
+        tl.store(p + t * C + column % BLOCK, solved[t])
+    tl.debug_barrier()
     M00 = tl.load(block(L, 0, 0, C))
-    scaled0 = M00 * b0[None, :]
-    b1 = b0
-    b2 = b0
-    b3 = b0
     if C > BLOCK:
-        if BETA == 1:
-            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
         M11 = tl.load(block(L, 1, 1, C))
-        scaled1 = M11 * b1[None, :]
     if C > 2 * BLOCK:
-        if BETA == 1:
-            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
-            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
         M22 = tl.load(block(L, 2, 2, C))
         M33 = tl.load(block(L, 3, 3, C))
-        scaled2 = M22 * b2[None, :]
-        scaled3 = M33 * b3[None, :]
-    for j in range(BLOCK - 1):  # the blocks together: each waits for its own rows only
-        M00 = eliminated(M00, scaled0, j, t, s)
-        if C > BLOCK:
-            M11 = eliminated(M11, scaled1, j, t, s)
-        if C > 2 * BLOCK:
-            M22 = eliminated(M22, scaled2, j, t, s)
-            M33 = eliminated(M33, scaled3, j, t, s)
     tl.store(block(M, 0, 0, C), M00.to(type))
     if C > BLOCK:
         zero = tl.zeros((BLOCK, BLOCK), type)
