@@ -502,6 +502,8 @@ def gradients(
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
     compared = issue(dL, bk, compared, False)
     wrote = warpgroup_mma_wait(2, [wrote])
+    given._keep_alive()  # until what reads them is done, or the compiler gives their place away
+    e._keep_alive()
     wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
@@ -535,6 +537,10 @@ def gradients(
     read, dA = warpgroup_mma_wait(3, [read, dA])
     gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
+    bq._keep_alive()
+    bk._keep_alive()
+    sA._keep_alive()
+    sL._keep_alive()
     gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
     if GATE == 1:
         across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)

@@ -460,7 +460,7 @@ def carry(
 ):  # fmt: skip
     """The state before each segment (in place in ``local``) and after the last, from what segments make of zero and identity.
 
-    ``through [K, K]``; in reverse gradients, and its transpose.
+    ``through [K, K]``, its transpose for gradients in reverse.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -481,10 +481,7 @@ def carry(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
-    if REVERSE:
-        square = columns_k[None, :] * K + columns_k[:, None]
-    else:
-        square = columns_k[:, None] * K + columns_k[None, :]
+    square = columns_k[:, None] * K + columns_k[None, :]
     both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
     for step in range(low, high):
         i = step

@@ -290,7 +290,7 @@ def carried(call: Delta, pieces: Pieces, local: Tensor, start: Tensor | None, re
     far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
     launch(
         kernels.carry, call.N * HV * programs(1, V, 1, tile.BV), call,
-        local, pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
+        local, pieces.through.mT.contiguous() if reverse else pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
         K=K, V=V, BK=tile.BK, BV=tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
         PREC=call.tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
