@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .delta_kernels import span
 from .kernels import sequence_of
 
-__all__ = ["backwards", "forwards", "gradients"]
+__all__ = ["backwards", "forwards", "gradients", "vector_gradients"]
 
 
 @gluon.constexpr_function
@@ -549,3 +549,175 @@ def gradients(
         across = across + passed + gl.sum(crossing, 0) + through
         across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
+
+
+@gluon.jit
+def totals(ones, x, C: gl.constexpr, BK: gl.constexpr):
+    """``ones @ x`` in two bfloat16 terms, for a matrix of ones and zeros ``[C, C]`` and float32 ``x [C, BK]``."""
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    part = x.to(gl.bfloat16)
+    high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, part)
+    rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, (x - part.to(gl.float32)).to(gl.bfloat16))
+    fence_async_shared()
+    gl.thread_barrier()
+    ones = gl.convert_layout(ones.to(gl.bfloat16), left(C))
+    acc = gl.zeros((C, BK), gl.float32, sums(BK))
+    acc = issue(ones, high, acc, True)
+    acc = issue(ones, rest, acc, False)
+    acc, ones = warpgroup_mma_wait(0, [acc, ones])
+    high._keep_alive()
+    rest._keep_alive()
+    return acc
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def vector_gradients(
+    q, k, do, g, beta, errors, adjoint, dA, dL, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
+    owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    RANGE: gl.constexpr,
+):  # fmt: skip
+    """``dv, dbeta`` of one chunk and, by plain products, ``dq, dk, dg [C, BK]``; of a chunk that decays by ``2^RANGE``, in the
+    place of those, gradients of scores for :func:`.delta_vector.gradients`.
+    """
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (L - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = (b * T + bos + row) * HV + hv
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    type: gl.constexpr = g.dtype.element_ty
+    bg = gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    copy(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
+    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
+    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    least = gl.load(ranges + here)
+    one = zeros + 1.0
+
+    async_copy.wait_group(3)
+    gl.thread_barrier()
+    gate = gl.maximum(bg.load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+    c = gl.sum(gate, 0) * 0.5
+    half = gl.exp2(c)
+    G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+    async_copy.wait_group(2)
+    gl.thread_barrier()
+    key = bk.load(acc).to(gl.float32)
+    right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
+    early = gl.exp2(G)
+    behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
+    reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (bq.load(acc).to(gl.float32) * early).to(gl.bfloat16))
+
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    A = issue(given, e.permute((1, 0)), zeros, True)
+    own = issue(y, e.permute((1, 0)), zeros, True)
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(given, S, zeros, True)
+    A, own = warpgroup_mma_wait(1, [A, own])
+    if ik == 0:
+        both = gl.sum(gl.where(t[:, None] == s[None, :], own, 0.0), 1)
+        gl.store(dbeta + head + t * HV, both.to(dbeta.dtype.element_ty), mask=t < count)
+    A = gl.where(s[None, :] <= t[:, None], A * (scale * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    own = gl.where(s[None, :] < t[:, None], own * (-beta_t[:, None] * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    if least <= -RANGE:
+        if ik == 0:
+            place = here * (C * C) + t[:, None] * C + s[None, :]
+            gl.store(dA + place, A.to(dA.dtype.element_ty))
+            gl.store(dL + place, own.to(dL.dtype.element_ty))
+    read = warpgroup_mma_wait(0, [read])
+    given._keep_alive()
+    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+    fence_async_shared()
+    gl.thread_barrier()
+    compared = issue(y, S, zeros, True)
+    wrote = issue(e, dS, zeros, True)
+    met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
+    read = issue(sA, right, read * (scale * half)[None, :], False)
+    compared = warpgroup_mma_wait(2, [compared])
+    compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+    wrote = warpgroup_mma_wait(2, [wrote])
+    e._keep_alive()
+    S._keep_alive()
+    dS._keep_alive()
+    wrote = wrote * beta_t[:, None] * half[None, :]
+    through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
+    wrote = issue(sA.permute((1, 0)), reads, wrote, False)
+    wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
+    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    if NK == 1:
+        mine = y.load(layout)
+    elif ik == 0:
+        mine = y.slice(0, part, 1).load(layout)
+    else:
+        mine = y.slice(part, part, 1).load(layout)
+    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
+    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+
+    out: gl.constexpr = rows_of(BK)
+    r = gl.arange(0, C, gl.SliceLayout(1, out))
+    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
+    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
+    inside = (r < count)[:, None] & (least > -RANGE)
+    early = gl.exp2(G)
+    read = warpgroup_mma_wait(3, [read])
+    gl.store(dq + place, gl.convert_layout((read * early).to(dq.dtype.element_ty), out), mask=inside)
+    crossing = reads.load(acc).to(gl.float32) * read
+    compared = warpgroup_mma_wait(2, [compared])
+    crossing += behind.load(acc).to(gl.float32) * compared
+    wrote = warpgroup_mma_wait(0, [wrote])
+    sA._keep_alive()
+    sL._keep_alive()
+    reads._keep_alive()
+    behind._keep_alive()
+    crossing -= right.load(acc).to(gl.float32) * wrote
+    wrote = compared * early + wrote * gl.exp2(-G)
+    gl.store(dk + place, gl.convert_layout(wrote.to(dk.dtype.element_ty), out), mask=inside)
+    gates = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+    gl.store(dg + place, gl.convert_layout(gates.to(dg.dtype.element_ty), out), mask=inside)
