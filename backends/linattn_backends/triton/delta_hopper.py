@@ -11,7 +11,7 @@ Plain Triton waits for every product whose left operand is in registers, and for
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from .delta_kernels import span
 from .kernels import sequence_of
@@ -69,28 +69,227 @@ def issue(a, b, acc, START: gl.constexpr):
 
 
 @gluon.jit
-def fetch(
-    at, row, limit, there, k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, kt, bt, vt, qt,
+def barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
+    """Of the rings: copied, read by all ``CONSUMERS``, results made; of the state's copy: made, stored."""
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    kept_full = gl.allocate_shared_memory(gl.int64, [1], layout)
+    kept_free = gl.allocate_shared_memory(gl.int64, [1], layout)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
+        mbarrier.init(free.index(stage), count=CONSUMERS)
+        mbarrier.init(made.index(stage), count=1)
+    mbarrier.init(kept_full, count=1)
+    mbarrier.init(kept_free, count=1)
+    return ready, free, made, kept_full, kept_free
+
+
+@gluon.jit
+def bring(
+    k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free,
+    chunk0, low, high, limit, hv, HV, kt, bt, vt, qt,
     K: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    REVERSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy what chunk ``at`` brings, which begins at ``row``, into one stage of the rings; nothing unless ``there``."""
-    count = (limit - row) * there
-    far = row.to(gl.int64)
-    copy(ks, k + far * kt, kt, count, C, K)
-    copy(Ms, M + at * (C * C), C, there * C, C, C)
-    if GATE == 1:
-        copy_line(rs, rates + at * (2 * C), there != 0, 2 * C)
-    if GATE == 2:
-        copy_line(rs, rates + at * K, there != 0, K)
-        copy(ws, write + far * kt, kt, count, C, K)
-    if not IDENTITY:
-        copy(vs, v + far * vt, vt, count, C, BV)
-    if OUT:
-        copy(qs, q + far * qt, qt, count, C, K)
-        copy(As, A + at * (C * C), C, there * C, C, C)
-    async_copy.commit_group()
+    """One warpgroup's work: copy what the chunks bring to shared memory, as places in its rings become free."""
     t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
-    return gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+    for n in range(high - low):
+        chunk = low + n
+        if REVERSE:
+            chunk = high - 1 - n
+        stage = n % STAGES
+        at = (chunk0 + chunk) * HV + hv
+        row = chunk * C
+        count = limit - row
+        far = row.to(gl.int64)
+        strengths = gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+        mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
+        copy(ks.index(stage), k + far * kt, kt, count, C, K)
+        if GATE == 2:
+            copy_line(rs.index(stage), rates + at * K, True, K)
+            copy(ws.index(stage), write + far * kt, kt, count, C, K)
+        if GATE == 1:
+            copy_line(rs.index(stage), rates + at * (2 * C), True, 2 * C)
+        if not IDENTITY:
+            copy(vs.index(stage), v + far * vt, vt, count, C, BV)
+        copy(Ms.index(stage), M + at * (C * C), C, C, C, C)
+        if OUT:
+            copy(qs.index(stage), q + far * qt, qt, count, C, K)
+            copy(As.index(stage), A + at * (C * C), C, C, C, C)
+        betas.index(stage).store(strengths)
+        async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+        gl.thread_barrier()
+        mbarrier.arrive(ready.index(stage), count=1)
+
+
+@gluon.jit
+def carry_off(
+    states, lines, whole, vs, kept_full, kept_free, made, free, chunk0, low, high, limit, hv, HV,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, KEEP: gl.constexpr, REVERSE: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Another's: store states, if ``KEEP``, and lines of values, which stand where a chunk's values did."""
+    for n in range(high - low):
+        chunk = low + n
+        if REVERSE:
+            chunk = high - 1 - n
+        stage = n % STAGES
+        row = chunk * C
+        if KEEP:
+            mbarrier.wait(kept_full, n & 1)
+            put(states + ((chunk0 + chunk) * HV + hv) * (K * V), whole, K, BV, BV, K)
+            gl.thread_barrier()
+            mbarrier.arrive(kept_free, count=1)
+        mbarrier.wait(made.index(stage), (n // STAGES) & 1)
+        put(lines + row.to(gl.int64) * (HV * V), vs.index(stage), HV * V, limit - row, C, BV)
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+
+
+@gluon.jit
+def forwards_chain(
+    start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The first's: the walk itself."""
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    S = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if IDENTITY:
+        S = gl.where(columns_k == columns_v, 1.0, S)
+    if START:
+        S = S + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(high - low):
+        stage = n % STAGES
+        mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
+        fence_async_shared()
+        old = gl.convert_layout(S.to(gl.bfloat16), left(C))
+        r = issue(old, ks.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o = issue(old, qs.index(stage).permute((1, 0)), zeros, True)
+        if KEEP:
+            mbarrier.wait(kept_free, (n & 1) ^ 1)
+            whole.store(S.to(gl.bfloat16))
+            gl.thread_barrier()
+            mbarrier.arrive(kept_full, count=1)
+        if GATE == 1:
+            S = S * rs.index(stage).slice(C - 1, 1).load(by_key)[None, :]
+        if GATE == 2:
+            S = S * rs.index(stage).load(by_key)[None, :]
+        if OUT:
+            r = warpgroup_mma_wait(1, [r])
+        else:
+            r, old = warpgroup_mma_wait(0, [r, old])
+        if GATE == 1:
+            r = r * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        if IDENTITY:
+            r = -r
+        else:
+            r = vs.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
+        asked = gl.convert_layout((r * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        e = issue(asked, Ms.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o, old = warpgroup_mma_wait(1, [o, old])
+            o = o * scale
+            if GATE == 1:
+                o = o * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        e, asked = warpgroup_mma_wait(0, [e, asked])
+        e = r - e
+        x = e * betas.index(stage).load(by_token)[None, :]
+        added = x
+        if GATE == 1:
+            added = x * rs.index(stage).slice(C, C).load(by_token)[None, :]
+        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
+        S = issue(added, (ws if GATE == 2 else ks).index(stage), S, False)
+        if KEEP:
+            vs.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
+        if OUT:
+            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
+            o = issue(x, As.index(stage).permute((1, 0)), o, False)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            o, x = warpgroup_mma_wait(0, [o, x])
+            vs.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
+        else:
+            S, added = warpgroup_mma_wait(0, [S, added])
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+        if OUT or KEEP:
+            mbarrier.arrive(made.index(stage), count=1)
+    if END:
+        gl.store(end + at + there, S)
+
+
+@gluon.jit
+def backwards_chain(
+    start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The same, from the last chunk."""
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    dS = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if START:
+        dS = dS + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(high - low):
+        stage = n % STAGES
+        mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
+        fence_async_shared()
+        old = gl.convert_layout(dS.to(gl.bfloat16), left(C))
+        dx = issue(old, (ws if GATE == 2 else ks).index(stage).permute((1, 0)), zeros, True)
+        given = os.index(stage).permute((1, 0)).load(left(C))
+        own = issue(given, As.index(stage), zeros, True)
+        if KEEP:
+            mbarrier.wait(kept_free, (n & 1) ^ 1)
+            whole.store(dS.to(gl.bfloat16))
+            gl.thread_barrier()
+            mbarrier.arrive(kept_full, count=1)
+        read = given.to(gl.float32) * scale
+        if GATE == 1:
+            read = read * rs.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
+            dS = dS * rs.index(stage).slice(C - 1, 1).load(by_key)[None, :]
+        if GATE == 2:
+            dS = dS * rs.index(stage).load(by_key)[None, :]
+        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
+        dS = issue(read, qs.index(stage), dS, False)
+        dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
+        if GATE == 1:
+            dx = dx * rs.index(stage).slice(C, C).load(by_token)[None, :]
+        dx = dx + own
+        asked = gl.convert_layout((dx * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        y = issue(asked, Ms.index(stage), zeros, True)
+        dS, read = warpgroup_mma_wait(1, [dS, read])
+        y, asked = warpgroup_mma_wait(0, [y, asked])
+        y = dx - y
+        dr = -y * betas.index(stage).load(by_token)[None, :]
+        if GATE == 1:
+            dr = dr * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
+        dS = issue(dr, ks.index(stage), dS, False)
+        if KEEP:
+            os.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
+        dS, dr = warpgroup_mma_wait(0, [dS, dr])
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+        if KEEP:
+            mbarrier.arrive(made.index(stage), count=1)
+    if END:
+        gl.store(end + at + there, dS)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -130,13 +329,11 @@ def forwards(
         kept += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
 
-    wide: gl.constexpr = sums(K)
-    narrow: gl.constexpr = sums(C)
-    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
     tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     RATES: gl.constexpr = 2 * C if GATE == 1 else K
+    SILENT: gl.constexpr = not (OUT or KEEP)
     ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
     Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
@@ -145,6 +342,7 @@ def forwards(
     vs = Ms
     qs = ks
     As = Ms
+    whole = ks.index(0)
     if GATE == 2:
         ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
     if GATE > 0:
@@ -156,105 +354,11 @@ def forwards(
         As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     if KEEP:
         whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
-
-    S = gl.zeros((BV, K), gl.float32, wide)
-    columns_k = gl.arange(0, K, gl.SliceLayout(0, wide))[None, :]
-    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
-    there = columns_k * V + columns_v
-    if IDENTITY:
-        S = gl.where(columns_k == columns_v, 1.0, S)
-    if START:
-        S = S + gl.load(start + at + there).to(gl.float32)
-    zeros = gl.zeros((BV, C), gl.float32, narrow)
-    decay = 1.0
-    if GATE == 1:
-        decay = gl.load(rates + ((chunk0 + low) * HV + hv) * (2 * C) + C - 1, mask=low < high, other=0.0)
-    for slot in gl.static_range(STAGES - 1):
-        betas.index(slot).store(
-            fetch(
-                (chunk0 + low + slot) * HV + hv, (low + slot) * C, limit, (low + slot < high).to(gl.int32),
-                k, write, M, rates, beta, v, q, A,
-                ks.index(slot), ws.index(slot), Ms.index(slot), rs.index(slot), betas.index(slot), vs.index(slot),
-                qs.index(slot), As.index(slot), kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY,
-            )
-        )  # fmt: skip
-
-    for chunk in range(low, high):
-        row = chunk * C
-        stage = (chunk - low) % STAGES
-        here = (chunk0 + chunk) * HV + hv
-        async_copy.wait_group(STAGES - 2)
-        fence_async_shared()
-        gl.thread_barrier()
-        old = gl.convert_layout(S.to(gl.bfloat16), left(C))
-        r = issue(old, ks.index(stage).permute((1, 0)), zeros, True)
-        if OUT:
-            o = issue(old, qs.index(stage).permute((1, 0)), zeros, True)
-
-        # While that runs: what comes STAGES - 1 chunks later, and the stores of the chunk before.
-        ahead = chunk + STAGES - 1
-        free = (chunk - low + STAGES - 1) % STAGES
-        if OUT or KEEP:
-            before = (chunk > low).to(gl.int32) * C
-            written = (row - C).to(gl.int64) * (HV * V)
-            put((out if OUT else errors) + written, vs.index(free), HV * V, before, C, BV)
-        coming = fetch(
-            (chunk0 + ahead) * HV + hv, ahead * C, limit, (ahead < high).to(gl.int32), k, write, M, rates, beta, v, q, A,
-            ks.index(free), ws.index(free), Ms.index(free), rs.index(free), betas.index(free), vs.index(free),
-            qs.index(free), As.index(free), kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY,
-        )  # fmt: skip
-        if KEEP:
-            whole.store(S.to(gl.bfloat16))
-            put(kept + here * (K * V), whole, K, BV, BV, K)
-        gain = decay
-        if GATE == 1:
-            decay = gl.load(rates + (here + HV) * (2 * C) + C - 1, mask=chunk + 1 < high, other=0.0)
-        if OUT:
-            r = warpgroup_mma_wait(1, [r])
-        else:
-            r, old = warpgroup_mma_wait(0, [r, old])
-        if GATE == 1:
-            r = r * rs.index(stage).slice(0, C).load(by_token)[None, :]
-        if IDENTITY:
-            r = -r
-        else:
-            r = vs.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
-        asked = gl.convert_layout((r * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
-        e = issue(asked, Ms.index(stage).permute((1, 0)), zeros, True)
-        if OUT:
-            o, old = warpgroup_mma_wait(1, [o, old])
-            o = o * scale
-            if GATE == 1:
-                o = o * rs.index(stage).slice(0, C).load(by_token)[None, :]
-        e, asked = warpgroup_mma_wait(0, [e, asked])
-        e = r - e
-        x = e * betas.index(stage).load(by_token)[None, :]
-        if GATE == 1:
-            added = x * rs.index(stage).slice(C, C).load(by_token)[None, :]
-            S = S * gain
-        else:
-            added = x
-        if GATE == 2:
-            S = S * rs.index(stage).load(gl.SliceLayout(0, wide))[None, :]
-        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
-        S = issue(added, (ws if GATE == 2 else ks).index(stage), S, False)
-        if KEEP:
-            vs.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
-        if OUT:
-            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
-            o = issue(x, As.index(stage).permute((1, 0)), o, False)
-            S, added = warpgroup_mma_wait(1, [S, added])
-            o, x = warpgroup_mma_wait(0, [o, x])
-            vs.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
-        else:
-            S, added = warpgroup_mma_wait(0, [S, added])
-        betas.index(free).store(coming)
-    if OUT or KEEP:
-        rest = (high > low).to(gl.int32) * (limit - (high - 1) * C)
-        written = (high - 1).to(gl.int64) * (C * HV * V)
-        put((out if OUT else errors) + written, vs.index((high - 1 - low) % STAGES), HV * V, rest, C, BV)
-    if END:
-        gl.store(end + at + there, S)
+    ready, free, made, kept_full, kept_free = barriers(1 if SILENT else 2, STAGES)
+    if SILENT:
+        gl.warp_specialize([(forwards_chain, (start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, OUT, IDENTITY, STAGES)), (bring, (k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free, chunk0, low, high, limit, hv, HV, kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY, False, STAGES))], [4], [112])
+    else:
+        gl.warp_specialize([(forwards_chain, (start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, OUT, IDENTITY, STAGES)), (bring, (k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free, chunk0, low, high, limit, hv, HV, kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY, False, STAGES)), (carry_off, (kept, out if OUT else errors, whole, vs, kept_full, kept_free, made, free, chunk0, low, high, limit, hv, HV, K, V, C, BV, KEEP, False, STAGES))], [4, 4], [112, 112])
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -289,9 +393,6 @@ def backwards(
         kept += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
 
-    wide: gl.constexpr = sums(K)
-    narrow: gl.constexpr = sums(C)
-    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
     tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -304,90 +405,18 @@ def backwards(
     betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
     ws = ks
     rs = betas
+    whole = ks.index(0)
     if GATE == 2:
         ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
     if GATE > 0:
         rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
     if KEEP:
         whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
-
-    dS = gl.zeros((BV, K), gl.float32, wide)
-    columns_k = gl.arange(0, K, gl.SliceLayout(0, wide))[None, :]
-    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
-    there = columns_k * V + columns_v
-    if START:
-        dS = dS + gl.load(start + at + there).to(gl.float32)
-    zeros = gl.zeros((BV, C), gl.float32, narrow)
-    decay = 1.0
-    if GATE == 1:
-        decay = gl.load(rates + ((chunk0 + high - 1) * HV + hv) * (2 * C) + C - 1, mask=low < high, other=0.0)
-    for slot in gl.static_range(STAGES - 1):
-        betas.index(slot).store(
-            fetch(
-                (chunk0 + high - 1 - slot) * HV + hv, (high - 1 - slot) * C, limit, (high - 1 - slot >= low).to(gl.int32),
-                k, write, M, rates, beta, do, q, A,
-                ks.index(slot), ws.index(slot), Ms.index(slot), rs.index(slot), betas.index(slot), os.index(slot),
-                qs.index(slot), As.index(slot), kt, bt, ot, qt, K, C, BV, GATE, True, False,
-            )
-        )  # fmt: skip
-
-    for step in range(low, high):
-        chunk = low + high - 1 - step
-        row = chunk * C
-        stage = (step - low) % STAGES
-        here = (chunk0 + chunk) * HV + hv
-        async_copy.wait_group(STAGES - 2)
-        fence_async_shared()
-        gl.thread_barrier()
-        given = os.index(stage).permute((1, 0)).load(left(C))
-        own = issue(given, As.index(stage), zeros, True)
-        old = gl.convert_layout(dS.to(gl.bfloat16), left(C))
-        dx = issue(old, (ws if GATE == 2 else ks).index(stage).permute((1, 0)), zeros, True)
-        ahead = chunk - (STAGES - 1)
-        free = (step - low + STAGES - 1) % STAGES
-        if KEEP:
-            rest = (step > low).to(gl.int32) * (limit - row - C)
-            put(adjoint + (row + C).to(gl.int64) * (HV * V), os.index(free), HV * V, rest, C, BV)
-        coming = fetch(
-            (chunk0 + ahead) * HV + hv, ahead * C, limit, (ahead >= low).to(gl.int32), k, write, M, rates, beta, do, q, A,
-            ks.index(free), ws.index(free), Ms.index(free), rs.index(free), betas.index(free), os.index(free),
-            qs.index(free), As.index(free), kt, bt, ot, qt, K, C, BV, GATE, True, False,
-        )  # fmt: skip
-        if KEEP:
-            whole.store(dS.to(gl.bfloat16))
-            put(kept + here * (K * V), whole, K, BV, BV, K)
-        read = given.to(gl.float32) * scale
-        if GATE == 1:
-            read = read * rs.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
-            dS = dS * decay
-            decay = gl.load(rates + (here - HV) * (2 * C) + C - 1, mask=step + 1 < high, other=0.0)
-        if GATE == 2:
-            dS = dS * rs.index(stage).load(gl.SliceLayout(0, wide))[None, :]
-        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
-        dS = issue(read, qs.index(stage), dS, False)
-        dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
-        if GATE == 1:
-            dx = dx * rs.index(stage).slice(C, C).load(by_token)[None, :]
-        dx = dx + own
-        asked = gl.convert_layout((dx * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
-        y = issue(asked, Ms.index(stage), zeros, True)
-        dS, read = warpgroup_mma_wait(1, [dS, read])
-        y, asked = warpgroup_mma_wait(0, [y, asked])
-        y = dx - y
-        if KEEP:
-            os.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
-        dr = -y * betas.index(stage).load(by_token)[None, :]
-        if GATE == 1:
-            dr = dr * rs.index(stage).slice(0, C).load(by_token)[None, :]
-        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
-        dS = issue(dr, ks.index(stage), dS, False)
-        dS, dr = warpgroup_mma_wait(0, [dS, dr])
-        betas.index(free).store(coming)
+    ready, free, made, kept_full, kept_free = barriers(2 if KEEP else 1, STAGES)
     if KEEP:
-        rest = (high > low).to(gl.int32) * (limit - low * C)
-        put(adjoint + low.to(gl.int64) * (C * HV * V), os.index((high - 1 - low) % STAGES), HV * V, rest, C, BV)
-    if END:
-        gl.store(end + at + there, dS)
+        gl.warp_specialize([(backwards_chain, (start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, STAGES)), (bring, (k, write, M, rates, beta, do, q, A, ks, ws, Ms, rs, betas, os, qs, As, ready, free, chunk0, low, high, limit, hv, HV, kt, bt, ot, qt, K, C, BV, GATE, True, False, True, STAGES)), (carry_off, (kept, adjoint, whole, os, kept_full, kept_free, made, free, chunk0, low, high, limit, hv, HV, K, V, C, BV, True, True, STAGES))], [4, 4], [112, 112])
+    else:
+        gl.warp_specialize([(backwards_chain, (start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, STAGES)), (bring, (k, write, M, rates, beta, do, q, A, ks, ws, Ms, rs, betas, os, qs, As, ready, free, chunk0, low, high, limit, hv, HV, kt, bt, ot, qt, K, C, BV, GATE, True, False, True, STAGES))], [4], [112])
 
 
 @gluon.jit
@@ -504,6 +533,7 @@ def gradients(
     wrote = warpgroup_mma_wait(2, [wrote])
     given._keep_alive()  # until what reads them is done, or the compiler gives their place away
     e._keep_alive()
+    gl.thread_barrier()  # every warp waits for its own rows of a product only
     wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
@@ -667,6 +697,7 @@ def vector_gradients(
             gl.store(dL + place, own.to(dL.dtype.element_ty))
     read = warpgroup_mma_wait(0, [read])
     given._keep_alive()
+    gl.thread_barrier()
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
     fence_async_shared()
@@ -681,6 +712,7 @@ def vector_gradients(
     e._keep_alive()
     S._keep_alive()
     dS._keep_alive()
+    gl.thread_barrier()
     wrote = wrote * beta_t[:, None] * half[None, :]
     through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
     wrote = issue(sA.permute((1, 0)), reads, wrote, False)
@@ -716,8 +748,107 @@ def vector_gradients(
     sL._keep_alive()
     reads._keep_alive()
     behind._keep_alive()
+    gl.thread_barrier()
     crossing -= right.load(acc).to(gl.float32) * wrote
     wrote = compared * early + wrote * gl.exp2(-G)
     gl.store(dk + place, gl.convert_layout(wrote.to(dk.dtype.element_ty), out), mask=inside)
     gates = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
     gl.store(dg + place, gl.convert_layout(gates.to(dg.dtype.element_ty), out), mask=inside)
+
+
+@gluon.jit
+def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def vector_prepare(
+    q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_vector.prepare` by plain products, whatever the chunk decays by; without ``SCORES`` as ``decayed``."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (length - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = ((b * T + bos + row) * HV + hv) * K
+    q += b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh
+    g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
+
+    type: gl.constexpr = g.dtype.element_ty
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    gs = gl.allocate_shared_memory(type, [NK, C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    qs = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    for ik in gl.static_range(NK):
+        copy(gs.index(ik), g + ik * BK, gt, count, C, BK)
+        copy(qs.index(ik), q + ik * BK, qt, count, C, BK)
+        copy(ks.index(ik), k + ik * BK, kt, count, C, BK)
+        async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))
+    one = gl.full((C, C), 1.0, gl.float32, acc)
+    before = gl.where(s[None, :] <= t[:, None], one, 0.0)
+    qw = gl.zeros((C, C), gl.float32, acc)
+    rw = gl.zeros((C, C), gl.float32, acc)
+    least = 0.0
+    for ik in gl.static_range(NK):
+        async_copy.wait_group(NK - 1 - ik)
+        gl.thread_barrier()
+        gate = gl.maximum(gs.index(ik).load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+        whole = gl.sum(gate, 0)
+        gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
+        least = gl.minimum(least, gl.min(whole, 0))
+        G = totals(before, gate, C, BK)
+        place = head + ik * BK
+        if SCORES:
+            c = whole * 0.5
+            half = gl.exp2(c)[None, :]
+            G = G - c[None, :]
+            key = ks.index(ik).load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
+            fence_async_shared()
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            early = gl.exp2(G)
+            key = key * early
+            left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
+            gl.thread_barrier()
+            rw = issue(left_k, wrote.permute((1, 0)), rw, False)
+            asked = qs.index(ik).load(acc).to(gl.float32) * early
+            left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
+            qw = issue(left_q, wrote.permute((1, 0)), qw, False)
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+            rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
+            wrote._keep_alive()
+            gl.thread_barrier()
+        else:
+            later = gl.exp2(totals(one - before, gate, C, BK))
+            early = gl.exp2(G)
+            key = ks.index(ik).load(acc).to(gl.float32)
+            spread(write + place, (key * later).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(compare + place, (key * early).to(gl.bfloat16), HV * K, count, C, BK)
+            asked = qs.index(ik).load(acc).to(gl.float32) * early
+            spread(read + place, asked.to(gl.bfloat16), HV * K, count, C, BK)
+    gl.store(ranges + here, least)
+    if SCORES:
+        square = here * (C * C)
+        qw = gl.where(s[None, :] <= t[:, None], qw * scale, 0.0)
+        spread(A + square, qw.to(gl.bfloat16), C, C, C, C)
+        gl.store(L + square + t[:, None] * C + s[None, :], gl.where(s[None, :] < t[:, None], rw, 0.0))

@@ -191,17 +191,26 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
+    module = module_for(call, call.q, call.k, call.g)
+    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
+    if module is not kernels:
+        launch(
+            module.vector_prepare, count, call,
+            call.q, call.k, call.g, ready.A, L, ready.rates, ready.q, ready.k, ready.write, ready.ranges, *where, call.scale,
+            *strided, K=K, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None,
+            num_warps=4,
+        )  # fmt: skip
     strided = (*strided, *strides(call.a), *strides(call.b))
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
-    if scores is not None:
-        del shared["PREC"]
-        launch(
-            vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
-        )  # fmt: skip
+    if L is None:
+        if module is kernels:
+            del shared["PREC"]
+            launch(
+                vector.decayed, count, call,
+                call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+            )  # fmt: skip
         return ready
-    L = torch.empty_like(fresh.M, dtype=torch.float32)
-    for slow in (False, True):
+    for slow in (False, True) if module is kernels else (True,):
         launch(
             vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
             call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
