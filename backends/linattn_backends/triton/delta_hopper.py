@@ -851,4 +851,5 @@ def vector_prepare(
         square = here * (C * C)
         qw = gl.where(s[None, :] <= t[:, None], qw * scale, 0.0)
         spread(A + square, qw.to(gl.bfloat16), C, C, C, C)
-        gl.store(L + square + t[:, None] * C + s[None, :], gl.where(s[None, :] < t[:, None], rw, 0.0))
+        rw = gl.where(s[None, :] < t[:, None], rw, 0.0)
+        gl.store(L + square + t[:, None] * C + s[None, :], rw, mask=s[None, :] // 16 <= t[:, None] // 16)

@@ -102,19 +102,32 @@ def solve(
     b3 = weights(beta, rows + 3 * BLOCK, length, bt, BETA)
     type = M.dtype.element_ty
 
-    # The blocks on the diagonal, row after row: a column is a lane's, and so are its rows above.
+    # Everything is asked for at once. Then the blocks on the diagonal, row after row: a column is a lane's, and so are its rows
+    # above; the factors, which all lanes of a block share, come from the cache.
     column = tl.arange(0, C)
     top = column // BLOCK * BLOCK
     p = L + top * C + top
-    x = tl.load(p + column % BLOCK)
-    solved = (x,)
-    scaled = (x * weights(beta, piece * C + top, length, bt, BETA),)
+    given = ()
+    strengths = ()
+    for t in tl.static_range(BLOCK):
+        given = given + (tl.load(p + t * C + column % BLOCK),)
+        strengths = strengths + (weights(beta, piece * C + top + t, length, bt, BETA),)
+    if C > BLOCK:
+        L10 = tl.load(block(L, 1, 0, C))
+    if C > 2 * BLOCK:
+        L32 = tl.load(block(L, 3, 2, C))
+        L20 = tl.load(block(L, 2, 0, C))
+        L30 = tl.load(block(L, 3, 0, C))
+        L21 = tl.load(block(L, 2, 1, C))
+        L31 = tl.load(block(L, 3, 1, C))
+    solved = (given[0],)
+    scaled = (given[0] * strengths[0],)
     for t in tl.static_range(1, BLOCK):
-        x = tl.load(p + t * C + column % BLOCK)
+        x = given[t]
         for s in tl.static_range(t):
             x -= tl.load(p + t * C + s) * scaled[s]
         solved = solved + (x,)
-        scaled = scaled + (x * weights(beta, piece * C + top + t, length, bt, BETA),)
+        scaled = scaled + (x * strengths[t],)
     tl.debug_barrier()
     for t in tl.static_range(1, BLOCK):
         tl.store(p + t * C + column % BLOCK, solved[t])
@@ -128,23 +141,17 @@ def solve(
     tl.store(block(M, 0, 0, C), M00.to(type))
     if C > BLOCK:
         zero = tl.zeros((BLOCK, BLOCK), type)
-        L10 = tl.load(block(L, 1, 0, C))
         Y = minus(L10, M11, b1, L10, PREC)
         M10 = minus(Y, Y, b0, M00, PREC)
         tl.store(block(M, 1, 1, C), M11.to(type))
         tl.store(block(M, 1, 0, C), M10.to(type))
         tl.store(block(M, 0, 1, C), zero)
     if C > 2 * BLOCK:
-        L32 = tl.load(block(L, 3, 2, C))
         Y = minus(L32, M33, b3, L32, PREC)
         M32 = minus(Y, Y, b2, M22, PREC)
         tl.store(block(M, 2, 2, C), M22.to(type))
         tl.store(block(M, 3, 3, C), M33.to(type))
         tl.store(block(M, 3, 2, C), M32.to(type))
-        L20 = tl.load(block(L, 2, 0, C))
-        L30 = tl.load(block(L, 3, 0, C))
-        L21 = tl.load(block(L, 2, 1, C))
-        L31 = tl.load(block(L, 3, 1, C))
         Y20 = minus(L20, M22, b2, L20, PREC)
         Y21 = minus(L21, M22, b2, L21, PREC)
         Y30 = minus(minus(L30, M33, b3, L30, PREC), M32, b2, L20, PREC)
@@ -165,7 +172,7 @@ def solve(
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def prepare(
     q, k, g, A, L, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
@@ -202,7 +209,10 @@ def prepare(
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
-    tl.store(L + square, kk)
+    if BETA == 2:
+        tl.store(L + square, kk)
+    else:  # solve reads no block above the diagonal
+        tl.store(L + square, kk, mask=s // BLOCK <= t // BLOCK)
 
 
 @triton.jit

@@ -176,7 +176,6 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     strided = (*strides(call.q), *strides(call.k), *strides(call.g))
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
-    del shared["BETA"]
     count = chunks.count * HV
     fresh = scores or Scores.empty(call)
     if call.gate < 2:
@@ -186,6 +185,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             call.q, call.k, call.g, fresh.A, L, fresh.rates, *where, call.scale, *strided, GATE=call.gate, **shared,
         )  # fmt: skip
         return Prepared(call.q, call.k, None, None, *fresh._replace(M=solved(call, chunks, L, fresh.M)), None)
+    del shared["BETA"]
     rows = functools.partial(new, (call.q.shape[0], T, HV, K), dtype=call.q.dtype)
     ready = Prepared(
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
