@@ -110,8 +110,8 @@ def solve(
     given = ()
     strengths = ()
     for t in tl.static_range(BLOCK):
-        given = given + (tl.load(p + t * C + column % BLOCK),)
-        strengths = strengths + (weights(beta, piece * C + top + t, length, bt, BETA),)
+        given = given + (tl.load(p + t * C + column % BLOCK),)  # noqa: RUF005
+        strengths = strengths + (weights(beta, piece * C + top + t, length, bt, BETA),)  # noqa: RUF005
     if C > BLOCK:
         L10 = tl.load(block(L, 1, 0, C))
     if C > 2 * BLOCK:
@@ -126,8 +126,8 @@ def solve(
         x = given[t]
         for s in tl.static_range(t):
             x -= tl.load(p + t * C + s) * scaled[s]
-        solved = solved + (x,)
-        scaled = scaled + (x * strengths[t],)
+        solved = solved + (x,)  # noqa: RUF005
+        scaled = scaled + (x * strengths[t],)  # noqa: RUF005
     tl.debug_barrier()
     for t in tl.static_range(1, BLOCK):
         tl.store(p + t * C + column % BLOCK, solved[t])

@@ -395,7 +395,8 @@ def pairs(
         do, call.beta, call.v, errors, adjoint, *scores, grads["v"], grads["beta"],
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
-        V=V, C=call.tiles.chunk, BV=tile.BV, BETA=call.strength, DPLR=call.a is not None, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        V=V, C=call.tiles.chunk, BV=tile.BV, BETA=call.strength, DPLR=call.a is not None, PACKED=call.cu is not None,
+        PREC=call.tiles.precision,
         DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, grads

@@ -50,6 +50,11 @@ class DeltaTiles:
         return length if 3 * length <= chunks else 0
 
 
+def precise(K: int) -> str:
+    """How products of float32 are done: of so few terms that the rounding of one shows, exactly."""
+    return "tf32x3" if K >= 16 else "ieee"
+
+
 @functools.lru_cache(maxsize=1024)
 def delta_tiles(
     K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int, roomy: bool
@@ -70,7 +75,7 @@ def delta_tiles(
         chunk=C,
         split=3 if dtype == torch.float32 else 2,
         range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
-        precision="tf32" if dtype != torch.float32 else "tf32x3" if K >= 16 else "ieee",  # few terms: a product's own error shows
+        precision="tf32" if dtype != torch.float32 else precise(K),
         processors=processors,
         ring=3 if gate < 2 else 2,
         prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
