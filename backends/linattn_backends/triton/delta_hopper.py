@@ -1,4 +1,4 @@
-"""The kernels of :mod:`.delta_kernels` and :mod:`.delta_vector` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+"""Kernels of :mod:`.delta_kernels` and :mod:`.delta_vector` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
 
 Plain Triton waits for every product whose left operand is in registers before it issues the next, and for every load that no
 product prefetches. Here a product is waited for where its result is used.
