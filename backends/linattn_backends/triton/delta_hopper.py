@@ -75,6 +75,39 @@ def issue(a, b, acc, START: gl.constexpr):
 
 
 @gluon.jit
+def rings(
+    K: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Places for what ``STAGES`` chunks bring, and for a copy of the state; what is not needed is another's."""
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    RATES: gl.constexpr = 2 * C if GATE == 1 else K
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    ws = ks
+    rs = betas
+    vs = Ms
+    qs = ks
+    As = Ms
+    whole = ks.index(0)
+    if GATE == 2:
+        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    if GATE > 0:
+        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
+    if not IDENTITY:
+        vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
+    if OUT:
+        qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+        As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    if KEEP:
+        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+    return ks, ws, Ms, rs, betas, vs, qs, As, whole
+
+
+@gluon.jit
 def barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
     """Of the rings: copied, read by all ``CONSUMERS``, results made; of the state's copy: made, stored."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
@@ -334,31 +367,8 @@ def forwards(
         kept += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
 
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
-    RATES: gl.constexpr = 2 * C if GATE == 1 else K
     SILENT: gl.constexpr = not (OUT or KEEP)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
-    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
-    ws = ks
-    rs = betas
-    vs = Ms
-    qs = ks
-    As = Ms
-    whole = ks.index(0)
-    if GATE == 2:
-        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    if GATE > 0:
-        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
-    if not IDENTITY:
-        vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
-    if OUT:
-        qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-        As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
-    if KEEP:
-        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+    ks, ws, Ms, rs, betas, vs, qs, As, whole = rings(K, C, BV, GATE, OUT, IDENTITY, KEEP, STAGES)
     ready, free, made, kept_full, kept_free = barriers(1 if SILENT else 2, STAGES)
     if SILENT:
         gl.warp_specialize(
@@ -424,25 +434,7 @@ def backwards(
         kept += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
 
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
-    RATES: gl.constexpr = 2 * C if GATE == 1 else K
-    qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    os = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
-    As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
-    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
-    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
-    ws = ks
-    rs = betas
-    whole = ks.index(0)
-    if GATE == 2:
-        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    if GATE > 0:
-        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
-    if KEEP:
-        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+    ks, ws, Ms, rs, betas, os, qs, As, whole = rings(K, C, BV, GATE, True, False, KEEP, STAGES)
     ready, free, made, kept_full, kept_free = barriers(2 if KEEP else 1, STAGES)
     if KEEP:
         gl.warp_specialize(
