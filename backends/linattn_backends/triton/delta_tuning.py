@@ -40,13 +40,13 @@ class DeltaTiles:
     gradients: Tile
     gradients_slow: Tile
 
-    def segment(self, T: int, N: int, heads: int, tiles: int) -> int:
-        """Chunks a segment, if ``heads`` sequences of ``tiles`` programs each must be split to fill the device; else 0."""
+    def segment(self, T: int, N: int, heads: int, tiles: int, each: int) -> int:
+        """Chunks a segment, if ``heads`` sequences of ``tiles`` programs must be split to give processors ``each``; else 0."""
         busy = heads * tiles
         if 8 * busy >= 7 * self.processors or N == 0:
             return 0
         chunks = -(-T // self.chunk)
-        length = max(-(-chunks * busy // (2 * self.processors)), 8)
+        length = max(-(-chunks * busy // (each * self.processors)), 8)
         return length if 3 * length <= chunks else 0
 
 
