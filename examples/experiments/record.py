@@ -48,6 +48,7 @@ class Record:
             fresh = self.partial.with_suffix(".new")
             fresh.write_text(json.dumps({"options": self.options, "parts": self.parts}), encoding="utf-8")
             fresh.replace(self.partial)
+            print(f"{key}: {self.parts[key]['seconds']} s, {found}", flush=True)
         return self.parts[key]["found"]
 
     def arrays(self, key: str, work: Callable[[], tuple[dict[str, torch.Tensor], Any]]) -> tuple[dict[str, torch.Tensor], Any]:
