@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import math
 import platform
 import sysconfig
@@ -25,12 +26,13 @@ import numpy as np
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
+from matplotlib.figure import Figure
 from models.blocks import rotary
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
-from .record import COLOURS, Record, axes, options
+from .record import COLOURS, Record, axes, options, publish, whole_run
 from .schedule import rise_and_fall
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -384,7 +386,7 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 def settings() -> Any:
     return options(
-        __doc__, weights="", tokens="", device="cuda" if torch.cuda.is_available() else "cpu",
+        __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
         maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog;t2r;hedgehog, softmax;elu1",
         length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6,
         distil_steps=10000, distil_seconds=20.0, distil_batch=8, distil_rate=2e-2,
@@ -421,7 +423,17 @@ def streams(encode: Callable[[str], list[int]], kept: str) -> list[np.ndarray]:
 
 def main() -> None:
     chosen = settings()
-    run(Record("smollm", chosen), chosen, *prepare(chosen))
+    if chosen.results:
+        redraw(Path(chosen.results), Path(chosen.out))
+    else:
+        run(Record("smollm", chosen), chosen, *prepare(chosen))
+
+
+def redraw(path: Path, out: Path) -> None:
+    """What a run writes at its end, from the file that it wrote, or from the partial one if it was cut off."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    whole = saved if "results" in saved else whole_run("smollm", saved, collected(saved["parts"]))
+    publish(out, whole, *shown(whole["results"]))
 
 
 def packaged() -> Path:
@@ -436,39 +448,55 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
     data, tests = windows(training, chosen.length), {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
     distilling = Pace(chosen.distil_steps, chosen.distil_seconds, chosen.marks), chosen.distil_batch, chosen.distil_rate
     tuning = Pace(chosen.tune_steps, chosen.tune_seconds, chosen.marks), chosen.tune_batch, chosen.tune_rate
-    results: dict[str, dict[str, Any]] = {}
+    names = chosen.maps.split(";")
 
     def measure(stage: str, conversion: Conversion) -> None:
         scores = lambda: {str(n): perplexity(decoder, conversion, test) for n, test in tests.items()}  # noqa: E731
-        results.setdefault(conversion.name, {})[stage] = record.once(f"{stage} {conversion.name}", scores)
+        record.once(f"{stage} {conversion.name}", scores)
 
     def score(conversion: Conversion) -> float:
         return perplexity(decoder, conversion, tests[chosen.length])
 
+    def about() -> dict[str, Any]:
+        tokens = {"trained on": len(training), "held out": len(held_out)}
+        where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
+        return {"tokens": tokens, "device": where, "ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
+
+    record.once(ABOUT, about)
     with Progress() as progress:
 
         def learn(stage: str, name: str, work: Callable[[Show], Found]) -> Arrays:
             task = progress.add_task(f"{stage}: {name}", total=1.0)
-            learned, course = record.arrays(
-                f"{stage} {name}: arrays", lambda: work(lambda share: progress.update(task, completed=share))
+            learned, _ = record.arrays(
+                f"{stage} {name}{COURSE}", lambda: work(lambda share: progress.update(task, completed=share))
             )
             learned = {key: p.to(decoder.device) for key, p in learned.items()}
             measure(stage, Conversion(name, learned))
-            results[name][f"{stage}, course"] = course
             return learned
 
-        for name in progress.track(chosen.maps.split(";"), description="attention"):
+        for name in progress.track(names, description="attention"):
             learned = initial(name, decoder).learned
             measure("converted", Conversion(name, learned))
             if name in LEARNED and chosen.distil_steps:
                 learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, data, *distilling, score, show))
-            if name in chosen.tuned.split(";"):
+            if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
                 learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, data, *tuning, score, show))
-    tokens = {"trained on": len(training), "held out": len(held_out)}
-    where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
-    backends = {name: ran(decoder, name) for name in chosen.maps.split(";") if name != "softmax"}
-    write(record, {"maps": results, "tokens": tokens, "device": where, "ran": backends})
+    results = collected(record.parts)
+    record.finish(results, *shown(results))
+
+
+ABOUT, COURSE = "about", ", course"
+
+
+def collected(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a run, named ``STAGE MAP``, by map and stage."""
+    found: dict[str, Any] = {"maps": {}, **parts[ABOUT]["found"]}
+    for key, part in parts.items():
+        if key != ABOUT:
+            stage, _, name = key.removesuffix(COURSE).partition(" ")
+            found["maps"].setdefault(name, {})[stage + COURSE * key.endswith(COURSE)] = part["found"]
+    return found
 
 
 def ran(decoder: Decoder, name: str) -> str:
@@ -482,7 +510,8 @@ def ran(decoder: Decoder, name: str) -> str:
 STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
-def write(record: Record, results: dict[str, Any]) -> None:
+def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Figure]:
+    """The table's header and rows, and the plot."""
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
@@ -503,16 +532,16 @@ def write(record: Record, results: dict[str, Any]) -> None:
     handles = {label: handle for handle, label in zip(*bars.get_legend_handles_labels(), strict=True)}
     bars.legend(handles.values(), handles.keys(), frameon=False)
     courses(lines, maps, lengths[0])
-    record.finish(results, ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure)
+    return ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
     """Perplexity against seconds of learning; dashed while a map is distilled, then on with finetuning."""
-    learners = [name for name in maps if any("course" in key for key in maps[name])]
+    learners = [name for name in maps if any(COURSE in key for key in maps[name])]
     for name, colour in zip(learners, COLOURS * 2, strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
         for stage, style in (("distilled", "--"), ("finetuned", "-")):
-            course = maps[name].get(f"{stage}, course", [])
+            course = maps[name].get(stage + COURSE, [])
             if course:
                 points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in course)]
                 ax.plot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import zlib
 
 import pytest
 
@@ -106,8 +107,9 @@ def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder)
 
 
 def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
+    out = tmp_path / "run"
     options = argparse.Namespace(
-        out=str(tmp_path), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
+        out=str(out), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
         distil_steps=2, distil_seconds=60.0, distil_batch=2, distil_rate=1e-2, marks=2,
         tune_steps=2, tune_seconds=60.0, tune_batch=2, tune_rate=1e-3,
     )  # fmt: skip
@@ -117,13 +119,25 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         context.setattr(smollm, "distil", lambda *given: pytest.fail("cut off") if given[1] == "t2r" else distil(*given))
         with pytest.raises(pytest.fail.Exception):
             smollm.run(Record("smollm", options), options, decoder, training, held_out)
-    assert len(list(tmp_path.glob("smollm.partial.*.pt"))) == 4
+    assert len(list(out.glob("smollm.partial.*.pt"))) == 4
+    smollm.redraw(out / "smollm.partial.json", tmp_path / "cut off")
+    half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
+    assert {name: list(of) for name, of in half.items()} == {
+        "softmax": ["converted", "finetuned, course", "finetuned"],
+        "relu": ["converted", "finetuned, course", "finetuned"],
+        "hedgehog": ["converted", "distilled, course", "distilled", "finetuned, course", "finetuned"],
+        "t2r": ["converted"],
+    }
+    (out / f"smollm.partial.{zlib.crc32(b'finetuned hedgehog, course'):08x}.pt").unlink()  # of no use any more
+    monkeypatch.setattr(smollm, "finetune", lambda *given: pytest.fail("finetuned twice"))
     monkeypatch.setattr(
         smollm, "distil", lambda *given: pytest.fail("distilled twice") if given[1] != "t2r" else distil(*given)
     )
     smollm.run(Record("smollm", options), options, decoder, training, held_out)
-    assert {path.name for path in tmp_path.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
-    found = json.loads((tmp_path / "smollm.json").read_text())["results"]
+    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
+    smollm.redraw(out / "smollm.json", tmp_path / "again")
+    assert all(path.read_text() == (tmp_path / "again" / path.name).read_text() for path in out.iterdir())
+    found = json.loads((out / "smollm.json").read_text())["results"]
     assert found["ran"] == dict.fromkeys(("relu", "hedgehog", "t2r"), "torch.chunk_linear_attn")
     assert list(found["maps"]) == ["softmax", "relu", "hedgehog", "t2r"]
     for name, of in found["maps"].items():
