@@ -40,7 +40,12 @@ def conformance(
     known: Annotated[Path | None, typer.Option("--known-failures", help="TOML or JSON list of known failures.")] = None,
     tighten: Annotated[float, typer.Option(help="Factor on every bound, in (0, 1].")] = 1.0,
     workers: Annotated[
-        int, typer.Option("--workers", "-n", help="Processes that run cases; 0: one a core on a CPU, else one.")
+        int,
+        typer.Option(
+            "--workers",
+            "-n",
+            help="Processes that run cases; 0: one a core on a CPU, else one. Several GPUs are taken in turn.",
+        ),
     ] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case; its process is then replaced.")] = TIME_LIMIT,
     memory_limit: Annotated[
