@@ -261,6 +261,15 @@ def test_what_host_code_must_not_do(code, complaint):
         code(torch.empty(3, device="meta"))
 
 
+@pytest.mark.parametrize(("dtype", "unwritten"), [(torch.float32, np.nan), (torch.bfloat16, np.nan), (torch.int32, -1)])
+def test_what_nothing_wrote_is_poisoned(dtype, unwritten):
+    host = Host(launchers.compiled, 1, True)
+    with host, standing_in(host):
+        x = torch.empty(3, dtype=dtype, device="meta")
+        x[1:2] = torch.zeros(1, dtype=dtype, device="meta")
+    np.testing.assert_array_equal(np.asarray(host.array(x), float), [unwritten, 0, unwritten])
+
+
 def start(*args):
     """Launch some kernel on tensors that the host code allocated."""
     launches.start(kernels.states, 1, torch.device("meta"), args, {})

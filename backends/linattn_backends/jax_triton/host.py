@@ -51,6 +51,7 @@ class Memory:
     """The array behind a storage, flat; ``None`` until something is written. ``own`` is what the host code allocated.
 
     ``wide`` is float64 where JAX was not told to have it: what one kernel leaves for the next, in two int32 a number.
+    ``unwritten`` is what stands where nothing was written, which must not be read: NaN, or -1 among integers.
     """
 
     def __init__(self, storage: Any, dtype: torch.dtype, array: Array | None, own: bool):
@@ -59,10 +60,11 @@ class Memory:
         self.wide = dtype == torch.float64 and of_torch(dtype) != np.float64
         self.dtype = np.dtype(np.int32) if self.wide else of_torch(dtype)
         self.size = storage.nbytes() // (4 if self.wide else dtype.itemsize)
+        self.unwritten = math.nan if dtype.is_floating_point else -1
 
     def read(self) -> Array:
-        """The array; zeros where nothing was written."""
-        return jnp.zeros(self.size, self.dtype) if self.array is None else self.array
+        """The array."""
+        return jnp.full(self.size, self.unwritten, self.dtype) if self.array is None else self.array
 
 
 class Pointer(NamedTuple):
