@@ -171,7 +171,7 @@ class Pool:
 
     def _start(self) -> Worker:
         self.born += 1
-        worker = Worker(replace(self.setting, one_thread=self.count > 1), self.folder, self.born)
+        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=self.born), self.folder, self.born)
         self.workers.append(worker)
         return worker
 

@@ -103,6 +103,23 @@ def test_cases_that_need_much_memory_run_alone_at_the_end():
     assert done[3] == (far, 1)
 
 
+@pytest.mark.parametrize(("device", "seen"), [("cpu", {"on-4", "on-7"}), ("cpu:0", {"on-4-7"})])
+def test_workers_take_the_accelerators_in_turn(device, seen, tmp_path, monkeypatch):
+    """Unless the device names one. The backend is named after what a framework would find when it is imported."""
+    (tmp_path / "placed.py").write_text(
+        "import os\n"
+        "from linattn_conformance.broken.on_numpy import Honest\n"
+        "class Placed(Honest):\n"
+        "    name = 'on-' + os.environ['CUDA_VISIBLE_DEVICES'].replace(',', '-')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    with Pool(Setting("placed:Placed", device=device)) as pool:
+        second = pool._start()
+        second.hear()
+        assert {worker.subject.name for worker in pool.workers} == seen
+
+
 def test_a_worker_ends_with_its_parent():
     with Pool(setting("Leaks")) as pool:
         pid = pool.workers[0].process.pid
