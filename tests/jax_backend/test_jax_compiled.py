@@ -23,7 +23,7 @@ FUSED = """\
   ROOT %all = f32[4,8,5]{2,1,0} add(%read, %wide)
 }
 """
-ENTRY = 'ROOT %ynn_fusion = f32[4,8,5]{2,1,0} fusion(%x, %y), kind=kCustom, calls=%inside, backend_config={"kind":"__ynn_fusion"}'
+ENTRY = 'ROOT %ynn_fusion = f32[4,8,5]{2,1,0} fusion(%x, %y), kind=kCustom, calls=%inside, config="__ynn_fusion"'
 
 
 def misread(program):

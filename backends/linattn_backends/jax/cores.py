@@ -75,8 +75,8 @@ def diagonal(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
 def with_diagonal(A: Array, entries: Array) -> Array:
     """``A [..., C, C]`` with ``entries [..., C]`` on its diagonal.
 
-    Added to the product with ``v`` instead, the sums that ``entries`` are would be fused with the product of ``q`` and the state;
-    where that state is zeros, known while compiling, XLA's CPU library (YNNPACK in jaxlib 0.10.2) reads memory nobody wrote.
+    Added to the product with ``v`` instead, the sums that ``entries`` are would be fused with the product of ``q`` and the
+    state; where XLA knows that state to be zeros, its CPU library (YNNPACK in jaxlib 0.10.2) reads memory nobody wrote.
     """
     return jnp.where(jnp.eye(A.shape[-1], dtype=bool), entries[..., None], A)
 
