@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import linattn
 import numpy as np
@@ -425,6 +426,18 @@ def test_signed_weights_and_a_normaliser_give_a_warning(make, name, cls):
         f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize"
     ]
     assert caught[0].filename == __file__
+
+
+def test_cosformer_warns_of_more_tokens_than_its_distance(make):
+    x = make(1, 5, H, K)
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=3), normalize=True)
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4, start=1), normalize=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4), normalize=True)
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=3))
 
 
 def test_signed_weights_warn_once_when_compiled(torch):
