@@ -21,6 +21,7 @@ from linattn.registry import registry  # noqa: E402
 from linattn_backends.jax_triton import JaxTritonBackend, calls, devices, launchers  # noqa: E402
 from linattn_backends.jax_triton.devices import HOPPER  # noqa: E402
 from linattn_backends.jax_triton.host import Host  # noqa: E402
+from linattn_backends.jax_triton.operations import OPERATIONS  # noqa: E402
 from linattn_backends.triton import TritonBackend, kernels  # noqa: E402
 from linattn_backends.triton import launch as launches  # noqa: E402
 from linattn_backends.triton.devices import standing_in  # noqa: E402
@@ -230,6 +231,20 @@ def test_an_operation_without_an_entry_says_so():
     x = host.tensor(jnp.ones(3))
     with host, standing_in(host), pytest.raises(NotImplementedError, match=r"asks for aten\.erfinv.*no entry in OPERATIONS"):
         x.erfinv()
+
+
+def test_operators_that_return_several_tensors(monkeypatch):
+    monkeypatch.setitem(OPERATIONS, "max", lambda x, axis, *, like: (x.max(axis), x.argmax(axis)))
+    host = Host(launchers.interpreted, 1, True)
+    x = host.tensor(jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]))
+    with host, standing_in(host):
+        top, bottom = x.split(1)
+        values, places = x.max(1)
+        bottom.copy_(bottom + 1)
+    assert host.array(top).tolist() == [[3, 1, 2]]
+    assert host.array(bottom).tolist() == [[1, 6, 5]]
+    assert (host.array(values).tolist(), host.array(places).tolist()) == ([3, 5], [0, 1])
+    assert host.array(x).tolist() == [[3, 1, 2], [1, 6, 5]]
 
 
 @pytest.mark.parametrize(
