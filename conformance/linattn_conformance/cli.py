@@ -6,10 +6,11 @@ import contextlib
 import datetime
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from linattn.errors import LinattnError
@@ -117,8 +118,18 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
 
 
 def by_profile(cases: Sequence[Case]) -> list[Case]:
-    """The order of the profiles: the core, what else has no gradients, the rest."""
-    return sorted(cases, key=lambda case: (not case.core, case.needs_gradient))
+    """The order of the profiles: the core, what else has no gradients, the rest; in each of them the operators in turn, so that
+    a run that is cut short has seen something of all. Cases of one operator, dtype and flags stay together: they share kernels.
+    """
+    groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[not case.core, case.needs_gradient, case.operator, case.dtype, case.flags].append(case)
+    before: Counter[tuple[Any, ...]] = Counter()  # groups of the same operator
+    order: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for group in groups:
+        order[group] = *group[:2], before[group[:3]]
+        before[group[:3]] += 1
+    return [case for group in sorted(groups, key=order.__getitem__) for case in groups[group]]
 
 
 def said(pairs: Sequence[str]) -> dict[str, str]:
