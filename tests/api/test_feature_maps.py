@@ -312,6 +312,14 @@ def test_a_map_that_is_made_inside_a_jax_gradient():
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_products_on_jax_are_not_rounded(name):
+    """Accelerators round the float32 operands of a product unless told otherwise."""
+    jax = pytest.importorskip("jax")
+    program = str(jax.make_jaxpr(EXAMPLES[name].map(jax.numpy.asarray))(draw(2, 5, H, K)))
+    assert program.count("dot_general") == program.count("precision=(Precision.HIGHEST, Precision.HIGHEST)")
+
+
 def test_temperature():
     np.testing.assert_allclose(Exp(t=2.0)(np.array([0.5, -1.0])), np.exp([1.0, -2.0]))
     assert Exp(t=2.0) == Exp(t=2.0) != Exp()
