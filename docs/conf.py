@@ -5,6 +5,7 @@ from typing import Any
 
 import linattn
 from linattn_conformance import manifest, reading, rendering
+from sphinx.util.docutils import SphinxDirective
 
 project = "linattn"
 author = "the linattn authors"
@@ -41,6 +42,17 @@ nitpick_ignore_regex = [
 ]
 
 
+class Report(SphinxDirective):
+    """What came of a report of conformance: the argument, a path from the page."""
+
+    required_arguments = 1
+
+    def run(self) -> list[Any]:
+        relative, path = self.env.relfn2path(self.arguments[0])
+        self.env.note_dependency(relative)
+        return self.parse_text_to_nodes(rendering.summary(reading.read(Path(path))))
+
+
 def render_reports(app: Any, failure: Exception | None) -> None:
     """A page of each report of conformance, and the matrix of all, beside the pages that name them."""
     if failure or app.builder.format != "html":
@@ -55,4 +67,5 @@ def render_reports(app: Any, failure: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
+    app.add_directive("conformance-report", Report)
     app.connect("build-finished", render_reports)

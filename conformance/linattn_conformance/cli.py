@@ -59,6 +59,9 @@ def conformance(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run of this report: take over its results, and run what it has not.")
     ] = None,
+    again: Annotated[
+        list[str] | None, typer.Option(help="With --resume: run these ids once more, as in a shell; repeat for more.")
+    ] = None,
     environment: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="What else the report is to say of where it was made; repeat for more."),
@@ -78,9 +81,10 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
             wanted = selected(pool.subject, held, profile, case)
-            earlier = (
-                resuming.read(resume, report.make(pool.subject, held, profile, (), (), 0.0, told)) if resume else resuming.NONE
-            )
+            if again and not resume:
+                raise ValueError("--again: expected with --resume, which says what was run before")
+            empty = report.make(pool.subject, held, profile, (), (), 0.0, told)
+            earlier = resuming.read(resume, empty, again or ()) if resume else resuming.NONE
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:

@@ -74,6 +74,7 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
                 connection.send(("started", name))
                 output.forget()
                 result = runner.run_one(named(name))
+                runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
                 printed = output.printed()
                 if printed and result.status == "passed":
                     result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")

@@ -14,5 +14,6 @@ def one_cycle(optimiser: Optimizer, rate: float, steps: int) -> OneCycleLR:
 
 
 def rise_and_fall(share: float) -> float:
-    """The same as a part of the highest rate, after a ``share`` of the way, where that is not a number of steps."""
-    return max(share / 0.1, 0.04) if share < 0.1 else (1 + math.cos(math.pi * (share - 0.1) / 0.9)) / 2
+    """The same as a part of the highest rate, after a ``share`` of the way: for training that ends by the clock."""
+    low, phase = (0.04, 1 - share / 0.1) if share < 0.1 else (0.0, (share - 0.1) / 0.9)
+    return low + (1 - low) * (1 + math.cos(math.pi * phase)) / 2

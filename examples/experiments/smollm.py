@@ -39,6 +39,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Arrays = dict[str, Tensor]
 Found = tuple[Arrays, list[dict[str, float]]]
 """What was learned, and the course of it."""
+Step = Callable[[Tensor], Tensor]
+"""Reads rows of tokens, leaves gradients, and returns the loss."""
 Show = Callable[[float], None]
 """Told of the share that is done."""
 
@@ -205,9 +207,9 @@ FIXED: dict[str, Callable[[int], FeatureMap]] = {
     "taylor2": lambda K: feature_maps.Taylor2(),
 }
 LEARNED: dict[str, tuple[Callable[..., FeatureMap], Callable[[int, int], dict[str, np.ndarray]]]] = {
-    "hedgehog": (Hedgehog, Hedgehog.init),
     "hedgehog, softmax": (lambda **p: Hedgehog(**p, softmax=True), Hedgehog.init),
     "t2r": (T2r, T2r.init),
+    "hedgehog": (Hedgehog, Hedgehog.init),
 }
 
 
@@ -262,6 +264,8 @@ class Pace(NamedTuple):
     seconds: float
     marks: int
     """How often the held-out text is scored on the way, at times that double."""
+    graphs: bool = True
+    """On a GPU, record a step as a CUDA graph."""
 
 
 class Descent:
@@ -272,26 +276,28 @@ class Descent:
         self.optimiser = torch.optim.Adam(self.arrays.values(), lr=rate)
         self.rate, self.pace = rate, pace
 
-    def run(self, step: Callable[[], Tensor], tokens: int, score: Callable[[Arrays], float], show: Show) -> Found:
-        """Take ``step`` after ``step``, which leaves gradients and returns the loss, of ``tokens`` each, until time is up.
+    def run(self, step: Step, data: Tensor, batch: int, seed: int, score: Callable[[Arrays], float], show: Show) -> Found:
+        """Take ``step`` after ``step``, which leaves gradients and returns the loss, on ``batch`` rows each, until time is up.
 
-        Before the clock runs there is one that teaches nothing, in which kernels are compiled. The course is a list of marks:
-        seconds of learning (scoring not counted), steps, tokens, the mean loss since the mark before, and the score then.
+        The course is a list of marks: seconds of learning (scoring, and the first calls that compile, not counted), steps,
+        tokens, the mean loss since the mark before, and the score then.
         """
+        generator = torch.Generator().manual_seed(seed)
+        if self.pace.graphs and data.is_cuda:
+            step = recorded(step, rows(data, batch, generator))
+            self.optimiser.zero_grad(set_to_none=False)
         course, losses, share, spent, steps = [], [], 0.0, 0.0, 0
         marks = [2.0**-i for i in reversed(range(self.pace.marks))]
-        step()
-        self.optimiser.zero_grad()
         while share < 1:
             began = time.perf_counter()
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate * rise_and_fall(share)
-            losses.append(step())
+            losses.append(step(rows(data, batch, generator)).clone())
             torch.nn.utils.clip_grad_norm_(self.arrays.values(), 1.0)
             self.optimiser.step()
-            self.optimiser.zero_grad()
+            self.optimiser.zero_grad(set_to_none=False)
             steps += 1
-            if steps % 8 == 0 and losses[0].is_cuda:
+            if steps % 8 == 0 and data.is_cuda:
                 torch.cuda.synchronize()  # or the clock would run ahead of what it measures
             spent += time.perf_counter() - began
             share = max(steps / self.pace.steps, spent / self.pace.seconds)
@@ -300,66 +306,72 @@ class Descent:
                 began = time.perf_counter()
                 loss = torch.stack(losses).mean().item()
                 spent += time.perf_counter() - began
-                course.append(
-                    {"seconds": spent, "steps": steps, "tokens": steps * tokens, "loss": loss, "score": score(self.arrays)}
-                )
+                mark = {"seconds": spent, "steps": steps, "tokens": steps * batch * data.shape[1], "loss": loss}
+                course.append(mark | {"score": score(self.arrays)})
                 losses.clear()
                 marks = [at for at in marks if at > share]
         return {name: x.detach().cpu() for name, x in self.arrays.items()}, course
 
 
-def distil(
-    decoder: Decoder,
-    name: str,
-    data: Tensor,
-    pace: Pace,
-    batch: int,
-    rate: float,
-    score: Score,
-    show: Show,
-) -> Found:
+def recorded(step: Step, example: Tensor) -> Step:
+    """``step`` as a CUDA graph: a small model's thousands of launches then cost the processor next to nothing.
+
+    Gradients must be zeroed in place: the graph adds to the arrays that they were in when it was recorded.
+    """
+    ids, aside = example.clone(), torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):  # kernels are compiled, libraries set up, gradients allocated
+            step(ids)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(ids)
+
+    def replay(given: Tensor) -> Tensor:
+        ids.copy_(given)
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def distil(decoder: Decoder, name: str, data: Tensor, pace: Pace, batch: int, rate: float, score: Score, show: Show) -> Found:
     """The maps of all layers by eq. 4, on what the model itself, with its softmax, makes of the text."""
-    descent, generator = Descent(initial(name, decoder).learned, rate, pace), torch.Generator().manual_seed(0)
-    learner, losses = Conversion(name, descent.arrays), []
+    descent = Descent(initial(name, decoder).learned, rate, pace)
+    learner = Conversion(name, descent.arrays)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.enable_grad():
-            loss = feature_maps.distillation_loss(learner.map(layer, q.shape[-1]), q, k)
-            loss.backward()
-        losses.append(loss.detach())
-        return softmax(layer, q, k, v)
+    def step(ids: Tensor) -> Tensor:
+        losses = []
 
-    def step() -> Tensor:
-        losses.clear()
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with torch.enable_grad():
+                loss = feature_maps.distillation_loss(learner.map(layer, q.shape[-1]), q, k)
+                loss.backward()
+            losses.append(loss.detach())
+            return softmax(layer, q, k, v)
+
         with torch.no_grad():
-            decoder(rows(data, batch, generator), attend)
+            decoder(ids, attend)
         return torch.stack(losses).mean()
 
-    return descent.run(step, batch * data.shape[1], lambda learned: score(Conversion(name, learned)), show)
+    return descent.run(step, data, batch, 0, lambda learned: score(Conversion(name, learned)), show)
 
 
 def finetune(
-    decoder: Decoder,
-    conversion: Conversion,
-    data: Tensor,
-    pace: Pace,
-    batch: int,
-    rate: float,
-    score: Score,
-    show: Show,
+    decoder: Decoder, conversion: Conversion, data: Tensor, pace: Pace, batch: int, rate: float, score: Score, show: Show
 ) -> Found:
     """Everything that ``conversion`` learns, by predicting the next token; the model's own weights stay."""
-    descent, generator = Descent(conversion.learned, rate, pace), torch.Generator().manual_seed(1)
+    descent = Descent(conversion.learned, rate, pace)
     learner = Conversion(conversion.name, descent.arrays)
 
-    def step() -> Tensor:
-        ids = rows(data, batch, generator)
+    def step(ids: Tensor) -> Tensor:
         logits = decoder(ids[:, :-1], learner.attend, learner.learned)
         loss = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
         return loss.detach()
 
-    return descent.run(step, batch * data.shape[1], lambda learned: score(Conversion(conversion.name, learned)), show)
+    return descent.run(step, data, batch, 1, lambda learned: score(Conversion(conversion.name, learned)), show)
 
 
 def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
@@ -387,10 +399,10 @@ def windows(stream: Tensor, length: int) -> Tensor:
 def settings() -> Any:
     return options(
         __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
-        maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog;t2r;hedgehog, softmax;elu1",
-        length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6,
-        distil_steps=10000, distil_seconds=20.0, distil_batch=8, distil_rate=2e-2,
-        tune_steps=10000, tune_seconds=30.0, tune_batch=16, tune_rate=1e-3,
+        maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog, softmax;t2r;hedgehog;elu1",
+        length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6, graphs=1,
+        distil_steps=10000, distil_seconds=15.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
+        tune_steps=10000, tune_seconds=25.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
     )  # fmt: skip
 
 
@@ -445,9 +457,11 @@ def packaged() -> Path:
 
 
 def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor) -> None:
-    data, tests = windows(training, chosen.length), {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
-    distilling = Pace(chosen.distil_steps, chosen.distil_seconds, chosen.marks), chosen.distil_batch, chosen.distil_rate
-    tuning = Pace(chosen.tune_steps, chosen.tune_seconds, chosen.marks), chosen.tune_batch, chosen.tune_rate
+    short, long = (windows(training, n) for n in (chosen.distil_length, chosen.tune_length))
+    tests = {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
+    how = chosen.marks, bool(chosen.graphs)
+    distilling = Pace(chosen.distil_steps, chosen.distil_seconds, *how), chosen.distil_batch, chosen.distil_rate
+    tuning = Pace(chosen.tune_steps, chosen.tune_seconds, *how), chosen.tune_batch, chosen.tune_rate
     names = chosen.maps.split(";")
 
     def measure(stage: str, conversion: Conversion) -> None:
@@ -478,10 +492,10 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
             learned = initial(name, decoder).learned
             measure("converted", Conversion(name, learned))
             if name in LEARNED and chosen.distil_steps:
-                learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, data, *distilling, score, show))
+                learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, short, *distilling, score, show))
             if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
-                learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, data, *tuning, score, show))
+                learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, long, *tuning, score, show))
     results = collected(record.parts)
     record.finish(results, *shown(results))
 

@@ -110,8 +110,8 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     out = tmp_path / "run"
     options = argparse.Namespace(
         out=str(out), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
-        distil_steps=2, distil_seconds=60.0, distil_batch=2, distil_rate=1e-2, marks=2,
-        tune_steps=2, tune_seconds=60.0, tune_batch=2, tune_rate=1e-3,
+        distil_steps=2, distil_seconds=60.0, distil_length=16, distil_batch=2, distil_rate=1e-2, marks=2, graphs=1,
+        tune_steps=2, tune_seconds=60.0, tune_length=32, tune_batch=1, tune_rate=1e-3,
     )  # fmt: skip
     training, held_out = streams()
     distil = smollm.distil
@@ -160,12 +160,13 @@ def test_learning_ends_with_its_seconds_and_is_scored_as_they_double(monkeypatch
     seen, x = [], torch.ones(1)
     descent = smollm.Descent({"x": x}, 0.1, Pace(1000, 16.0, 3))
 
-    def step():
+    def step(ids):
+        assert ids.shape == (1, 5)
         loss = descent.arrays["x"].square().sum()
         loss.backward()
         return loss.detach()
 
-    learned, course = descent.run(step, 5, lambda arrays: arrays["x"].item(), seen.append)
+    learned, course = descent.run(step, torch.zeros(9, 5), 1, 0, lambda arrays: arrays["x"].item(), seen.append)
     assert [(mark["seconds"], mark["steps"], mark["tokens"]) for mark in course] == [(5, 4, 20), (9, 7, 35), (17, 14, 70)]
     assert seen == pytest.approx([*(i / 16 for i in (1, 2, 3, 4, 6, 7, 8)), *(i / 16 for i in range(10, 17))])
     assert 1 > course[0]["score"] > course[1]["score"] > course[2]["score"] == learned["x"].item()
