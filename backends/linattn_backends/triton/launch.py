@@ -329,18 +329,21 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dv = new((B, T, HV, V), dtype=call.v.dtype)
     dg = dgv = None
-    if call.gate == 1:
-        dg = new((programs(K, 1, call.tiles.gradients.BK, 1), B, T, HV), dtype=torch.float32)
-    elif call.gate == 2:
-        dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
-    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
+    if call.gate == 1 and call.tiles.split < 3:
+        dg = scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
+    else:
+        if call.gate == 1:
+            dg = scalar_tiles(call)
+        elif call.gate == 2:
+            dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
+        gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
     if call.w is None:
         emit(call, do, dkept, dv, chunks, True)
     else:
         dgv = new((B, T, HV, V), dtype=call.w.dtype)
         gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv)
     if call.gate == 1:
-        dg = dg[0] if dg.shape[0] == 1 else dg.sum(0)
+        dg = over_tiles(dg)
     elif call.gate == 2 and call.g.shape[2] != HV:
         dg = dg.view(B, T, H, call.group, K).sum(3)
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
@@ -352,9 +355,6 @@ def gradients(
 ) -> None:  # fmt: skip
     """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
     B, T, HV = call.v.shape[:3]
-    if call.gate == 1 and call.tiles.split < 3:
-        scalar_gradients(call, chunks, do, kept, dkept, dq, dk, dg)
-        return
     K, V, transposed = q.shape[-1], v.shape[-1], dq is None
     wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
     tile = call.tiles.gradients if w is None else call.tiles.gradients_levels
@@ -372,11 +372,12 @@ def gradients(
 
 
 def scalar_gradients(
-    call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor, dg: Tensor
-) -> None:  # fmt: skip
-    """Write ``dq, dk, dg`` of a scalar gate and 16-bit operands."""
+    call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor
+) -> Tensor:
+    """Write ``dq`` and ``dk`` of a scalar gate and 16-bit operands, and return the tiles' parts of ``dg``."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
+    dg = scalar_tiles(call)
     launch(
         scalar.scalar_gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
         call.q, call.k, call.v, do, call.g, kept, dkept, dq, dk, dg, chunks.owner, chunks.first, call.cu, T,
@@ -385,3 +386,15 @@ def scalar_gradients(
         K=K, V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=call.group, PACKED=call.cu is not None,
         PREC=call.tiles.precision, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    return dg
+
+
+def scalar_tiles(call: Diagonal) -> Tensor:
+    """A scalar gate's gradient, a tile of key channels at a time."""
+    tiles = programs(call.q.shape[-1], 1, call.tiles.gradients.BK, 1)
+    return torch.empty((tiles, *call.v.shape[:3]), dtype=torch.float32, device=call.v.device)
+
+
+def over_tiles(dg: Tensor) -> Tensor:
+    """And the whole of it."""
+    return dg[0] if dg.shape[0] == 1 else dg.sum(0)

@@ -118,21 +118,24 @@ def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tens
     )  # fmt: skip
 
 
-def walk(made: Prepared, out: Tensor, final: bool) -> Tensor | None:
-    """Outputs, with the state in registers."""
+def walk(
+    made: Prepared, y: Tensor, start: Tensor | None, out: Tensor, final: bool, kept: Tensor | None = None, reverse: bool = False
+) -> Tensor | None:
+    """Outputs, or ``dv``, with the state in registers; the state at the far end, and in ``kept`` those of the chunks."""
     call, chunks, tile = made.call, made.chunks, made.call.tiles.walk
     (_, T, HV, V), K, N = call.v.shape, call.q.shape[-1], call.N
+    meets, makes = (call.k, call.q) if reverse else (call.q, call.k)
     segment = call.tiles.segment(T, N, N * HV * programs(1, V, 1, tile.BV))
-    pieces, start, far = None, call.start, None
+    pieces, far = None, None
     if segment:
-        pieces, start, far = segment_starts(call, call.k, call.v, chunks, start, False, segment)
-    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=call.v.device) if final and not segment else None
+        pieces, start, far = segment_starts(call, makes, y, chunks, start, reverse, segment)
+    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=y.device) if final and not segment else None
     launch(
         vector.walk, (pieces.count if pieces else N) * HV * programs(1, V, 1, tile.BV), call,
-        made.A, call.q, call.k, call.v, call.g, start, out, end, pieces and pieces.owner, pieces and pieces.first,
-        chunks.first, call.cu, T, pieces.per if pieces else 1, segment, N, HV, *strides(call.v),
-        K=K, V=V, BV=tile.BV, REVERSE=False, WHOLE=pieces is None, START=start is not None, END=end is not None,
-        **facts(call, tile),
+        made.A, meets, makes, y, call.g, start, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
+        chunks.first, call.cu, T, pieces.per if pieces else 1, segment, N, HV, *strides(y),
+        K=K, V=V, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        KEEP=kept is not None, **facts(call, tile),
     )  # fmt: skip
     return far if segment else end
 
@@ -143,7 +146,7 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     call = made.call
     out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
     if call.tiles.walk is not None:
-        return out, walk(made, out, final)
+        return out, walk(made, call.v, call.start, out, final)
     kept, end = scan(call, call.k, call.v, made.chunks, call.start, False, final)
     through_memory(made, call.q, call.v, kept, out, False)
     return out, end
@@ -164,9 +167,13 @@ def through_states(made: Prepared, do: Tensor, dend: Tensor | None) -> tuple[Ten
     call, chunks = made.call, made.chunks
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
     dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
-    through_memory(made, call.k, do, dkept, dv, True)
+    if call.tiles.walk is not None:
+        dkept = torch.empty_like(kept)
+        dstart = walk(made, do.to(dv.dtype), dend, dv, call.start is not None, dkept, True)
+    else:
+        dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+        through_memory(made, call.k, do, dkept, dv, True)
     return kept, dkept, dv, dstart
 
 
