@@ -43,7 +43,7 @@ class Op(NamedTuple):
 
 
 OPS = {
-    "diagonal": Op(library.diagonal, library.diagonal_backward),
+    "diagonal": Op(library.diagonal, library.diagonal_backward, kept=len(library.Applied._fields)),
     "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Scores._fields)),
     "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
     "bidirectional": Op(mixed_library.bidirectional, mixed_library.bidirectional_backward),

@@ -42,11 +42,14 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 @triton.jit
 def walk(
-    S, a, b, y, G, out, kept, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
+    S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned. ``kept`` is the head's first chunk's."""
+    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned.
+
+    The head's states go to ``kept``, where ``chunk0`` is the sequence's first chunk.
+    """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     c = 0.0  # base 2: by which S is still to decay
@@ -61,7 +64,7 @@ def walk(
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
-            tl.store(kept + chunk.to(tl.int64) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
+            tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
         ba = load_tile(a, rows, at, columns_k, L, W, BK)
         bb = load_tile(b, rows, bt, columns_k, L, W, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
@@ -149,24 +152,25 @@ def fused(
         S += tl.load(start + (i.to(tl.int64) * HV + hv) * (W * V) + tile, mask=inside, other=0.0).to(tl.float32)
         if REVERSE:
             S = S / scale
+    chunk0 = n * 0
     if KEEP:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
             chunk0 = n * ((T + C - 1) // C)
-        kept += (chunk0 * HV + hv) * (W * V)
+        kept += hv.to(tl.int64) * (W * V)
     strong = False
     if GATE == 1:
         strong = most_decay(G, low, high, L, gt, C) <= -RANGE
     if strong:
         S = walk(
-            S, a, b, y, G, out, kept, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV, GATE, True,
-            REVERSE, KEEP, PREC
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, True, REVERSE, KEEP, PREC
         )  # fmt: skip
     else:
         S = walk(
-            S, a, b, y, G, out, kept, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV, GATE, False,
-            REVERSE, KEEP, PREC
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, False, REVERSE, KEEP, PREC
         )  # fmt: skip
     if END:
         if REVERSE:

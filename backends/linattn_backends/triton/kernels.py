@@ -114,7 +114,7 @@ def chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constexpr):
 @triton.jit
 def end_of(G, chunk, L, stride, there, C: tl.constexpr):
     """``G_C`` of a scalar gate's chunk. A chunk ahead as well."""
-    return tl.load(G + (tl.minimum((chunk * C + C).to(tl.int64), L) - 1) * stride, mask=there, other=0.0)
+    return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
 
 
 @triton.jit

@@ -74,18 +74,18 @@ def walk(
     )  # fmt: skip
 
 
-def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
+    """Outputs and, if asked for, final states; nothing for the backward pass."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
     call = with_running_sums(call)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     begin = starts(call, call.k, call.v, call.start, False)
     if begin.pieces is not None:
         walk(call, call.q, call.k, call.v, out, begin)
-        return out, begin.far
+        return out, begin.far, None
     end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
     walk(call, call.q, call.k, call.v, out, begin, end)
-    return out, end
+    return out, end, None
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
