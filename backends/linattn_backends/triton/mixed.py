@@ -1,7 +1,8 @@
 """``mixed_attn``, and ``linear_attn`` with ``causal=False``: launches and custom ops of :mod:`.mixed_kernels`.
 
-The recurrent form is the chunk form, which goes on from any state, but for one token a sequence (:mod:`.mixed_step`). Like the other launches, these read no tensor's data: how many tokens a state holds, and where packed sequences end, is found
-out on the device.
+The recurrent form is the chunk form, which goes on from any state, but for one token a sequence (:mod:`.mixed_step`). Like the
+other launches, these read no tensor's data: how many tokens a state holds, and where packed sequences end, is found out on the
+device.
 """
 
 from __future__ import annotations

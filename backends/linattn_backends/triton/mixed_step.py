@@ -28,7 +28,7 @@ def step(
     K: tl.constexpr, L: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BV: tl.constexpr,
     BIAS: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``BV`` value channels of one head of one sequence; the first such program copies the keys. A full chunk goes to ``kv``."""
+    """``BV`` value channels of one head of one sequence; the first such program copies keys. A full chunk goes to ``kv``."""
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV
