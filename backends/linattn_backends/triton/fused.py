@@ -41,6 +41,13 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 
 @triton.jit
+def sums_of(G, chunk, L, stride, C: tl.constexpr):
+    """A scalar gate's running sums of one chunk."""
+    rows = chunk * C + tl.arange(0, C)
+    return tl.load(G + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+
+
+@triton.jit
 def walk(
     S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -53,14 +60,19 @@ def walk(
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     c = 0.0  # base 2: by which S is still to decay
-    if GATE == 1:  # loaded a chunk ahead: a scalar is too small for the compiler's pipeline
-        following = end_of(G, nth(low, low, high, REVERSE), L, gt, low < high, C)
+    if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
+        coming = nth(low, low, high, REVERSE)
+        coming_end = end_of(G, coming, L, gt, low < high, C)
+        coming_sums = sums_of(G, coming, L, gt, C)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         if GATE == 1:
-            G_C = following
-            following = end_of(G, nth(step + 1, low, high, REVERSE), L, gt, step + 1 < high, C)
+            G_C = coming_end
+            bG = coming_sums
+            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+            coming_end = end_of(G, coming, L, gt, True, C)
+            coming_sums = sums_of(G, coming, L, gt, C)
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
@@ -71,7 +83,6 @@ def walk(
         later = by
         near = by
         if GATE == 1:
-            bG = tl.load(G + rows.to(tl.int64) * gt, mask=rows < L, other=0.0)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:

@@ -178,16 +178,11 @@ def states(
     sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
-    if GATE == 1:
-        later = end_of(g, nth(low, low, high, REVERSE), L, gt, low < high, C)
     if GATE == 3:
         later = chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
-        if GATE == 1:
-            end_here = later
-            later = end_of(g, nth(step + 1, low, high, REVERSE), L, gt, step + 1 < high, C)
         if GATE == 3:
             all = later
             later = chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
@@ -205,7 +200,7 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            to_start, to_end, all = row_decays(g, rows, end_here, gt, L)
+            to_start, to_end, all = row_decays(g, rows, end_of(g, chunk, L, gt, True, C), gt, L)
             if REVERSE:
                 xd = xd * to_start[:, None]
             else:

@@ -64,6 +64,7 @@ class Attention:
         state = None if held is None or held[0] is None else MixedState(*(x.contiguous() for x in held))
         return cls(rows, None if bias is None else bias.contiguous(), state, *rest)  # type: ignore[arg-type]
 
+    family = property(lambda self: "linear_attn" if self.new[0] is None else "mixed_attn")
     q = property(lambda self: self.new[2])
     k = property(lambda self: self.new[3])
     v = property(lambda self: self.new[4])
