@@ -1,4 +1,4 @@
-"""What was found in peers: reports that can be read, and reproductions that their authors can run."""
+"""What was found in peers: results that can be read, and reproductions that their authors can run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from linattn_conformance import reading
 from linattn_conformance.runner import STATUSES
 
 ROOT = Path(__file__).parents[2]
@@ -15,13 +14,7 @@ TOOLS = ("first_configuration", "in_interpreter", "side_by_side")
 REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem not in TOOLS)
 
 
-@pytest.mark.parametrize("name", ["fla-h200"])
-def test_a_report_can_be_read_and_is_as_it_was_written(name):
-    found = reading.read(PAGES / f"{name}.json")
-    assert found["hash"] == reading.report_hash(found)
-
-
-@pytest.mark.parametrize("name", ["fla-interpreter", "other-sizes-h200"])
+@pytest.mark.parametrize("name", ["other-sizes-h200"])
 def test_other_results_have_a_status_each(name):
     found = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
     assert found["where"]
