@@ -43,7 +43,7 @@ class Op(NamedTuple):
 
 
 OPS = {
-    "diagonal": Op(library.diagonal, library.diagonal_backward),
+    "diagonal": Op(library.diagonal, library.diagonal_backward, kept=len(library.Applied._fields)),
     "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Scores._fields)),
     "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
     "bidirectional": Op(mixed_library.bidirectional, mixed_library.bidirectional_backward),
@@ -209,6 +209,7 @@ def mixed_attn(
     if bias is None and initial_state is None and not output_final_state:
         C = min(C, arrays["v"].shape[1] + 1)  # nothing has this size: FLASH-Quad may say any number
     options = dict(C=C, quad_scale=scales[0], lin_scale=scales[1], causal=causal, final=output_final_state)
+    options["recurrent"] = form == "recurrent"
     state = (None,) * 5 if initial_state is None else initial_state
     o, *final = jitted("mixed", tuple(options.items()), (*arrays.values(), bias, *state, cu_seqlens))
     return o, MixedState(*final) if output_final_state else None
