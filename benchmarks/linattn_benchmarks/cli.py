@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from linattn.ops._family import operator_named
 from rich.console import Console
 
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
-from .environment import RESULTS, document, read, write
+from .environment import RESULTS, document, keep, read, write
 
 NAMED = ("overhead", "torch-cpu", "report")
 
@@ -83,7 +84,10 @@ def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Pa
     if name == "report":
         if not rest:
             raise OptionError("report: name at least one results file")
-        show(merged([read(Path(path)) for path in rest]), html, png)
+        found = merged([read(Path(path)) for path in rest])
+        if out:
+            keep(out, found)
+        show(found, html, png)
         return
     if rest:
         raise OptionError(f"{name} takes no operators, got {', '.join(rest)}")
@@ -180,8 +184,19 @@ def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     devices = {file["results"]["ceilings"]["name"] for file in files}
     if len(devices) > 1:
         raise OptionError(f"report: these files come from different devices: {', '.join(sorted(devices))}")
-    rows = [row for file in files for row in file["results"]["rows"]]
+    rows = joined(row for file in files for row in file["results"]["rows"])
     return first | {"results": first["results"] | {"rows": rows}}
+
+
+def joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each call: the first that has times, and what it does not say but another does."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        call = (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True))
+        have = found.get(call, row)
+        best, other = (row, have) if have["ms"] is None else (have, row)
+        found[call] = best | {name: x for name, x in other.items() if best[name] is None and other["ms"] is not None}
+    return list(found.values())
 
 
 def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:

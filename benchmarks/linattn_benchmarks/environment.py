@@ -85,10 +85,15 @@ def document(benchmark: str, results: Any) -> dict[str, Any]:
 
 
 def write(path: Path, benchmark: str, results: Any) -> None:
-    """One results file, in a folder that is made if need be; all of it or nothing."""
+    """The results file of a benchmark that was run here."""
+    keep(path, document(benchmark, results))
+
+
+def keep(path: Path, content: dict[str, Any]) -> None:
+    """Write a results file, in a folder that is made if need be; all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(document(benchmark, results), indent=1, allow_nan=False) + "\n")
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     part.replace(path)
 
 

@@ -105,11 +105,10 @@ class Run:
 
     def require(self, arrays: Arrays, form: str | None = None, **options: Any) -> None:
         """Raise ``Declared`` if the backend declares the call unsupported, having seen it refuse."""
-        function, keywords = self.function(form), self._keywords(arrays, options)
-        plan = linattn.explain(function, **keywords)
-        if plan.backend is not None:
+        reason = self.declares(arrays, form, **options)
+        if not reason:
             return
-        reason = "; ".join(passed.reason for passed in plan.passed)
+        function, keywords = self.function(form), self._keywords(arrays, options)
         before = self.snapshot(arrays)
         try:
             with self.witness.permit():
@@ -118,6 +117,11 @@ class Run:
             self.check_untouched(before, arrays)
             raise Declared(reason) from None
         raise Failure(f"declares the call unsupported ({reason}) and then runs it")
+
+    def declares(self, arrays: Arrays, form: str | None = None, **options: Any) -> str:
+        """Why the backend declares the call unsupported; empty if it does not."""
+        plan = linattn.explain(self.function(form), **self._keywords(arrays, options))
+        return "" if plan.backend else "; ".join(passed.reason for passed in plan.passed)
 
     def call(self, arrays: Arrays, form: str | None = None, **options: Any) -> Arrays:
         """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be.

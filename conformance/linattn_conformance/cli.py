@@ -6,10 +6,11 @@ import contextlib
 import datetime
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from linattn.errors import LinattnError
@@ -40,7 +41,12 @@ def conformance(
     known: Annotated[Path | None, typer.Option("--known-failures", help="TOML or JSON list of known failures.")] = None,
     tighten: Annotated[float, typer.Option(help="Factor on every bound, in (0, 1].")] = 1.0,
     workers: Annotated[
-        int, typer.Option("--workers", "-n", help="Processes that run cases; 0: one a core on a CPU, else one.")
+        int,
+        typer.Option(
+            "--workers",
+            "-n",
+            help="Processes that run cases; 0: one a core on a CPU, else one. Several GPUs are taken in turn.",
+        ),
     ] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case; its process is then replaced.")] = TIME_LIMIT,
     memory_limit: Annotated[
@@ -52,6 +58,9 @@ def conformance(
     ] = 0.0,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run of this report: take over its results, and run what it has not.")
+    ] = None,
+    again: Annotated[
+        list[str] | None, typer.Option(help="With --resume: run these ids once more, as in a shell; repeat for more.")
     ] = None,
     environment: Annotated[
         list[str] | None,
@@ -72,9 +81,10 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
             wanted = selected(pool.subject, held, profile, case)
-            earlier = (
-                resuming.read(resume, report.make(pool.subject, held, profile, (), (), 0.0, told)) if resume else resuming.NONE
-            )
+            if again and not resume:
+                raise ValueError("--again: expected with --resume, which says what was run before")
+            empty = report.make(pool.subject, held, profile, (), (), 0.0, told)
+            earlier = resuming.read(resume, empty, again or ()) if resume else resuming.NONE
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:
@@ -112,8 +122,19 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
 
 
 def by_profile(cases: Sequence[Case]) -> list[Case]:
-    """The order of the profiles: the core, what else has no gradients, the rest."""
-    return sorted(cases, key=lambda case: (not case.core, case.needs_gradient))
+    """The order of the profiles: the core, what else has no gradients, the rest. In each of them operators, and their dtypes
+    and flags, are taken in turn: a run that is cut short has seen something of all, and of the cases that share compiled
+    kernels one comes well before the others.
+    """
+    groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[not case.core, case.needs_gradient, case.operator, case.dtype, case.flags].append(case)
+    before: Counter[tuple[Any, ...]] = Counter()  # groups of the same operator
+    order: dict[str, tuple[Any, ...]] = {}
+    for group, members in groups.items():
+        order |= {case.id: (*group[:2], place, before[group[:3]]) for place, case in enumerate(members)}
+        before[group[:3]] += 1
+    return sorted(cases, key=lambda case: order[case.id])
 
 
 def said(pairs: Sequence[str]) -> dict[str, str]:

@@ -112,7 +112,10 @@ class Worker:
         errors = self.log.with_suffix(".err")
         text = errors.read_text(errors="replace") if errors.exists() else ""
         where = re.search(r"Current thread.*\n\s+File \"(.*?)\", line (\d+) in (\w+)", text)
-        return f"{ended}, in {Path(where[1]).name}:{where[2]} {where[3]}" if where else ended
+        raised = re.findall(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text, re.MULTILINE)
+        if where:
+            return f"{ended}, in {Path(where[1]).name}:{where[2]} {where[3]}"
+        return f"{ended}: {raised[-1]}" if raised and code > 0 else ended
 
 
 class Pool:
@@ -171,7 +174,7 @@ class Pool:
 
     def _start(self) -> Worker:
         self.born += 1
-        worker = Worker(replace(self.setting, one_thread=self.count > 1), self.folder, self.born)
+        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=self.born), self.folder, self.born)
         self.workers.append(worker)
         return worker
 

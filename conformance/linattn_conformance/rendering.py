@@ -11,11 +11,12 @@ from typing import Any
 
 from linattn.plugin import FORMS
 
+from . import grouping
 from .manifest import Manifest
 from .runner import STATUSES
 from .verdict import cases_of
 
-__all__ = ["html", "markdown", "matrix_html", "matrix_markdown"]
+__all__ = ["counts", "html", "markdown", "matrix_html", "matrix_markdown", "summary"]
 
 Report = Mapping[str, Any]
 SHOWN = 30
@@ -38,10 +39,13 @@ def markdown(report: Report) -> str:
     """One report as Markdown: what was tested, statuses by operator, what failed, what is declared, the largest errors."""
     results = report["results"]
     parts = [f"# {_name(report)}: {report['verdict']['outcome']} ({report['profile']})", _about(report), _by_operator(results)]
-    failed = [result for result in results if result["status"] in ("failed", "not-run")]
+    failed = [result for result in results if result["status"] == "failed"]
     if failed:
-        lines = [f"- `{result['id']}`: {_line(result['message'] or result['status'])}" for result in failed[:SHOWN]]
-        parts += [f"## Failed: {len(failed)}", "\n".join([*lines, *_rest(failed)])]
+        parts += [f"## Failed: {len(failed)}", _grouped(failed)]
+    left = Counter(_line(result["message"]) for result in results if result["status"] == "not-run")
+    if left:
+        lines = [f"- {count} cases: {reason}" for reason, count in left.most_common(SHOWN)]
+        parts += [f"## Not run: {left.total()}", "\n".join([*lines, *_rest(list(left))])]
     known = [result for result in results if result["status"] == "known-failure"]
     if known:
         lines = [f"- `{result['id']}`: {_line(result['message'])}" for result in known[:SHOWN]]
@@ -58,6 +62,42 @@ def markdown(report: Report) -> str:
     if others:
         parts += ["## Errors", "\n".join(f"- {_line(text)}" for text in others)]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(report: Report, selection: bool = False) -> str:
+    """A part of that, for a page that says more: what was tested, how many cases ended how, and what failed.
+
+    Args:
+        report: The report.
+        selection: It is of selected cases, and has no verdict.
+    """
+    counts = Counter(result["status"] for result in report["results"])
+    told = ", ".join(f"{counts[status]:,} {status.replace('-', ' ')}" for status in STATUSES if counts[status])
+    failed = [result for result in report["results"] if result["status"] == "failed"]
+    about = f"{_about(report)} **{told}**{'' if selection else f'; verdict: {_verdict(report)}'}.\n"
+    return f"{about}\n{_grouped(failed, examples=False)}\n" if failed else about
+
+
+def counts(reports: Sequence[Report]) -> str:
+    """A row a report: how many cases ended how, and the verdict."""
+    heads = ["backend", "arrays", *(status.replace("-", " ") for status in STATUSES), "verdict"]
+    rows: list[list[str]] = []
+    for report in reports:
+        found = Counter(result["status"] for result in report["results"])
+        numbers = [f"{found[status]:,}" if found[status] else "–" for status in STATUSES]
+        rows.append([*_heads(report), *numbers, _verdict(report)])
+    lines = [heads, ["---", "---", *["---:"] * len(STATUSES), "---"], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _grouped(results: Sequence[Mapping[str, Any]], examples: bool = True) -> str:
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in grouping.rows(results)]
+    table = [
+        ["tried", "cases", "operators", "dtypes", "what came", "for example"],
+        ["---", "---:", *["---"] * 4],
+        *rows[:SHOWN],
+    ]
+    return "\n".join([*(f"| {' | '.join(row if examples else row[:-1])} |" for row in table), *_rest(rows)])
 
 
 def _declared(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

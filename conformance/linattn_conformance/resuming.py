@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ class Earlier:
 NONE = Earlier()
 
 
-def read(path: Path, here: Mapping[str, Any]) -> Earlier:
+def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = ()) -> Earlier:
     """The earlier run, of which ``path`` is the report; ``here`` is an empty report of this one.
+
+    Results of ids that match one of ``again`` are left out, as if they had not been run.
 
     Raises:
         ValueError: It was edited; or the two are not of one subject, suite, place and kind, so that their results do not belong
@@ -51,6 +54,10 @@ def read(path: Path, here: Mapping[str, Any]) -> Earlier:
     for name in SAME:
         if report.get(name) != here[name]:
             raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")
-    results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN]
+    results = [
+        Result(**result)
+        for result in report["results"]
+        if result["status"] in HAS_RUN and not any(fnmatchcase(result["id"], pattern) for pattern in again)
+    ]
     complaints = [text for text in report["complaints"] if not text.startswith(known_failures.COMPLAINT)]
     return Earlier(tuple(results), tuple(complaints), report["seconds"])

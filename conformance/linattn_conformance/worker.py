@@ -20,6 +20,8 @@ from typing import NoReturn
 __all__ = ["Setting", "serve"]
 
 SHOWN = 80
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+"""Variables that list the accelerators a process may use."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Setting:
         device: As for ``Runner``.
         tighten: As for ``Runner``.
         one_thread: Frameworks are to compute with one thread, because other workers run beside this one.
+        turn: The number of this worker: several GPUs are taken in turn.
     """
 
     backend: str
@@ -39,6 +42,7 @@ class Setting:
     device: str = "cpu"
     tighten: float = 1.0
     one_thread: bool = False
+    turn: int = 0
 
 
 def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
@@ -49,6 +53,8 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
     output = Output(Path(log))
     if setting.one_thread:
         os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now
+    if ":" not in setting.device:
+        os.environ.update(one_accelerator(setting.turn))  # likewise
     from linattn.errors import LinattnError
 
     from .cases import named
@@ -68,11 +74,18 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
                 connection.send(("started", name))
                 output.forget()
                 result = runner.run_one(named(name))
+                runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
                 printed = output.printed()
                 if printed and result.status == "passed":
                     result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
                 connection.send(("done", result))
     os._exit(0)  # what a framework does on its way out is nobody's case
+
+
+def one_accelerator(turn: int) -> dict[str, str]:
+    """The one accelerator that is this worker's, of those that the environment lists, as variables to set."""
+    listed = {name: os.environ[name].split(",") for name in VISIBLE if os.environ.get(name)}
+    return {name: devices[turn % len(devices)] for name, devices in listed.items()}
 
 
 def received(connection: Connection) -> list[str] | None:

@@ -33,6 +33,7 @@ class Record:
         self.options = {key: value for key, value in vars(options).items() if key != "out"}
         self.partial = self.folder / f"{name}.partial.json"
         self.parts: dict[str, Any] = {}
+        self.versions = {"python": platform.python_version(), "linattn": linattn.__version__, "torch": torch.__version__}
         if self.partial.exists():
             saved = json.loads(self.partial.read_text(encoding="utf-8"))
             if saved["options"] != self.options:
@@ -46,8 +47,11 @@ class Record:
             found = work()
             self.parts[key] = {"found": found, "seconds": round(time.perf_counter() - start, 1)}
             fresh = self.partial.with_suffix(".new")
-            fresh.write_text(json.dumps({"options": self.options, "parts": self.parts}), encoding="utf-8")
+            fresh.write_text(
+                json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
+            )
             fresh.replace(self.partial)
+            print(f"{key}: {self.parts[key]['seconds']} s, {found}", flush=True)
         return self.parts[key]["found"]
 
     def arrays(self, key: str, work: Callable[[], tuple[dict[str, torch.Tensor], Any]]) -> tuple[dict[str, torch.Tensor], Any]:
@@ -70,22 +74,34 @@ class Record:
 
     def finish(self, results: Any, header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
         """Write the three files, and drop the partial ones."""
-        whole = {
-            "experiment": self.name,
-            "command": f"PYTHONPATH=examples python -m experiments.{self.name}",
-            "options": self.options,
-            "seconds": round(sum(part["seconds"] for part in self.parts.values()), 1),
-            "versions": {"python": platform.python_version(), "linattn": linattn.__version__, "torch": torch.__version__},
-            "results": results,
-        }
-        (self.folder / f"{self.name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-        self.also(self.name, header, rows)
-        with mpl.rc_context({"svg.hashsalt": self.name}):
-            figure.savefig(self.folder / f"{self.name}.svg", metadata={"Date": None})
-        plt.close(figure)
+        whole = whole_run(self.name, {"options": self.options, "versions": self.versions, "parts": self.parts}, results)
+        publish(self.folder, whole, header, rows, figure)
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
-        print(table(header, rows))
+
+
+def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
+    """What ``NAME.json`` says of a run, given its ``NAME.partial.json``."""
+    return {
+        "experiment": name,
+        "command": f"PYTHONPATH=examples python -m experiments.{name}",
+        "options": saved["options"],
+        "seconds": round(sum(part["seconds"] for part in saved["parts"].values()), 1),
+        "versions": saved["versions"],
+        "results": results,
+    }
+
+
+def publish(folder: Path, whole: dict[str, Any], header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
+    """Write ``NAME.json``, ``NAME.table.md`` and ``NAME.svg``, and print the table."""
+    name, text = whole["experiment"], table(header, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.table.md").write_text(text, encoding="utf-8")
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+    print(text)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

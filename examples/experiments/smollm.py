@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import math
+import platform
 import sysconfig
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,16 +26,23 @@ import numpy as np
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
+from matplotlib.figure import Figure
 from models.blocks import rotary
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
-from .record import COLOURS, Record, axes, options
-from .schedule import one_cycle
+from .record import COLOURS, Record, axes, options, publish, whole_run
+from .schedule import rise_and_fall
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Arrays = dict[str, Tensor]
+Found = tuple[Arrays, list[dict[str, float]]]
+"""What was learned, and the course of it."""
+Step = Callable[[Tensor], Tensor]
+"""Reads rows of tokens, leaves gradients, and returns the loss."""
+Show = Callable[[float], None]
+"""Told of the share that is done."""
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -197,9 +207,9 @@ FIXED: dict[str, Callable[[int], FeatureMap]] = {
     "taylor2": lambda K: feature_maps.Taylor2(),
 }
 LEARNED: dict[str, tuple[Callable[..., FeatureMap], Callable[[int, int], dict[str, np.ndarray]]]] = {
-    "hedgehog": (Hedgehog, Hedgehog.init),
     "hedgehog, softmax": (lambda **p: Hedgehog(**p, softmax=True), Hedgehog.init),
     "t2r": (T2r, T2r.init),
+    "hedgehog": (Hedgehog, Hedgehog.init),
 }
 
 
@@ -223,6 +233,9 @@ class Conversion(NamedTuple):
         )
 
 
+Score = Callable[[Conversion], float]
+
+
 def initial(name: str, decoder: Decoder) -> Conversion:
     """With untrained maps, and no adapters."""
     layers, heads, K = decoder.sizes.layers, decoder.sizes.heads, decoder.sizes.K
@@ -244,66 +257,121 @@ def adapters(decoder: Decoder, rank: int, seed: int) -> Arrays:
 # -- learning and measuring ------------------------------------------------------------------------------------------
 
 
-class Descent:
-    """Adam on some arrays, with a short rise and a cosine fall of the rate, and the mean loss of every tenth of the steps."""
+class Pace(NamedTuple):
+    """How long something learns: so many steps or so many seconds of learning, whichever are over first."""
 
-    def __init__(self, arrays: Arrays, rate: float, steps: int) -> None:
+    steps: int
+    seconds: float
+    marks: int
+    """How often the held-out text is scored on the way, at times that double."""
+    graphs: bool = True
+    """On a GPU, record a step as a CUDA graph."""
+
+
+class Descent:
+    """Adam on some arrays at a given pace, with a short rise and a cosine fall of the rate."""
+
+    def __init__(self, arrays: Arrays, rate: float, pace: Pace) -> None:
         self.arrays = {name: x.detach().clone().requires_grad_() for name, x in arrays.items()}
         self.optimiser = torch.optim.Adam(self.arrays.values(), lr=rate)
-        self.schedule = one_cycle(self.optimiser, rate, steps)
-        self.losses: list[Tensor] = []
+        self.rate, self.pace = rate, pace
 
-    def step(self, loss: Tensor) -> None:
-        """Take the gradients that are there as those of ``loss``."""
-        torch.nn.utils.clip_grad_norm_(self.arrays.values(), 1.0)
-        self.optimiser.step()
-        self.schedule.step()
-        self.optimiser.zero_grad()
-        self.losses.append(loss.detach())
+    def run(self, step: Step, data: Tensor, batch: int, seed: int, score: Callable[[Arrays], float], show: Show) -> Found:
+        """Take ``step`` after ``step``, which leaves gradients and returns the loss, on ``batch`` rows each, until time is up.
 
-    def found(self) -> tuple[Arrays, list[float]]:
-        size = max(len(self.losses) // 10, 1)
-        course = [torch.stack(self.losses[i : i + size]).mean().item() for i in range(0, len(self.losses), size)]
+        The course is a list of marks: seconds of learning (scoring, and the first calls that compile, not counted), steps,
+        tokens, the mean loss since the mark before, and the score then.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        if self.pace.graphs and data.is_cuda:
+            step = recorded(step, rows(data, batch, generator))
+            self.optimiser.zero_grad(set_to_none=False)
+        course, losses, share, spent, steps = [], [], 0.0, 0.0, 0
+        marks = [2.0**-i for i in reversed(range(self.pace.marks))]
+        while share < 1:
+            began = time.perf_counter()
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.rate * rise_and_fall(share)
+            losses.append(step(rows(data, batch, generator)).clone())
+            torch.nn.utils.clip_grad_norm_(self.arrays.values(), 1.0)
+            self.optimiser.step()
+            self.optimiser.zero_grad(set_to_none=False)
+            steps += 1
+            if steps % 8 == 0 and data.is_cuda:
+                torch.cuda.synchronize()  # or the clock would run ahead of what it measures
+            spent += time.perf_counter() - began
+            share = max(steps / self.pace.steps, spent / self.pace.seconds)
+            show(min(share, 1.0))
+            if marks and share >= marks[0]:
+                began = time.perf_counter()
+                loss = torch.stack(losses).mean().item()
+                spent += time.perf_counter() - began
+                mark = {"seconds": spent, "steps": steps, "tokens": steps * batch * data.shape[1], "loss": loss}
+                course.append(mark | {"score": score(self.arrays)})
+                losses.clear()
+                marks = [at for at in marks if at > share]
         return {name: x.detach().cpu() for name, x in self.arrays.items()}, course
 
 
-def distil(
-    decoder: Decoder, name: str, data: Tensor, steps: int, batch: int, rate: float, advance: Callable[[], None]
-) -> tuple[Arrays, list[float]]:
-    """The maps of all layers after ``steps`` of eq. 4 on what the model itself, with its softmax, makes of the text."""
-    descent, generator = Descent(initial(name, decoder).learned, rate, steps), torch.Generator().manual_seed(0)
-    learner, losses = Conversion(name, descent.arrays), []
+def recorded(step: Step, example: Tensor) -> Step:
+    """``step`` as a CUDA graph: a small model's thousands of launches then cost the processor next to nothing.
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with torch.enable_grad():
-            loss = feature_maps.distillation_loss(learner.map(layer, q.shape[-1]), q, k)
-            loss.backward()
-        losses.append(loss.detach())
-        return softmax(layer, q, k, v)
+    Gradients must be zeroed in place: the graph adds to the arrays that they were in when it was recorded.
+    """
+    ids, aside = example.clone(), torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):  # kernels are compiled, libraries set up, gradients allocated
+            step(ids)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(ids)
 
-    for _ in range(steps):
-        losses.clear()
+    def replay(given: Tensor) -> Tensor:
+        ids.copy_(given)
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def distil(decoder: Decoder, name: str, data: Tensor, pace: Pace, batch: int, rate: float, score: Score, show: Show) -> Found:
+    """The maps of all layers by eq. 4, on what the model itself, with its softmax, makes of the text."""
+    descent = Descent(initial(name, decoder).learned, rate, pace)
+    learner = Conversion(name, descent.arrays)
+
+    def step(ids: Tensor) -> Tensor:
+        losses = []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with torch.enable_grad():
+                loss = feature_maps.distillation_loss(learner.map(layer, q.shape[-1]), q, k)
+                loss.backward()
+            losses.append(loss.detach())
+            return softmax(layer, q, k, v)
+
         with torch.no_grad():
-            decoder(rows(data, batch, generator), attend)
-        descent.step(torch.stack(losses).mean())
-        advance()
-    return descent.found()
+            decoder(ids, attend)
+        return torch.stack(losses).mean()
+
+    return descent.run(step, data, batch, 0, lambda learned: score(Conversion(name, learned)), show)
 
 
 def finetune(
-    decoder: Decoder, conversion: Conversion, data: Tensor, steps: int, batch: int, rate: float, advance: Callable[[], None]
-) -> tuple[Arrays, list[float]]:
-    """Everything that ``conversion`` learns after ``steps`` of predicting the next token; the model's own weights stay."""
-    descent, generator = Descent(conversion.learned, rate, steps), torch.Generator().manual_seed(1)
+    decoder: Decoder, conversion: Conversion, data: Tensor, pace: Pace, batch: int, rate: float, score: Score, show: Show
+) -> Found:
+    """Everything that ``conversion`` learns, by predicting the next token; the model's own weights stay."""
+    descent = Descent(conversion.learned, rate, pace)
     learner = Conversion(conversion.name, descent.arrays)
-    for _ in range(steps):
-        ids = rows(data, batch, generator)
+
+    def step(ids: Tensor) -> Tensor:
         logits = decoder(ids[:, :-1], learner.attend, learner.learned)
         loss = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
-        descent.step(loss)
-        advance()
-    return descent.found()
+        return loss.detach()
+
+    return descent.run(step, data, batch, 1, lambda learned: score(Conversion(conversion.name, learned)), show)
 
 
 def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
@@ -330,28 +398,54 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 def settings() -> Any:
     return options(
-        __doc__, weights="", maps=";".join(("softmax", *FIXED, *LEARNED)), tuned="softmax;hedgehog, softmax;hedgehog;elu1",
-        device="cuda" if torch.cuda.is_available() else "cpu", length=512, long=2048, test_tokens=24576,
-        rank=8, seed=0, distil_steps=100, distil_batch=8, distil_rate=1e-2, tune_steps=100, tune_batch=16, tune_rate=1e-3,
+        __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
+        maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog, softmax;t2r;hedgehog;elu1",
+        length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6, graphs=1,
+        distil_steps=10000, distil_seconds=15.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
+        tune_steps=10000, tune_seconds=25.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
     )  # fmt: skip
 
 
 def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
-    """The model, and the tokens to train on and to score, one stream each; a symbol of the model's stands between texts."""
+    """The model, and the tokens to train on and to score."""
     torch.manual_seed(chosen.seed)
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
     decoder, encode = load(Path(chosen.weights) if chosen.weights else packaged(), chosen.device)
-    training, held_out = (
-        torch.tensor([token for text in texts(part) for token in (0, *encode(text))], device=chosen.device)
-        for part in (False, True)
-    )
+    training, held_out = (torch.from_numpy(part.astype(np.int64)).to(chosen.device) for part in streams(encode, chosen.tokens))
     return decoder, training, held_out[: chosen.test_tokens]
+
+
+def streams(encode: Callable[[str], list[int]], kept: str) -> list[np.ndarray]:
+    """What to train on and what is held out, one stream of tokens each; a symbol of the model's stands between texts.
+
+    They are kept in the file ``kept``, if one is named, and read from it the next time: the text is that of the Python and
+    the NumPy that are installed.
+    """
+    if not (kept and Path(kept).exists()):
+        parts = [
+            np.array([token for text in texts(part) for token in (0, *encode(text))], dtype=np.uint16) for part in (False, True)
+        ]
+        if not kept:
+            return parts
+        np.savez_compressed(kept, training=parts[0], held_out=parts[1], python=platform.python_version(), numpy=np.__version__)
+    saved = np.load(kept)
+    return [saved["training"], saved["held_out"]]
 
 
 def main() -> None:
     chosen = settings()
-    run(Record("smollm", chosen), chosen, *prepare(chosen))
+    if chosen.results:
+        redraw(Path(chosen.results), Path(chosen.out))
+    else:
+        run(Record("smollm", chosen), chosen, *prepare(chosen))
+
+
+def redraw(path: Path, out: Path) -> None:
+    """What a run writes at its end, from the file that it wrote, or from the partial one if it was cut off."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    whole = saved if "results" in saved else whole_run("smollm", saved, collected(saved["parts"]))
+    publish(out, whole, *shown(whole["results"]))
 
 
 def packaged() -> Path:
@@ -363,40 +457,60 @@ def packaged() -> Path:
 
 
 def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor) -> None:
-    data, tests = windows(training, chosen.length), {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
-    results: dict[str, dict[str, Any]] = {}
+    short, long = (windows(training, n) for n in (chosen.distil_length, chosen.tune_length))
+    tests = {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
+    how = chosen.marks, bool(chosen.graphs)
+    distilling = Pace(chosen.distil_steps, chosen.distil_seconds, *how), chosen.distil_batch, chosen.distil_rate
+    tuning = Pace(chosen.tune_steps, chosen.tune_seconds, *how), chosen.tune_batch, chosen.tune_rate
+    names = chosen.maps.split(";")
 
-    def measure(stage: str, name: str, learned: Arrays) -> None:
-        conversion = Conversion(name, learned)
+    def measure(stage: str, conversion: Conversion) -> None:
         scores = lambda: {str(n): perplexity(decoder, conversion, test) for n, test in tests.items()}  # noqa: E731
-        results.setdefault(name, {})[stage] = record.once(f"{stage} {name}", scores)
+        record.once(f"{stage} {conversion.name}", scores)
 
-    def learn(stage: str, name: str, work: Callable[[], tuple[Arrays, list[float]]]) -> Arrays:
-        learned, losses = record.arrays(f"{stage} {name}: arrays", work)
-        learned = {key: p.to(decoder.device) for key, p in learned.items()}
-        measure(stage, name, learned)
-        results[name][f"{stage}, losses"] = losses
-        return learned
+    def score(conversion: Conversion) -> float:
+        return perplexity(decoder, conversion, tests[chosen.length])
 
+    def about() -> dict[str, Any]:
+        tokens = {"trained on": len(training), "held out": len(held_out)}
+        where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
+        return {"tokens": tokens, "device": where, "ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
+
+    record.once(ABOUT, about)
     with Progress() as progress:
-        names, tuned = chosen.maps.split(";"), chosen.tuned.split(";") if chosen.tuned else []
-        start = {name: initial(name, decoder).learned for name in names}
-        for name in progress.track(names, description="converting"):
-            measure("converted", name, start[name])
-        learned = [name for name in names if name in LEARNED and chosen.distil_steps]
-        task = progress.add_task("distilling", total=len(learned) * chosen.distil_steps)
-        given = chosen.distil_steps, chosen.distil_batch, chosen.distil_rate, lambda: progress.advance(task)
-        for name in learned:
-            start[name] = learn("distilled", name, lambda n=name: distil(decoder, n, data, *given))
-        other = progress.add_task("finetuning", total=len(tuned) * chosen.tune_steps)
-        how = chosen.tune_steps, chosen.tune_batch, chosen.tune_rate, lambda: progress.advance(other)
-        for name in tuned:
-            conversion = Conversion(name, start[name] | adapters(decoder, chosen.rank, chosen.seed))
-            learn("finetuned", name, lambda c=conversion: finetune(decoder, c, data, *how))
-    tokens = {"trained on": len(training), "held out": len(held_out)}
-    where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
-    backends = {name: ran(decoder, name) for name in names if name != "softmax"}
-    write(record, {"maps": results, "tokens": tokens, "device": where, "ran": backends})
+
+        def learn(stage: str, name: str, work: Callable[[Show], Found]) -> Arrays:
+            task = progress.add_task(f"{stage}: {name}", total=1.0)
+            learned, _ = record.arrays(
+                f"{stage} {name}{COURSE}", lambda: work(lambda share: progress.update(task, completed=share))
+            )
+            learned = {key: p.to(decoder.device) for key, p in learned.items()}
+            measure(stage, Conversion(name, learned))
+            return learned
+
+        for name in progress.track(names, description="attention"):
+            learned = initial(name, decoder).learned
+            measure("converted", Conversion(name, learned))
+            if name in LEARNED and chosen.distil_steps:
+                learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, short, *distilling, score, show))
+            if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
+                whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
+                learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, long, *tuning, score, show))
+    results = collected(record.parts)
+    record.finish(results, *shown(results))
+
+
+ABOUT, COURSE = "about", ", course"
+
+
+def collected(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a run, named ``STAGE MAP``, by map and stage."""
+    found: dict[str, Any] = {"maps": {}, **parts[ABOUT]["found"]}
+    for key, part in parts.items():
+        if key != ABOUT:
+            stage, _, name = key.removesuffix(COURSE).partition(" ")
+            found["maps"].setdefault(name, {})[stage + COURSE * key.endswith(COURSE)] = part["found"]
+    return found
 
 
 def ran(decoder: Decoder, name: str) -> str:
@@ -410,7 +524,8 @@ def ran(decoder: Decoder, name: str) -> str:
 STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
-def write(record: Record, results: dict[str, Any]) -> None:
+def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Figure]:
+    """The table's header and rows, and the plot."""
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
@@ -419,18 +534,38 @@ def write(record: Record, results: dict[str, Any]) -> None:
         (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths))
         for name in ordered
     ]
-    figure, (ax,) = axes(1, width=7.0, height=4.6)
+    figure, (bars, lines) = axes(2, width=6.0, height=4.8)
     for place, name in enumerate(ordered):
         for i, stage in enumerate(stages):
             if stage in maps[name]:
                 shift = 0.8 * ((len(stages) - 1) / 2 - i) / len(stages)
-                ax.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
-    ax.set_xscale("log")
-    ax.set_xlabel(f"perplexity, {lengths[0]} tokens of held-out text")
-    ax.set_yticks(range(len(ordered)), ordered)
-    handles = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    ax.legend(handles.values(), handles.keys(), frameon=False)
-    record.finish(results, ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure)
+                bars.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
+    bars.set_xscale("log")
+    bars.set_xlabel(f"perplexity, contexts of {lengths[0]} tokens of held-out text")
+    bars.set_yticks(range(len(ordered)), ordered)
+    handles = {label: handle for handle, label in zip(*bars.get_legend_handles_labels(), strict=True)}
+    bars.legend(handles.values(), handles.keys(), frameon=False)
+    courses(lines, maps, lengths[0])
+    return ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure
+
+
+def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
+    """Perplexity against seconds of learning; dashed while a map is distilled, then on with finetuning."""
+    learners = [name for name in maps if any(COURSE in key for key in maps[name])]
+    for name, colour in zip(learners, COLOURS * 2, strict=False):
+        spent, last = 0.0, maps[name]["converted"][length]
+        for stage, style in (("distilled", "--"), ("finetuned", "-")):
+            course = maps[name].get(stage + COURSE, [])
+            if course:
+                points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in course)]
+                ax.plot(
+                    *zip(*points, strict=True), style, marker=".", color=colour, label=name if stage == "finetuned" else None
+                )
+                spent, last = points[-1]
+    ax.set_yscale("log")
+    ax.set_xlabel("seconds of learning, dashed: distillation")
+    ax.set_ylabel(f"perplexity, {length} tokens")
+    ax.legend(frameon=False)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 ``python examples/peers/side_by_side.py OUT.json``, with linattn and the libraries installed; what is missing is not run. Set
 ``TRITON_F32_DEFAULT=ieee`` on a GPU; without one, ``TRITON_INTERPRET=1`` runs the kernels of flash-linear-attention in
-Triton's interpreter, whose products are exact. Each figure is ``|x - oracle| / |oracle|``.
+Triton's interpreter, whose products are exact. Either way in the first configuration of each, as in first_configuration.py.
+Each figure is ``|x - oracle| / |oracle|``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import sys
@@ -55,17 +57,6 @@ def outputs(family: str, x: Arrays, peers: dict[str, Callable[[Arrays], torch.Te
 
 
 # -- flash-linear-attention ------------------------------------------------------------------------------------------
-
-
-def without_tuning() -> None:
-    """Triton's interpreter has no clock to tune by."""
-    from triton.runtime.autotuner import Autotuner
-
-    def first_configuration(self: Autotuner, *args: object, **keywords: object) -> object:
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        return self.fn.run(*args, **keywords, **self.configs[0].kwargs)
-
-    Autotuner.run = first_configuration
 
 
 def fla_outputs(family: str, x: Arrays, *operators: Callable[..., object]) -> Iterator[tuple[str, float | str]]:
@@ -191,8 +182,8 @@ def installed() -> Iterator[tuple[str, str]]:
 
 
 def main(path: str) -> None:
-    if DEVICE == "cpu":
-        without_tuning()
+    with contextlib.suppress(ImportError):
+        import first_configuration  # noqa: F401 - instead of tuning, which takes minutes, and which no interpreter can
     rows: dict[str, Rows] = {}
     for name, check in CHECKS.items():
         try:

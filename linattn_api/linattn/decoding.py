@@ -6,6 +6,8 @@ sequences are copied out of the pool, its recurrent form runs, and what comes ou
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,18 +76,39 @@ def _check_writable(spec: OpSpec, arrays: tuple[Any, ...], state: Any) -> None:
 
 
 def _check_apart(op: str, shape: tuple[int | None, ...], strides: tuple[int | None, ...]) -> None:
-    """No two elements in one place: each dimension steps over all that the smaller steps reach."""
+    """No two elements in one place."""
     if not strides:
         return
     known = [(abs(step), n) for step, n in zip(strides, shape, strict=False) if step is not None and n is not None]
     if 0 in [n for _, n in known]:
         return
-    reach = 1
-    for step, n in sorted((step, n) for step, n in known if n > 1):
-        if step < reach:
-            how = "it is expanded" if step == 0 else f"its strides are {strides}"
-            raise ArgumentError(f"{op}: state cannot be written to: {how}: some of its elements share their memory")
-        reach += step * (n - 1)
+    dimensions = tuple(sorted((step, n) for step, n in known if n > 1))
+    if _meet(dimensions):
+        how = "it is expanded" if dimensions[0][0] == 0 else f"its strides are {strides}"
+        raise ArgumentError(f"{op}: state cannot be written to: {how}: some of its elements share their memory")
+
+
+@functools.lru_cache(maxsize=1024)
+def _meet(dimensions: tuple[tuple[int, int], ...]) -> bool:
+    """Whether two elements lie in one place: whether differences of two indices, not all zero, can sum to no distance.
+
+    Args:
+        dimensions: Step and size, the smallest step first. Where each step is longer than the smaller ones reach, as in most
+            arrays, there is but one difference to try in each dimension.
+    """
+    reach = list(itertools.accumulate((step * (n - 1) for step, n in dimensions), initial=0))
+
+    def summed(i: int, rest: int, moved: bool) -> bool:
+        """Whether dimensions before ``i`` can make up for ``rest``."""
+        if i == 0:
+            return moved and rest == 0
+        step, n = dimensions[i - 1]
+        least, most = (1 - n, n - 1)
+        if step:
+            least, most = max(least, -((reach[i - 1] + rest) // step)), min(most, (reach[i - 1] - rest) // step)
+        return any(summed(i - 1, rest + d * step, moved or d != 0) for d in range(least, most + 1))
+
+    return summed(len(dimensions), 0, False)
 
 
 # Dynamo calls it with constants while it traces, and keeps the result: an error comes out as it is.

@@ -475,15 +475,22 @@ def _map_features(
     feature_map: str | feature_maps.FeatureMap,
 ) -> tuple[Any, ...]:
     phi = feature_maps.resolve(feature_map)
-    if phi.signed and keywords.get("normalize"):
-        _warn_of_signed_weights(_name(spec, form), type(phi).__name__)
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
             framework_of(x, arg.name, f"{_name(spec, form)}: ")
             x = phi(x)
         mapped.append(x)
+    if keywords.get("normalize") and _signed(phi, arrays[0], keywords):
+        _warn_of_signed_weights(_name(spec, form), type(phi).__name__)
     return tuple(mapped)
+
+
+def _signed(phi: feature_maps.FeatureMap, q: Any, keywords: Mapping[str, Any]) -> bool:
+    """Whether a call's weights can be negative, as far as lengths are known: not in packed sequences, nor in a trace."""
+    if keywords.get("cu_seqlens") is not None or framework_of(q, "q").tracing() or len(q.shape) < 2:
+        return phi.signed
+    return phi.signed_within(q.shape[1]) if isinstance(q.shape[1], int) else phi.signed
 
 
 def _warn_of_signed_weights(operator: str, feature_map: str) -> None:

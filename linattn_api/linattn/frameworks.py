@@ -136,6 +136,10 @@ class Framework:
         B, T, H, *rest = x.shape
         return self.module.broadcast_to(x[:, :, :, None], (B, T, H, heads // H, *rest)).reshape(B, T, heads, *rest)
 
+    def matmul(self, x: Any, y: Any) -> Any:
+        """``x y``, in the precision of the operands."""
+        return x @ y
+
     def softmax(self, x: Any) -> Any:
         """``e^x / Σ e^x`` along the last axis."""
         powers = self.module.exp(x - self.module.max(x, axis=-1, keepdims=True))
@@ -326,6 +330,9 @@ class Jax(Framework):
     def offsets(self, x: Any) -> Sequence[int] | None:
         on_host = self._placed(x) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
+
+    def matmul(self, x: Any, y: Any) -> Any:
+        return self.module.matmul(x, y, precision="highest")  # an accelerator's default rounds float32 operands
 
     def mirror(self, backends: tuple[str, ...] | None) -> None:
         # Entered and never left: leaving would restore what another asyncio task of this thread had set meanwhile.

@@ -6,7 +6,6 @@ stevedore. A plug-in that fails stays in the list with its error: it never break
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import threading
@@ -25,6 +24,7 @@ from .errors import (
 from .frameworks import KNOWN
 from .plugin import API_VERSION, FORMS, Backend
 from .spec import DECODING, FAMILIES, OpSpec
+from .suggestions import closest
 
 if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
     from importlib.metadata import EntryPoint
@@ -114,8 +114,8 @@ class Registry:
     def record(self, name: str) -> Record:
         """What is known about ``name``; ``UnknownBackend`` with close matches if nothing is."""
         if name not in self.records:
-            close = difflib.get_close_matches(name, self.records, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            close = closest(name, self.records)
+            hint = f"did you mean {close!r}? " if close else ""
             raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
         return self.records[name]
 
@@ -273,8 +273,8 @@ def _check_methods(backend: Backend) -> None:
         raise BackendContractError(f"{kind} defines no operator: it needs at least one method such as chunk_gla")
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f", did you mean {close[0]}?" if close else ""
+            close = closest(name, known)
+            hint = f", did you mean {close}?" if close else ""
             raise BackendContractError(f"{kind}.{name} is no operator of API {API_VERSION}{hint}")
         _check_signature(f"{kind}.{name}", getattr(backend, name), known[name])
 

@@ -229,7 +229,7 @@ def test_unknown_feature_map(good):
     with pytest.raises(errors.OptionError) as caught:
         linattn.chunk_gla(**good, feature_map="elu")
     assert str(caught.value) == (
-        "unknown feature map 'elu': did you mean 'relu'? known are identity, elu1, relu, relu2, exp, taylor2, hedgehog, t2r, "
+        "unknown feature map 'elu': did you mean 'elu1'? known are identity, elu1, relu, relu2, exp, taylor2, hedgehog, t2r, "
         "performer, rfa, cosformer, dpfp, rebased"
     )
     with pytest.raises(errors.OptionError) as caught:

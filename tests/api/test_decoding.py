@@ -8,7 +8,7 @@ import linattn
 import numpy as np
 import pytest
 from backends_for_tests import Recorder
-from linattn import errors
+from linattn import decoding, errors
 from linattn.plugin import Backend
 from linattn.spec import DECODING, FAMILIES
 
@@ -249,8 +249,23 @@ def test_states_whose_elements_share_memory(good, make):
         )
 
 
-@pytest.mark.parametrize("strides", [(1, B, B * HV, B * HV * K), (HV * K * V * 2, K * V * 2, V * 2, 2), (300, 60, V + 1, 1)])
-def test_states_with_gaps_or_another_order_of_dimensions(good, make, strides):
+@pytest.mark.parametrize("n", range(300))
+def test_whether_elements_share_memory_is_answered_exactly(n):
+    """Against looking at every element, on small arrays of which about half do."""
+    rng = np.random.default_rng(n)
+    shape, strides = tuple(rng.integers(1, 5, 4).tolist()), tuple(rng.integers(-40, 40, 4).tolist())
+    places = sum(np.ix_(*(step * np.arange(size) for step, size in zip(strides, shape, strict=True))))
+    if np.unique(places).size == places.size:
+        decoding._check_apart("decode_gla", shape, strides)
+    else:
+        with pytest.raises(errors.ArgumentError, match="share their memory"):
+            decoding._check_apart("decode_gla", shape, strides)
+
+
+@pytest.mark.parametrize(
+    "strides", [(1, B, B * HV, B * HV * K), (HV * K * V * 2, K * V * 2, V * 2, 2), (300, 60, V + 1, 1), (1000, 100, V, V - 1)]
+)
+def test_states_with_gaps_interleaved_or_in_another_order_of_dimensions(good, make, strides):
     state, pool = apart(make(4000), strides), make(B, HV, K, V)
     pool[:] = state
     o, wanted = (linattn.decode_gla(**good, state=one) for one in (state, pool))

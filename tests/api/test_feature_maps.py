@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import linattn
 import numpy as np
@@ -311,6 +312,14 @@ def test_a_map_that_is_made_inside_a_jax_gradient():
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_products_on_jax_are_not_rounded(name):
+    """Accelerators round the float32 operands of a product unless told otherwise."""
+    jax = pytest.importorskip("jax")
+    program = str(jax.make_jaxpr(EXAMPLES[name].map(jax.numpy.asarray))(draw(2, 5, H, K)))
+    assert program.count("dot_general") == program.count("precision=(Precision.HIGHEST, Precision.HIGHEST)")
+
+
 def test_temperature():
     np.testing.assert_allclose(Exp(t=2.0)(np.array([0.5, -1.0])), np.exp([1.0, -2.0]))
     assert Exp(t=2.0) == Exp(t=2.0) != Exp()
@@ -425,6 +434,18 @@ def test_signed_weights_and_a_normaliser_give_a_warning(make, name, cls):
         f"close to zero and the output grow without bound. Take a map whose weights are positive, or drop normalize"
     ]
     assert caught[0].filename == __file__
+
+
+def test_cosformer_warns_of_more_tokens_than_its_distance(make):
+    x = make(1, 5, H, K)
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=3), normalize=True)
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4, start=1), normalize=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4), normalize=True)
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=3))
 
 
 def test_signed_weights_warn_once_when_compiled(torch):

@@ -88,6 +88,37 @@ def test_a_run_that_is_cut_off_leaves_what_it_had(run, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_several_runs_become_one_file(run, tmp_path):
+    """A call that two of them timed is one row: the first times, and the first call that only the second looked at."""
+    first, second, both = (tmp_path / name for name in ("first.json", "second.json", "both.json"))
+    call = ("chunk_gla", "--backend", "torch", "--no-peers", "--shape", "T=16,H=2,K=8,V=8", "--seconds", "0.01")
+    run(*call, "--what", "fwd", "--no-fresh", "--out", str(first))
+    run(*call, "--what", "fwd,fwdbwd", "--fresh", "--out", str(second))
+    done = run("report", str(first), str(second), "--out", str(both))
+    assert done.exit_code == 0, done.output
+    (alone,), (again, other) = (environment.read(path)["results"]["rows"] for path in (first, second))
+    joined = environment.read(both)
+    assert joined["environment"] == environment.read(first)["environment"]
+    assert alone["first_call_s"] is None
+    taken = {name: again[name] for name in ("first_call_s", "peak_bytes", "peak_of")}
+    assert joined["results"]["rows"] == [alone | taken, other]
+
+
+def test_a_call_that_failed_gives_way_to_one_that_was_timed():
+    row = {
+        "library": "fla",
+        "backend": None,
+        "case": {"seed": 1},
+        "ms": None,
+        "status": "failed",
+        "reason": "no memory",
+        "error": None,
+    }
+    timed = row | {"case": {"seed": 2}, "ms": {"median": 1.0}, "status": "ok", "reason": None, "error": {"ok": True}}
+    assert cli.joined([row, timed]) == [timed]
+    assert cli.joined([timed, row]) == [timed]
+
+
 class Collector(html.parser.HTMLParser):
     """Every tag, and every address that a browser would fetch."""
 

@@ -54,6 +54,7 @@ def test_listing_runs_nothing():
         (["--backend", "numpy", "--case", "nothing"], "matches nothing"),
         (["--backend", "numpy", "--environment", "fast"], "--environment fast: expected NAME=VALUE"),
         (["--backend", "numpy", "--resume", "nowhere.json"], "nowhere.json: No such file or directory"),
+        (["--backend", "numpy", "--again", "*"], "--again: expected with --resume"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -87,6 +88,10 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     assert [result["id"] for result in results if result["status"] == "failed"] == [report["results"][1]["id"]]
     assert results[1]["message"] == "as found before"
     assert {result["status"] for result in results} == {"failed", "passed", "declared-unsupported"}
+    again = report["results"][1]["id"]
+    conformance(*arguments, "--resume", str(whole), "--again", f"{again[:-3]}*", "--report", str(part))
+    (result,) = [result for result in json.loads(part.read_text())["results"] if result["id"] == again]
+    assert (result["status"], result["message"]) != ("failed", "as found before")
     refused = conformance("--backend", HONEST, "--profile", "core", "--resume", str(part))
     assert refused.returncode == 2
     assert "its environment is {'tuned': 'no'}, and here it is {}" in " ".join(refused.stderr.replace("│", " ").split())
@@ -96,6 +101,15 @@ def test_the_core_comes_first():
     cases = cli.by_profile([case for case in every_case() if case.op == "gla"])
     kinds = [(case.core, case.needs_gradient) for case in cases]
     assert list(dict.fromkeys(kinds)) == [(True, False), (True, True), (False, False), (False, True)]
+
+
+def test_a_run_that_is_cut_short_has_seen_every_operator():
+    cases = cli.by_profile(every_case())
+    assert sorted(case.id for case in cases) == sorted(case.id for case in every_case())
+    rest = [case for case in cases if not case.core and case.needs_gradient]
+    assert {case.operator for case in rest[:40]} == {case.operator for case in rest}
+    groups = [(case.operator, case.dtype, case.flags) for case in rest]
+    assert set(groups[: len(set(groups))]) == set(groups)
 
 
 def test_the_command_needs_no_pytest():

@@ -39,7 +39,7 @@ def run(kind, *ids, **limits):
         ("Hangs", "no result after 4 s: the process was ended", {"time_limit": 4.0}),
         ("Crashes", r"the process was killed by SIGSEGV, in __init__.py:\d+ string_at", {}),
         ("EndsTheProcess", "the process ended with exit status 0", {}),
-        ("Interrupts", "the process ended with exit status 1", {}),
+        ("Interrupts", "the process ended with exit status 1: KeyboardInterrupt", {}),
         ("Exits", "SystemExit: 3", {}),
         ("Prints", r"prints to standard output: 'autotuning chunk_gla \.\.\.\\n'", {}),
         ("PrintsNatively", r"prints to standard output: '�\\x00 garbage\\n'", {}),
@@ -103,6 +103,23 @@ def test_cases_that_need_much_memory_run_alone_at_the_end():
     assert done[3] == (far, 1)
 
 
+@pytest.mark.parametrize(("device", "seen"), [("cpu", {"on-4", "on-7"}), ("cpu:0", {"on-4-7"})])
+def test_workers_take_the_accelerators_in_turn(device, seen, tmp_path, monkeypatch):
+    """Unless the device names one. The backend is named after what a framework would find when it is imported."""
+    (tmp_path / "placed.py").write_text(
+        "import os\n"
+        "from linattn_conformance.broken.on_numpy import Honest\n"
+        "class Placed(Honest):\n"
+        "    name = 'on-' + os.environ['CUDA_VISIBLE_DEVICES'].replace(',', '-')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    with Pool(Setting("placed:Placed", device=device)) as pool:
+        second = pool._start()
+        second.hear()
+        assert {worker.subject.name for worker in pool.workers} == seen
+
+
 def test_a_worker_ends_with_its_parent():
     with Pool(setting("Leaks")) as pool:
         pid = pool.workers[0].process.pid
@@ -147,6 +164,45 @@ def test_a_process_that_ends_between_cases_is_complained_of(tmp_path, monkeypatc
         (result,) = pool.run(cases(AFTER))
     assert result.status in ("passed", "not-run")
     assert pool.complaints[0] == "between two cases, the process ended with exit status 5"
+
+
+def test_what_a_device_reports_late_is_of_the_case_that_did_it(tmp_path, monkeypatch):
+    """And the process ends, for nothing that comes after it can be trusted."""
+    (tmp_path / "late.py").write_text(
+        "from linattn_conformance.adapters.numpy import NumpyAdapter\n"
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "struck = []\n"
+        "def wait(adapter):\n"
+        "    if struck:\n"
+        "        raise RuntimeError('an illegal memory access was encountered')\n"
+        "NumpyAdapter.wait = wait\n"
+        "class Late(OnProcess):\n"
+        "    name = 'late'\n"
+        "    def strike(self):\n"
+        "        struck.append(True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("late:Late")) as pool:
+        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    complaint = "the process ended with exit status 1: RuntimeError: an illegal memory access was encountered"
+    assert results[HIT].message == complaint
+    assert pool.complaints == []
+
+
+def test_a_graph_without_a_backward_is_compiled_where_the_backend_has_none(tmp_path, monkeypatch):
+    (tmp_path / "forward.py").write_text(
+        "from linattn.plugin import Unsupported\n"
+        "from linattn_backends.torch import TorchBackend\n"
+        "class Forward(TorchBackend):\n"
+        "    name = 'forward'\n"
+        "    def supports(self, call):\n"
+        "        return Unsupported('has no backward') if call.needs_grad else super().supports(call)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("forward:Forward")) as pool:
+        (result,) = pool.run(cases("gla/recurrent/fp32/state/T1-K16-V8/compile"))
+    assert (result.status, result.message) == ("passed", "")
 
 
 def test_a_lock_that_a_library_makes_on_import_leaves_nothing_behind(tmp_path):

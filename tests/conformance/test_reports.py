@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -270,11 +271,34 @@ def test_markdown():
     lines = text.splitlines()
     assert lines[0] == "# acme 2.1: not conformant (training)"
     assert "numpy on cpu; numpy 2.4.6, Python " in lines[2]
-    assert "- `gla/chunk/fp32/state/T400-K24-V40/nan`: RuntimeError: <out of registers>" in lines
+    row = "| `nan` | 1 | chunk gla | fp32 | RuntimeError: <out of registers> |"
+    assert f"{row} `gla/chunk/fp32/state/T400-K24-V40/nan` |" in lines
     assert "- 2 cases: K must be at most 128" in lines
     assert not any("has no chunk_kda" in line for line in lines)
     assert any(line.startswith("| `chunk_gla` | ") for line in lines)
     assert "## Known failures: 1" in lines
+
+
+def test_a_summary():
+    lines = rendering.summary(BROKEN).splitlines()
+    counts = Counter(result["status"] for result in BROKEN["results"])
+    assert f"**{counts['passed']:,} passed, {counts['failed']} failed, " in lines[0]
+    assert lines[0].endswith("; verdict: not conformant (training).")
+    assert "| `nan` | 1 | chunk gla | fp32 | RuntimeError: <out of registers> |" in lines
+    assert "|" not in rendering.summary(GOOD)
+
+
+def test_a_summary_of_a_selection_has_no_verdict():
+    text = rendering.summary(BROKEN, selection=True)
+    assert text.splitlines()[0].endswith(" declared unsupported, 1 known failure**.")
+
+
+def test_counts():
+    lines = rendering.counts([BROKEN, GOOD]).splitlines()
+    assert lines[0] == "| backend | arrays | passed | failed | declared unsupported | known failure | not run | verdict |"
+    assert lines[2].startswith("| acme 2.1 | numpy on cpu | ")
+    assert lines[2].endswith(" | 1 | – | not conformant (training) |")
+    assert lines[3].endswith(" | – | – | conformant (training) |")
 
 
 def test_the_page_holds_the_report_whatever_is_in_it():

@@ -13,13 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from experiments import estimators, recall_by_map  # noqa: E402
+from experiments import estimators, layers, recall_by_map  # noqa: E402
 from experiments.extrapolation import by_octave  # noqa: E402
 from experiments.language import Text, bits_by_place, read, windows  # noqa: E402
 from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
 from experiments.record import DOCS, Record, axes, table  # noqa: E402
-from experiments.schedule import one_cycle  # noqa: E402
+from experiments.schedule import one_cycle, rise_and_fall  # noqa: E402
 from models.blocks import Attention, transformer  # noqa: E402
+from models.hedgehog import HedgehogAttention  # noqa: E402
 
 
 def test_the_task_asks_for_every_key_once_and_its_answer_follows():
@@ -67,6 +68,7 @@ TINY = {
     "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
     "estimators": "--maps 100",
     "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
+    "layers": "--device cpu --width 128 --tokens 32 --contexts 16,32 --repeats 1",
 }
 
 
@@ -80,7 +82,7 @@ def test_an_experiment_runs_from_its_command_and_goes_on_where_it_was_cut_off(na
         context.setattr(experiment, "plot", lambda *given: pytest.fail("cut off"))
         with pytest.raises(pytest.fail.Exception):
             experiment.main()
-    work = "error" if name == "estimators" else "train"
+    work = {"estimators": "error", "layers": "cost"}.get(name, "train")
     monkeypatch.setattr(experiment, work, lambda *given: pytest.fail("worked out twice"))
     experiment.main()
     assert f"{name}.json" in {path.name for path in tmp_path.iterdir()}
@@ -108,6 +110,26 @@ def test_the_rate_goes_up_and_comes_down_in_any_number_of_steps(steps):
         schedule.step()
     assert all(0 < rate <= 0.5 for rate in rates)
     assert steps < 9 or (max(rates) > 0.45 and rates[-1] < 0.01)
+
+
+def test_the_rate_by_share_is_the_rate_by_steps():
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    schedule = one_cycle(optimiser, 1.0, 1000)
+    for step in range(1000):
+        assert schedule.get_last_lr()[0] == pytest.approx(rise_and_fall(step / 1000), abs=0.01)
+        optimiser.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("kind", ["softmax", "Hedgehog"])
+def test_attention_alone_is_what_the_layer_does_between_its_projections(kind, monkeypatch):
+    torch.manual_seed(0)
+    layer, alone = (layers.KINDS[name][1](128) for name in (kind, f"{kind} alone"))
+    x = torch.randn(2, 9, 128)
+    inside = "models.hedgehog" if isinstance(layer, HedgehogAttention) else "models.blocks"
+    monkeypatch.setattr(f"{inside}.rotary", lambda x, position: x)
+    projected = torch.cat([linear(x) for linear in (layer.q, layer.k, layer.v)], -1)
+    torch.testing.assert_close(layer.out(alone(projected)[0].flatten(2)), layer(x)[0])
 
 
 def test_bits_are_those_of_their_places():

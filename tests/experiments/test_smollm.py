@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import zlib
 
 import pytest
 
@@ -13,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from experiments import smollm  # noqa: E402
 from experiments.record import Record  # noqa: E402
-from experiments.smollm import Conversion, Decoder, Sizes, initial, perplexity, softmax, windows  # noqa: E402
+from experiments.smollm import Conversion, Decoder, Pace, Sizes, initial, perplexity, softmax, windows  # noqa: E402
 
 SIZES, SYMBOLS = Sizes(layers=2, heads=4, kv_heads=2, K=8, base=1e4, eps=1e-5), 13
 
@@ -31,6 +32,18 @@ def decoder():
             shapes[f"blk.{layer}.{name}"] = shape
     torch.manual_seed(0)
     return Decoder({n: torch.randn(s) * s[-1] ** -0.5 if len(s) == 2 else torch.ones(s) for n, s in shapes.items()}, SIZES)
+
+
+def steps(n, marks=4):
+    return Pace(n, float("inf"), marks)
+
+
+def unseen(share):
+    """In place of a progress bar."""
+
+
+def no_score(conversion):
+    return 0.0
 
 
 def streams():
@@ -71,9 +84,9 @@ def test_distillation_brings_the_weights_closer_to_the_softmax_s(decoder, name):
     training, _ = streams()
     for layer in range(SIZES.layers):  # weights that are worth learning
         decoder.w[f"blk.{layer}.attn_q"] *= 3
-    learned, losses = smollm.distil(decoder, name, windows(training, 20), 40, 8, 2e-2, lambda: None)
+    learned, course = smollm.distil(decoder, name, windows(training, 20), steps(40), 8, 2e-2, no_score, unseen)
     assert learned.keys() == initial(name, decoder).learned.keys()
-    assert losses[-1] < losses[0] - 0.05
+    assert course[-1]["loss"] < course[0]["loss"] - 0.05
 
 
 def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder):
@@ -83,39 +96,89 @@ def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder)
     ids = torch.arange(20).remainder(5).repeat(30, 1)
     untouched = perplexity(decoder, start, ids)
     assert perplexity(decoder, conversion, ids) == pytest.approx(untouched)  # adapters do nothing at first
-    learned, losses = smollm.finetune(decoder, conversion, ids, 20, 4, 2e-2, lambda: None)
-    assert losses[-1] < losses[0]
-    assert perplexity(decoder, Conversion("hedgehog", learned), ids) < 0.8 * untouched
+    learned, course = smollm.finetune(
+        decoder, conversion, ids, steps(20), 4, 2e-2, lambda found: perplexity(decoder, found, ids), unseen
+    )
+    assert course[-1]["loss"] < course[0]["loss"]
+    found = perplexity(decoder, Conversion("hedgehog", learned), ids)
+    assert course[-1]["score"] == found < 0.8 * untouched
     assert all((learned[name] != x).any() for name, x in conversion.learned.items() if "attn_output" in name or ".W" in name)
     assert all((decoder.w[name] == w).all() for name, w in before.items())
 
 
 def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
+    out = tmp_path / "run"
     options = argparse.Namespace(
-        out=str(tmp_path), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
-        distil_steps=2, distil_batch=2, distil_rate=1e-2, tune_steps=2, tune_batch=2, tune_rate=1e-3,
+        out=str(out), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
+        distil_steps=2, distil_seconds=60.0, distil_length=16, distil_batch=2, distil_rate=1e-2, marks=2, graphs=1,
+        tune_steps=2, tune_seconds=60.0, tune_length=32, tune_batch=1, tune_rate=1e-3,
     )  # fmt: skip
     training, held_out = streams()
+    distil = smollm.distil
     with monkeypatch.context() as context:
-        context.setattr(smollm, "finetune", lambda *given: pytest.fail("cut off"))
+        context.setattr(smollm, "distil", lambda *given: pytest.fail("cut off") if given[1] == "t2r" else distil(*given))
         with pytest.raises(pytest.fail.Exception):
             smollm.run(Record("smollm", options), options, decoder, training, held_out)
-    assert list(tmp_path.glob("smollm.partial.*.pt"))
-    monkeypatch.setattr(smollm, "distil", lambda *given: pytest.fail("distilled twice"))
+    assert len(list(out.glob("smollm.partial.*.pt"))) == 4
+    smollm.redraw(out / "smollm.partial.json", tmp_path / "cut off")
+    half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
+    assert {name: list(of) for name, of in half.items()} == {
+        "softmax": ["converted", "finetuned, course", "finetuned"],
+        "relu": ["converted", "finetuned, course", "finetuned"],
+        "hedgehog": ["converted", "distilled, course", "distilled", "finetuned, course", "finetuned"],
+        "t2r": ["converted"],
+    }
+    (out / f"smollm.partial.{zlib.crc32(b'finetuned hedgehog, course'):08x}.pt").unlink()  # of no use any more
+    monkeypatch.setattr(smollm, "finetune", lambda *given: pytest.fail("finetuned twice"))
+    monkeypatch.setattr(
+        smollm, "distil", lambda *given: pytest.fail("distilled twice") if given[1] != "t2r" else distil(*given)
+    )
     smollm.run(Record("smollm", options), options, decoder, training, held_out)
-    assert {path.name for path in tmp_path.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
-    found = json.loads((tmp_path / "smollm.json").read_text())["results"]
+    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
+    smollm.redraw(out / "smollm.json", tmp_path / "again")
+    assert all(path.read_text() == (tmp_path / "again" / path.name).read_text() for path in out.iterdir())
+    found = json.loads((out / "smollm.json").read_text())["results"]
     assert found["ran"] == dict.fromkeys(("relu", "hedgehog", "t2r"), "torch.chunk_linear_attn")
     assert list(found["maps"]) == ["softmax", "relu", "hedgehog", "t2r"]
     for name, of in found["maps"].items():
         stages = {"converted", *["distilled"] * (name in smollm.LEARNED), *["finetuned"] * (name != "t2r")}
-        assert {stage for stage in of if "losses" not in stage} == stages
+        assert {stage for stage in of if "course" not in stage} == stages
+        for stage in stages - {"converted"}:
+            assert [(mark["steps"], mark["tokens"]) for mark in of[f"{stage}, course"]] == [(1, 32), (2, 64)]
+            assert of[f"{stage}, course"][-1]["score"] == of[stage]["16"]
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
 
 
 @pytest.mark.parametrize("name", smollm.FIXED)
 def test_every_fixed_map_stands_in(decoder, name):
     assert 1 < perplexity(decoder, initial(name, decoder), torch.randint(SYMBOLS, (3, 20))) < 1e4
+
+
+def test_learning_ends_with_its_seconds_and_is_scored_as_they_double(monkeypatch):
+    clock = iter(range(1000))  # a second between two looks: a step takes one, and so does the mean of the losses at a mark
+    monkeypatch.setattr(smollm.time, "perf_counter", lambda: next(clock))
+    seen, x = [], torch.ones(1)
+    descent = smollm.Descent({"x": x}, 0.1, Pace(1000, 16.0, 3))
+
+    def step(ids):
+        assert ids.shape == (1, 5)
+        loss = descent.arrays["x"].square().sum()
+        loss.backward()
+        return loss.detach()
+
+    learned, course = descent.run(step, torch.zeros(9, 5), 1, 0, lambda arrays: arrays["x"].item(), seen.append)
+    assert [(mark["seconds"], mark["steps"], mark["tokens"]) for mark in course] == [(5, 4, 20), (9, 7, 35), (17, 14, 70)]
+    assert seen == pytest.approx([*(i / 16 for i in (1, 2, 3, 4, 6, 7, 8)), *(i / 16 for i in range(10, 17))])
+    assert 1 > course[0]["score"] > course[1]["score"] > course[2]["score"] == learned["x"].item()
+
+
+def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(smollm, "texts", lambda held_out: ["ab", "c"] if held_out else ["def"])
+    path, encode = tmp_path / "tokens.npz", lambda text: [ord(letter) for letter in text]
+    first = smollm.streams(encode, str(path))
+    assert [part.tolist() for part in first] == [[0, 100, 101, 102], [0, 97, 98, 0, 99]]
+    again = smollm.streams(lambda text: pytest.fail("encoded twice"), str(path))
+    assert [part.tolist() for part in again] == [part.tolist() for part in first]
 
 
 def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):

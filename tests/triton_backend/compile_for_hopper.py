@@ -90,7 +90,11 @@ def run(family):
     chunk = getattr(backend, f"chunk_{family}")
     if family == "mixed_attn":
         for causal in (True, False):
-            differentiate(*chunk(*operands(family, 1, 64, **sizes), chunk_size=32, causal=causal, output_final_state=causal))
+            o, state = chunk(*operands(family, 1, 64, **sizes), chunk_size=32, causal=causal, output_final_state=causal)
+            differentiate(o, state)
+            if causal:
+                given = dict(initial_state=state, chunk_size=32, output_final_state=True)
+                backend.recurrent_mixed_attn(*operands(family, 1, 1, **sizes), **given)
         return
     differentiate(*chunk(*operands(family, 2, 256, **sizes), output_final_state=True))
     S = torch.zeros(2, 4, 64, 64, requires_grad=True)

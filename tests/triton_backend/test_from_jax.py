@@ -21,6 +21,7 @@ from linattn.registry import registry  # noqa: E402
 from linattn_backends.jax_triton import JaxTritonBackend, calls, devices, launchers  # noqa: E402
 from linattn_backends.jax_triton.devices import HOPPER  # noqa: E402
 from linattn_backends.jax_triton.host import Host  # noqa: E402
+from linattn_backends.jax_triton.operations import OPERATIONS  # noqa: E402
 from linattn_backends.triton import TritonBackend, kernels  # noqa: E402
 from linattn_backends.triton import launch as launches  # noqa: E402
 from linattn_backends.triton.devices import standing_in  # noqa: E402
@@ -104,6 +105,13 @@ def test_no_second_derivatives():
     x = jnp.ones((1, 16, 1, 8))
     with pytest.raises(NotImplementedError, match="the jax_triton backend has first derivatives only: pass backend='jax'"):
         jax.grad(lambda x: jax.grad(lambda q: BACKEND.chunk_gla(q, x, x, -x)[0].sum())(x).sum())(x)
+
+
+def test_no_forward_mode():
+    x = jnp.ones((1, 16, 1, 8))
+    wanted = "the jax_triton backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
+    with pytest.raises(NotImplementedError, match=wanted):
+        jax.jvp(lambda q: BACKEND.chunk_gla(q, x, x, -x)[0], (x,), (x,))
 
 
 def test_gradients_over_a_mesh():
@@ -232,6 +240,20 @@ def test_an_operation_without_an_entry_says_so():
         x.erfinv()
 
 
+def test_operators_that_return_several_tensors(monkeypatch):
+    monkeypatch.setitem(OPERATIONS, "max", lambda x, axis, *, like: (x.max(axis), x.argmax(axis)))
+    host = Host(launchers.interpreted, 1, True)
+    x = host.tensor(jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]))
+    with host, standing_in(host):
+        top, bottom = x.split(1)
+        values, places = x.max(1)
+        bottom.copy_(bottom + 1)
+    assert host.array(top).tolist() == [[3, 1, 2]]
+    assert host.array(bottom).tolist() == [[1, 6, 5]]
+    assert (host.array(values).tolist(), host.array(places).tolist()) == ([3, 5], [0, 1])
+    assert host.array(x).tolist() == [[3, 1, 2], [1, 6, 5]]
+
+
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
@@ -244,6 +266,15 @@ def test_what_host_code_must_not_do(code, complaint):
     host = Host(launchers.compiled, 1, True)
     with host, standing_in(host), pytest.raises(NotImplementedError, match=f"linattn jax_triton: {complaint}"):
         code(torch.empty(3, device="meta"))
+
+
+@pytest.mark.parametrize(("dtype", "unwritten"), [(torch.float32, np.nan), (torch.bfloat16, np.nan), (torch.int32, -1)])
+def test_what_nothing_wrote_is_poisoned(dtype, unwritten):
+    host = Host(launchers.compiled, 1, True)
+    with host, standing_in(host):
+        x = torch.empty(3, dtype=dtype, device="meta")
+        x[1:2] = torch.zeros(1, dtype=dtype, device="meta")
+    np.testing.assert_array_equal(np.asarray(host.array(x), float), [unwritten, 0, unwritten])
 
 
 def start(*args):

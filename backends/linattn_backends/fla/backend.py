@@ -73,6 +73,8 @@ def _run(
         given["g"] = given["g"].expand(arrays["v"].shape[:3])  # its own fixed decay has no gradient
     if family == "linear_attn":
         given["normalize"] = False
+    if family == "dplr":  # it multiplies them with each other as they come, so not in fewer digits than q, k and v have
+        given |= {name: given[name].to(torch.promote_types(given[name].dtype, given["v"].dtype)) for name in ("a", "b")}
     o, final = FUNCTIONS[family][form](
         **given,
         scale=scale,

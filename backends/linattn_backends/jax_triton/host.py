@@ -51,6 +51,7 @@ class Memory:
     """The array behind a storage, flat; ``None`` until something is written. ``own`` is what the host code allocated.
 
     ``wide`` is float64 where JAX was not told to have it: what one kernel leaves for the next, in two int32 a number.
+    ``unwritten`` is what stands where nothing was written, which must not be read: NaN, or -1 among integers.
     """
 
     def __init__(self, storage: Any, dtype: torch.dtype, array: Array | None, own: bool):
@@ -59,10 +60,11 @@ class Memory:
         self.wide = dtype == torch.float64 and of_torch(dtype) != np.float64
         self.dtype = np.dtype(np.int32) if self.wide else of_torch(dtype)
         self.size = storage.nbytes() // (4 if self.wide else dtype.itemsize)
+        self.unwritten = math.nan if dtype.is_floating_point else -1
 
     def read(self) -> Array:
-        """The array; zeros where nothing was written."""
-        return jnp.zeros(self.size, self.dtype) if self.array is None else self.array
+        """The array."""
+        return jnp.full(self.size, self.unwritten, self.dtype) if self.array is None else self.array
 
 
 class Pointer(NamedTuple):
@@ -120,21 +122,21 @@ class Host(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         out = func(*args, **kwargs)
-        if name in ALLOCATIONS:
-            self._remember(out, None, own=True)
-        elif func._schema.is_mutable:
-            self._write(out, self._compute(func, name, out, args, kwargs))
-        elif out.untyped_storage()._cdata not in self.memories:  # else it is a view
-            self._remember(out, None, own=True)
-            self._write(out, self._compute(func, name, out, args, kwargs))
+        tensors = [x for x in jax.tree.leaves(out) if isinstance(x, Tensor)]
+        fresh = [x for x in tensors if x.untyped_storage()._cdata not in self.memories]
+        for x in fresh:
+            self._remember(x, None, own=True)
+        if name not in ALLOCATIONS and (fresh or func._schema.is_mutable):  # else they are views
+            for x, value in zip(tensors, self._compute(func, name, out, args, kwargs), strict=True):
+                self._write(x, jnp.broadcast_to(jnp.asarray(value, of_torch(x.dtype)), x.shape))
         return out
 
-    def _compute(self, func: Any, name: str, out: Tensor, args: Any, kwargs: dict[str, Any]) -> Array:
+    def _compute(self, func: Any, name: str, out: Any, args: Any, kwargs: dict[str, Any]) -> list[Array]:
+        """The values of the tensors in ``out``."""
         if name not in OPERATIONS:
             raise NotImplementedError(f"linattn jax_triton: the host code asks for {func}, which has no entry in OPERATIONS")
         given = jax.tree.map(lambda x: self.array(x) if isinstance(x, Tensor) else x, list(args))
-        found = OPERATIONS[name](*given, **{key: x for key, x in kwargs.items() if key != "out"}, like=out)
-        return jnp.broadcast_to(jnp.asarray(found, of_torch(out.dtype)), out.shape)
+        return jax.tree.leaves(OPERATIONS[name](*given, **{key: x for key, x in kwargs.items() if key != "out"}, like=out))
 
     def _remember(self, x: Tensor, array: Array | None, own: bool) -> None:
         storage = x.untyped_storage()

@@ -168,11 +168,11 @@ def interpreted(kernel: Any, count: int, args: Sequence[Any], config: Config) ->
 
 
 def storage(memory: Memory, array: Any) -> torch.Tensor:
-    """A copy of an array as PyTorch has it; where there is none, what must not be read."""
+    """A copy of an array as PyTorch has it."""
     dtype = torch.float64 if memory.wide else as_torch(memory.dtype)
     if array is None:
         size = memory.size * memory.dtype.itemsize // dtype.itemsize
-        return torch.full((size,), torch.nan if dtype.is_floating_point else -1, dtype=dtype)
+        return torch.full((size,), memory.unwritten, dtype=dtype)
     array = np.array(array)
     return torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array).view(dtype)
 

@@ -12,6 +12,8 @@ import math
 import mlx.core as mx
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 
+from ..mlx_gated_delta import complaint
+
 __all__ = ["MlxFastBackend"]
 
 
@@ -57,12 +59,6 @@ class MlxFastBackend(Backend):
 
 
 def _complaint(call: Call) -> str | None:
-    if call.varlen:
-        return "takes no packed sequences"
-    if call.shapes["beta"] != "B T HV":
-        return "takes one beta for a token and head"
-    if call.T == 0:
-        return "takes one token at least"
     if call.dtype == "float64" and call.device != "cpu":
         return f"has float64 on the CPU only, not on {call.device}"
-    return None
+    return complaint(call)

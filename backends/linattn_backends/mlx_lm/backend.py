@@ -11,6 +11,8 @@ import mlx.core as mx
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
+from ..mlx_gated_delta import complaint
+
 __all__ = ["MlxLmBackend"]
 
 LANES = 32
@@ -59,12 +61,6 @@ class MlxLmBackend(Backend):
 
 
 def _complaint(call: Call) -> str | None:
-    if call.varlen:
-        return "takes no packed sequences"
-    if call.shapes["beta"] != "B T HV":
-        return "takes one beta for a token and head"
-    if call.T == 0:
-        return "takes one token at least"
     if call.dtype == "float64":
         return "computes in float32, so takes no float64"
-    return None
+    return complaint(call)

@@ -101,6 +101,9 @@ class Adapter:
         """Why this backend has no gradients on this framework, if it says so."""
         return None if backend.differentiable else "is forward-only (differentiable = False)"
 
+    def wait(self) -> None:
+        """Until the device has done what it was asked for; raise what it could not do."""
+
     def transforms(self) -> Mapping[str, Callable[[Any], None]]:
         """Checks of the framework's own transforms by name: each takes a ``Run``."""
         return {}

@@ -89,6 +89,10 @@ class TorchAdapter(Adapter):
         )
         return outputs, dict(zip(named, found, strict=True))
 
+    def wait(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def transforms(self) -> Any:
         from .torch_transforms import TRANSFORMS
 

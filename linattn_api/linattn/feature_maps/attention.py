@@ -99,7 +99,7 @@ def _wide(q: Any, k: Any) -> tuple[Framework, Any, Any]:
 
 def _products(xp: Framework, q: Any, k: Any) -> Any:
     """``q_i·k_j`` as ``[B, H, T, T]``."""
-    return xp.swapaxes(q, 1, 2) @ xp.swapaxes(xp.swapaxes(k, 1, 2), -1, -2)
+    return xp.matmul(xp.swapaxes(q, 1, 2), xp.swapaxes(xp.swapaxes(k, 1, 2), -1, -2))
 
 
 def _scores(xp: Framework, q: Any, k: Any, scale: float | None) -> Any:

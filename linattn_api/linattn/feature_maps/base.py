@@ -25,6 +25,10 @@ class FeatureMap:
         """Features of ``x``, an array ``[…, K]`` of any framework; same dtype and device."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
+    def signed_within(self, T: int) -> bool:
+        """Whether the weights of ``T`` tokens in a row can be negative; a map that depends on distances knows better."""
+        return self.signed
+
 
 class Wide(FeatureMap):
     """A map that computes in the accumulation dtype, and rounds its features once."""

@@ -25,7 +25,7 @@ def _affine(xp: Framework, x: Any, owner: str, W: Any, b: Any) -> Any:
     """``x W + b`` for each head: ``[…, T, H, K]`` to ``[…, T, H, D]``."""
     H, K = _heads(owner, x)
     matrices = parameter(xp, x, owner, "W", W, "H K D", (H, K, None))
-    y = xp.swapaxes(xp.swapaxes(x, -2, -3) @ matrices, -2, -3)
+    y = xp.swapaxes(xp.matmul(xp.swapaxes(x, -2, -3), matrices), -2, -3)
     return y if b is None else y + parameter(xp, x, owner, "b", b, "H D", (H, matrices.shape[-1]))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import MISSING, fields
 from typing import Any
 
 from ..errors import OptionError
+from ..suggestions import closest
 from .base import FeatureMap
 from .elementwise import Elu1, Exp, Identity, Relu, Relu2
 from .learned import Hedgehog, Rebased, T2r
@@ -53,8 +53,8 @@ def resolve(feature_map: str | FeatureMap) -> FeatureMap:
     if not isinstance(feature_map, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may ignore types
         raise OptionError(f"feature_map must be a name or a linattn.feature_maps.FeatureMap, got {type(feature_map).__name__}")
     if feature_map not in MAPS:
-        close = difflib.get_close_matches(feature_map, MAPS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        close = closest(feature_map, MAPS)
+        hint = f"did you mean {close!r}? " if close else ""
         raise OptionError(f"unknown feature map {feature_map!r}: {hint}known are {', '.join(MAPS)}")
     if REQUIRED[feature_map]:
         name, arguments = MAPS[feature_map].__name__, ", ".join(REQUIRED[feature_map])

@@ -23,7 +23,8 @@ class Cosformer(Wide):
     their own, and a sequence that goes on from a state needs ``start``.
 
     Args:
-        M: The largest distance; weights between tokens further apart than ``M`` are negative.
+        M: The largest distance; weights between tokens further apart than ``M`` are negative, of which a normalised call
+            with so many tokens warns.
         start: Position of the first token: an int, or integers of the caller's framework, ``[]`` or one for each row ``[B]``.
             Default 0.
     """
@@ -34,6 +35,9 @@ class Cosformer(Wide):
     def __post_init__(self) -> None:
         if self.M < 1:
             raise OptionError(f"cosformer: M must be at least 1, got {self.M}")
+
+    def signed_within(self, T: int) -> bool:
+        return T - 1 + (self.start if isinstance(self.start, int) else 0) > self.M
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         if len(x.shape) < 3:

@@ -65,7 +65,7 @@ class Performer(Wide):
         K = operator.index(x.shape[-1])
         m = self.features or 2 * K
         w = xp.constant(directions, (self.seed, K, m, self.orthogonal), like=x)
-        return xp.exp(x @ w - 0.5 * (x * x).sum(axis=-1, keepdims=True)) * m**-0.5
+        return xp.exp(xp.matmul(x, w) - 0.5 * (x * x).sum(axis=-1, keepdims=True)) * m**-0.5
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ class Rfa(Wide):
     def features_of(self, xp: Framework, x: Any) -> Any:
         K = operator.index(x.shape[-1])
         D = self.features or K
-        angle = (x * self.scale) @ xp.constant(directions, (self.seed, K, D, self.orthogonal), like=x)
+        angle = xp.matmul(x * self.scale, xp.constant(directions, (self.seed, K, D, self.orthogonal), like=x))
         return xp.concat([xp.sin(angle), xp.cos(angle)], axis=-1) * D**-0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -12,6 +11,7 @@ from ..dispatch import Plan, explain_call, run
 from ..errors import OptionError
 from ..plugin import FORMS, Form
 from ..spec import DECODING, FAMILIES, OpSpec, decoding_of
+from ..suggestions import closest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -199,6 +199,6 @@ def operator_named(name: Any) -> Any:
     """The public operator of that name; ``OptionError`` with close matches if there is none."""
     if name in OPERATORS:
         return OPERATORS[name]
-    close = difflib.get_close_matches(str(name), OPERATORS, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    close = closest(str(name), OPERATORS)
+    hint = f"did you mean {close!r}? " if close else ""
     raise OptionError(f"unknown operator {name!r}: {hint}families are {', '.join(FAMILIES)}, forms {', '.join(FORMS)}")

@@ -1,0 +1,59 @@
+"""What failed in a report, in few rows: results alike in what was tried and in what came of it, whatever the figures."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["outcome", "rows", "tried"]
+
+Result = Mapping[str, Any]
+ORDINARY = frozenset({"plain", "state", "final", "varlen", "grouped", "scale", "slots"})
+"""Flags that leave values, dtypes and layouts as they mostly are."""
+VALUES = ("forward", "gradient")
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+SHOWN = 160
+
+
+def rows(results: Iterable[Result]) -> list[list[str]]:
+    """A row a group, the largest first: what was tried, how many cases, of which operators and dtypes, what came, one id."""
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        groups[tried(result["id"]), NUMBER.sub("#", line(result))].append(result)
+    return [_row(what, group) for (what, _), group in sorted(groups.items(), key=lambda item: -len(item[1]))]
+
+
+def _row(what: str, group: Sequence[Result]) -> list[str]:
+    ids = [result["id"].split("/") for result in group]
+    forms: dict[str, list[str]] = defaultdict(list)
+    for family, form, *_ in ids:
+        forms[form] += [] if family in forms[form] else [family]
+    operators = "; ".join(f"{form} {', '.join(sorted(families))}" for form, families in sorted(forms.items()))
+    dtypes = ", ".join(dict.fromkeys(parts[2] for parts in ids))
+    return [what, str(len(group)), operators, dtypes, outcome([line(result) for result in group]), f"`{group[0]['id']}`"]
+
+
+def tried(name: str) -> str:
+    """What is out of the ordinary in a case, by its id: flags, and the check unless it compares values."""
+    *_, flags, _, check = ["", *name.split("/")]
+    if "bad-input" in name:
+        return "wrong calls"
+    parts = [*(flag for flag in flags.split("-") if flag not in ORDINARY), *([] if check in VALUES else [check])]
+    return ", ".join(f"`{part}`" for part in parts) or "ordinary"
+
+
+def line(result: Result) -> str:
+    """The message on one line, without addresses, which differ in every process."""
+    return ADDRESS.sub("0x…", " ".join((result["message"] or result["status"]).split()))
+
+
+def outcome(messages: Sequence[str]) -> str:
+    """Messages that differ in their figures, as one: each figure by its least and largest."""
+    texts = NUMBER.split(messages[0])
+    figures = [sorted(set(column), key=float) for column in zip(*map(NUMBER.findall, messages), strict=True)]
+    ranges = [found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" for found in figures]
+    told = "".join(text + figure for text, figure in zip(texts, [*ranges, ""], strict=True))
+    return told if len(told) <= SHOWN else f"{told[: SHOWN - 1]}…"

@@ -1,0 +1,52 @@
+"""What failed in a report, in few rows."""
+
+import pytest
+from linattn_conformance import grouping
+
+
+def failed(name, message):
+    return {"id": name, "status": "failed", "message": message}
+
+
+def test_results_that_differ_in_figures_are_one_row():
+    found = grouping.rows(
+        [
+            failed("kda/chunk/fp32/huge-state/T97-K24-V40/forward", "o is off by 2.05e+03 times its bound"),
+            failed("gla/chunk/bf16/huge-state/T97-K24-V40/gradient", "o is off by 265 times its bound"),
+            failed("gla/recurrent/bf16/huge-state/T97-K24-V40/gradient", "o is off by 9.5 times its bound"),
+            failed("gla/chunk/fp32/plain/T65-K24-V40/forward", "o is off by 9.5 times its bound"),
+            failed("gla/chunk/fp32/huge-state/T97-K24-V40/gradient", "o is not finite"),
+        ]
+    )
+    assert [row[:5] for row in found] == [
+        ["`huge`", "3", "chunk gla, kda; recurrent gla", "fp32, bf16", "o is off by 9.5 to 2.05e+03 times its bound"],
+        ["ordinary", "1", "chunk gla", "fp32", "o is off by 9.5 times its bound"],
+        ["`huge`", "1", "chunk gla", "fp32", "o is not finite"],
+    ]
+    assert found[0][5] == "`kda/chunk/fp32/huge-state/T97-K24-V40/forward`"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("gla/chunk/fp32/state-varlen/T65-K24-V40/gradient", "ordinary"),
+        ("gla/chunk/fp32/gv-reset-state/T65-K24-V40/gradient", "`gv`, `reset`"),
+        ("gla/chunk/fp32/phi.relu-state/T33-K24-V40/forward", "`phi.relu`"),
+        ("gla/chunk/fp32/strided-state/T65-K24-V40/split", "`strided`, `split`"),
+        ("gla/chunk/fp32/bad-input/beta-missing", "wrong calls"),
+    ],
+)
+def test_what_was_tried(name, what):
+    assert grouping.tried(name) == what
+
+
+def test_a_long_message_is_cut():
+    (row,) = grouping.rows([failed("gla/chunk/fp32/plain/T65-K24-V40/forward", "Error:\n" + "x " * 200)])
+    assert row[4].startswith("Error: x x")
+    assert len(row[4]) == 160
+
+
+def test_addresses_are_no_figures():
+    names = "gla/chunk/fp32/plain/T65-K24-V40/forward", "gla/chunk/fp32/plain/T1-K24-V40/forward"
+    (row,) = grouping.rows([failed(names[0], "<f at 0x7f1ad3a19940>"), failed(names[1], "<f at 0x7fe5837ba660>")])
+    assert row[4] == "<f at 0x…>"

@@ -1,0 +1,146 @@
+"""What only a GPU can show of the Triton backend: recorded graphs, calls that never wait, compiled calls, memory.
+
+That the results are right is the conformance suite's matter: ``linattn conformance --backend triton --device cuda``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import linattn
+import pytest
+from linattn_benchmarks import fresh
+from linattn_benchmarks.cases import Case
+from linattn_benchmarks.subjects import Linattn
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("these tests need an NVIDIA GPU", allow_module_level=True)
+
+FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
+SIZES = dict(B=1, T=1000, H=2, HV=2, K=64, V=128, L=64, C=256)
+SUBJECT = Linattn("triton", "torch")
+
+
+def case_of(operator: str, what: str = "fwdbwd", **sizes: int) -> Case:
+    return Case(operator, what, tuple((SIZES | sizes).items()), "cuda", "bfloat16", seed=1)
+
+
+def prepared(case: Case, packed: bool = False):
+    """Arrays, and a call that reads them wherever they are when it runs."""
+    runner, arrays, d_o = fresh.prepared(case, SUBJECT)
+    offsets = {"cu_seqlens": torch.tensor([0, 17, 17, 600, 1000], device="cuda", dtype=torch.int32)} if packed else {}
+    function = SUBJECT.function(case)
+
+    def with_offsets(given):
+        return function(given | offsets)
+
+    if case.what == "fwdbwd":
+        return arrays, runner.forward_backward(with_offsets, arrays, d_o)
+    return arrays, runner.forward(with_offsets, arrays)
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, y in expected.items():
+        assert torch.isfinite(y).all(), name
+        assert torch.equal(found[name], y), name
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("family", [*FAMILIES, "mixed_attn"])
+def test_a_recorded_graph_computes_from_what_it_finds(family, packed):
+    """Recording fails at any call that waits for the device; the replay must read the arrays, not what they held."""
+    case = case_of(f"chunk_{family}")
+    arrays, call = prepared(case, packed)
+    call()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    fresh_arrays, _ = prepared(replace(case, seed=2))
+    with torch.no_grad():
+        for name, x in arrays.items():
+            x.copy_(fresh_arrays[name])
+    graph.replay()
+    same(found, call())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_decoding_step_walks_on(family):
+    case = case_of(f"decode_{family}", "decode", B=3, T=1)
+    arrays, call = prepared(case)
+    start = arrays["state"].clone()
+    call()
+    expected = [call()["o"].clone() for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    arrays["state"].copy_(start)
+    graph.replay()
+    for o in expected:
+        graph.replay()
+        assert torch.equal(found["o"], o)
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_does_not_wait_for_the_device(family, form):
+    _, call = prepared(case_of(f"{form}_{family}"), packed=True)
+    call()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule", "kda", "mixed_attn"])
+def test_compiled_whole(family):
+    """By Inductor, in one graph, under autocast: the same bits."""
+    case = case_of(f"chunk_{family}", T=300)
+    arrays, call = prepared(case)
+    leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}
+    operator, options = getattr(linattn, case.operator), case.options
+
+    @torch.compile(fullgraph=True)
+    def compiled(given):
+        with torch.autocast("cuda", torch.bfloat16):
+            return operator(**given, **options, backend="triton")[0]
+
+    o = compiled(leaves)
+    expected = call()
+    torch.manual_seed(3)
+    d_o = torch.randn_like(o)
+    gradients = torch.autograd.grad(o, tuple(leaves.values()), d_o)
+    eager = {name: x.detach().requires_grad_() for name, x in arrays.items()}
+    again = torch.autograd.grad(operator(**eager, **options, backend="triton")[0], tuple(eager.values()), d_o)
+    same({"o": o}, {"o": expected["o"]})
+    same(dict(zip(leaves, gradients, strict=True)), dict(zip(eager, again, strict=True)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_strided_arrays_are_not_copied(family):
+    """``q, k, v`` as parts of one projection take no more memory than arrays of their own."""
+    case = case_of(f"chunk_{family}", "fwd", T=4096, V=64)
+    arrays, _ = prepared(case)
+    together = torch.cat([arrays[name] for name in "qkv"], -1)
+    parts = dict(zip("qkv", together.split(64, -1), strict=True))
+    assert not parts["k"].is_contiguous()
+
+    def peak(given):
+        def call():
+            with torch.no_grad():
+                return getattr(linattn, case.operator)(**given, backend="triton")
+
+        first = call()
+        del first
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        o, _ = call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before, o
+
+    (whole, expected), (strided, found) = peak(arrays), peak(arrays | parts)
+    assert strided <= whole
+    assert torch.equal(found, expected)
