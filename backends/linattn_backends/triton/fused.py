@@ -70,9 +70,6 @@ def walk(
         if GATE == 1:
             G_C = coming_end
             bG = coming_sums
-            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
-            coming_end = end_of(G, coming, L, gt, True, C)
-            coming_sums = sums_of(G, coming, L, gt, C)
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
@@ -83,6 +80,9 @@ def walk(
         later = by
         near = by
         if GATE == 1:
+            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+            coming_end = end_of(G, coming, L, gt, True, C)
+            coming_sums = sums_of(G, coming, L, gt, C)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:

@@ -102,22 +102,16 @@ def block_decays(masks, stop, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT
     return Gq, G
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def scores(
-    q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+@triton.jit
+def chunk_scores(
+    i, hv, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, STRONG: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``, base 2, and half the length of its plain blocks."""
+    """What ``scores`` makes of one chunk; unless ``STRONG``, only of the channels that one product does."""
     NK: tl.constexpr = (K + BK - 1) // BK
-    pid = tl.program_id(0)
-    hv = pid % HV
-    i = pid // HV
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.load(owner + i) >= N:
-            return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    OWN: tl.constexpr = STRONG or EXCLUSIVE  # a diagonal that is none of the product's
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -134,15 +128,20 @@ def scores(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         bq = load_tile(q, rows, qt, columns, L, K, BK)
         bk = load_tile(k, rows, kt, columns, L, K, BK)
-        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        tl.store(decay + at * K + columns, whole, mask=columns < K)
-        both = bq.to(tl.float32) * bk.to(tl.float32)
-        if EXCLUSIVE:
-            both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
-        own += tl.sum(both, 1)
+        if OWN:
+            both = bq.to(tl.float32) * bk.to(tl.float32)
+            if EXCLUSIVE:
+                both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
+            own += tl.sum(both, 1)
         Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
-        stop = C // 2
+        if STRONG or EXCLUSIVE:
+            whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        else:  # the last row, which lies as the product does
+            whole = tl.sum(tl.where(t == C - 1, Gq, 0.0), 0)
+        tl.store(decay + at * K + columns, whole, mask=columns < K)
+        stop = 0
         if tl.min(whole, 0) > -RANGE:
+            stop = C // 2
             c = whole * 0.5
             x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])
             tl.store(read + p, (x * (tl.exp2(c) * scale)[None, :]).to(read.dtype.element_ty), mask=keep)
@@ -152,7 +151,7 @@ def scores(
             x = bk.to(tl.float32) * tl.exp2(c[None, :] - Gq)
             tl.store(write + p, (x * tl.exp2(c)[None, :]).to(write.dtype.element_ty), mask=keep)
             acc = product(left, tl.trans(x.to(DT)), acc, PREC)
-        else:
+        elif STRONG:
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
             x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
             tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
@@ -172,8 +171,56 @@ def scores(
                 x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
                 acc += tl.where((t ^ s) < 2 * stop, times(left, tl.trans(x.to(DT)), PREC), 0.0)
         tl.store(stops + at * NK + ik, stop)
-    acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
+    if OWN:
+        acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
+    else:
+        acc = tl.where(s <= t, acc, 0.0)
     tl.store(A + at * (C * C) + t * C + s, (acc * scale).to(A.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def scores(
+    q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, STRONG: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``, base 2, of every chunk, and half the length of its plain blocks.
+
+    First one program a chunk, of ``COUNT``, which marks the chunks with channels that one product does not do: 0. Then, with
+    ``STRONG``, a few programs look for those and do them.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    if STRONG:
+        jump = tl.num_programs(0)
+        least = C // 2
+        for base in range(pid, COUNT, jump * 64):
+            items = base + tl.arange(0, 64) * jump
+            for part in tl.static_range(NK):
+                found = tl.load(stops + items * NK + part, mask=items < COUNT, other=C // 2)
+                least = tl.minimum(least, tl.min(found, 0))
+        if least == C // 2:
+            return
+        for item in range(pid, COUNT, jump):
+            least = C // 2
+            for part in tl.static_range(NK):
+                least = tl.minimum(least, tl.load(stops + item * NK + part))
+            if least < C // 2:
+                i = item // HV
+                _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+                chunk_scores(
+                    i, item % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
+                    qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, True, PREC, DT,
+                )  # fmt: skip
+    else:
+        i = pid // HV
+        _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+        chunk_scores(
+            i, pid % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
+            qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, False, PREC, DT,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -219,13 +266,13 @@ def walk(
         rows = chunk * C + tl.arange(0, C)
         at = (chunk0 + chunk) * HV + hv
         rate = tl.exp2(later)
-        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if KEEP:
             tl.store(kept + at * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bA = tl.load(A + at * (C * C) + t * C + s)
         ba = load_tile(a, rows, HV * K, columns_k, L, K, BK)
         bb = load_tile(b, rows, HV * K, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if ba.dtype == tl.float16:  # it has not the range of a state
             acc = times(ba.to(tl.float32), S, PREC)
         else:
@@ -487,13 +534,13 @@ def intra(
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     jump = tl.num_programs(0)
-    if STRONG:
-        least = C // 2
-        for base in range(pid, COUNT, jump * 64):
-            items = base + tl.arange(0, 64) * jump
-            least = tl.minimum(least, tl.min(tl.load(stops + items, mask=items < COUNT, other=C // 2), 0))
-        if least == C // 2:
-            return
+    theirs = 0
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        found = tl.load(stops + items, mask=items < COUNT, other=-1)
+        theirs += tl.sum(((found >= 0) & ((found < C // 2) == STRONG)).to(tl.int32), 0)
+    if theirs == 0:
+        return
     for item in tl.range(pid, COUNT, jump, num_stages=1 if STRONG else 2):
         ik = item % NK
         hv = item // NK % HV

@@ -85,6 +85,11 @@ def masks_of(call: Diagonal) -> Tensor:
     return (make_masks if device.type == "meta" else kept_masks)(device, call.tiles.chunk, call.u is not None)
 
 
+def few(call: Diagonal, count: int) -> int:
+    """Programs that fill the device and share ``count`` pieces of work."""
+    return min(count, 2 * call.tiles.processors)
+
+
 def prepare(call: Diagonal) -> Prepared:
     """Scores, and rows that have decayed to the start and the end of their chunks: made, unless ``call`` brings them."""
     C, HV, tile = call.tiles.chunk, call.v.shape[2], call.tiles.scores
@@ -92,11 +97,13 @@ def prepare(call: Diagonal) -> Prepared:
     made = call.applied
     if made is None:
         made = Applied.empty(call)
-        launch(
-            vector.scores, chunks.count * HV, call,
-            call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), call.scale, *strides(call.q),
-            *strides(call.k), *strides(call.g), **facts(call, tile), **gate_facts(call),
-        )  # fmt: skip
+        count = chunks.count * HV
+        for strong, wanted in ((False, count), (True, few(call, count))):
+            launch(
+                vector.scores, wanted, call,
+                call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), count, call.scale,
+                *strides(call.q), *strides(call.k), *strides(call.g), STRONG=strong, **facts(call, tile), **gate_facts(call),
+            )  # fmt: skip
     applied = replace(call, q=made.read, k=made.write, g=made.decay, u=None, given=call, applied=made)
     return Prepared(applied, made.A, chunks)
 
@@ -205,7 +212,7 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
     count = chunks.count * HV * programs(K, 1, tile.BK, 1)
     for strong in (False, True):
         launch(
-            vector.intra, min(count, 2 * call.tiles.processors), call,
+            vector.intra, few(call, count), call,
             call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
             dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
             TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
