@@ -401,8 +401,8 @@ def settings() -> Any:
         __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
         maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog, softmax;t2r;hedgehog;elu1",
         length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6, graphs=1,
-        distil_steps=10000, distil_seconds=15.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
-        tune_steps=10000, tune_seconds=25.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
+        distil_steps=300, distil_seconds=30.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
+        tune_steps=300, tune_seconds=45.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
     )  # fmt: skip
 
 
