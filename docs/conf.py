@@ -1,9 +1,11 @@
 """Sphinx settings. Everything is local: no font, script or inventory is fetched while building."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import linattn
+from docutils.parsers.rst import directives
 from linattn_conformance import manifest, reading, rendering
 from sphinx.util.docutils import SphinxDirective
 
@@ -42,15 +44,54 @@ nitpick_ignore_regex = [
 ]
 
 
-class Report(SphinxDirective):
-    """What came of a report of conformance: the argument, a path from the page."""
+class Made(SphinxDirective):
+    """Text made of JSON files, which are the arguments, as paths from the page."""
 
     required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[Any]:
-        relative, path = self.env.relfn2path(self.arguments[0])
-        self.env.note_dependency(relative)
-        return self.parse_text_to_nodes(rendering.summary(reading.read(Path(path))))
+        files: list[Path] = []
+        for argument in self.arguments[0].split():
+            relative, path = self.env.relfn2path(argument)
+            self.env.note_dependency(relative)
+            files.append(Path(path))
+        return self.parse_text_to_nodes(self.text(files))
+
+    def text(self, files: list[Path]) -> str:
+        raise NotImplementedError
+
+
+class Report(Made):
+    """What came of a report of conformance; ``selection`` if it has no verdict."""
+
+    option_spec: ClassVar[Any] = {"selection": directives.flag}
+
+    def text(self, files: list[Path]) -> str:
+        return "\n".join(rendering.summary(reading.read(path), "selection" in self.options) for path in files)
+
+
+class Counts(Made):
+    """A row a report."""
+
+    def text(self, files: list[Path]) -> str:
+        return rendering.counts([reading.read(path) for path in files])
+
+
+class SideBySide(Made):
+    """What ``examples/peers/side_by_side.py`` wrote, a column a file; ``of`` is how the names of the rows begin."""
+
+    option_spec: ClassVar[Any] = {"of": directives.unchanged_required}
+
+    def text(self, files: list[Path]) -> str:
+        made = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        checks = [name for name in made[0]["errors"] if name.startswith(self.options["of"])]
+        rows = [["check", "computed by", *(found["where"] for found in made)], ["---", "---", *["---:"] * len(made)]]
+        for check in checks:
+            for which in made[0]["errors"][check]:
+                errors = [found["errors"].get(check, {}).get(which, "–") for found in made]
+                rows.append([f"`{check}`", which, *(x if isinstance(x, str) else f"{x:.1e}" for x in errors)])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def render_reports(app: Any, failure: Exception | None) -> None:
@@ -68,4 +109,6 @@ def render_reports(app: Any, failure: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     app.add_directive("conformance-report", Report)
+    app.add_directive("conformance-counts", Counts)
+    app.add_directive("side-by-side", SideBySide)
     app.connect("build-finished", render_reports)

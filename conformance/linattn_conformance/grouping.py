@@ -14,6 +14,7 @@ ORDINARY = frozenset({"plain", "state", "final", "varlen", "grouped", "scale", "
 """Flags that leave values, dtypes and layouts as they mostly are."""
 VALUES = ("forward", "gradient")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 SHOWN = 160
 
 
@@ -45,8 +46,8 @@ def tried(name: str) -> str:
 
 
 def line(result: Result) -> str:
-    """The message on one line."""
-    return " ".join((result["message"] or result["status"]).split())
+    """The message on one line, without addresses, which differ in every process."""
+    return ADDRESS.sub("0x…", " ".join((result["message"] or result["status"]).split()))
 
 
 def outcome(messages: Sequence[str]) -> str:

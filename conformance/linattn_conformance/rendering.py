@@ -16,7 +16,7 @@ from .manifest import Manifest
 from .runner import STATUSES
 from .verdict import cases_of
 
-__all__ = ["html", "markdown", "matrix_html", "matrix_markdown", "summary"]
+__all__ = ["counts", "html", "markdown", "matrix_html", "matrix_markdown", "summary"]
 
 Report = Mapping[str, Any]
 SHOWN = 30
@@ -64,16 +64,30 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def summary(report: Report) -> str:
-    """A part of that, for a page that says more: what was tested, how many cases ended how, and what failed."""
+def summary(report: Report, selection: bool = False) -> str:
+    """A part of that, for a page that says more: what was tested, how many cases ended how, and what failed.
+
+    Args:
+        report: The report.
+        selection: It is of selected cases, and has no verdict.
+    """
     counts = Counter(result["status"] for result in report["results"])
     told = ", ".join(f"{counts[status]:,} {status.replace('-', ' ')}" for status in STATUSES if counts[status])
     failed = [result for result in report["results"] if result["status"] == "failed"]
-    parts = [
-        f"{_about(report)} **{told}**; verdict: {_verdict(report)}.",
-        *([_grouped(failed, examples=False)] if failed else []),
-    ]
-    return "\n\n".join(parts) + "\n"
+    about = f"{_about(report)} **{told}**{'' if selection else f'; verdict: {_verdict(report)}'}.\n"
+    return f"{about}\n{_grouped(failed, examples=False)}\n" if failed else about
+
+
+def counts(reports: Sequence[Report]) -> str:
+    """A row a report: how many cases ended how, and the verdict."""
+    heads = ["backend", "arrays", *(status.replace("-", " ") for status in STATUSES), "verdict"]
+    rows: list[list[str]] = []
+    for report in reports:
+        found = Counter(result["status"] for result in report["results"])
+        numbers = [f"{found[status]:,}" if found[status] else "–" for status in STATUSES]
+        rows.append([*_heads(report), *numbers, _verdict(report)])
+    lines = [heads, ["---", "---", *["---:"] * len(STATUSES), "---"], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _grouped(results: Sequence[Mapping[str, Any]], examples: bool = True) -> str:

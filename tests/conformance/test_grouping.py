@@ -44,3 +44,9 @@ def test_a_long_message_is_cut():
     (row,) = grouping.rows([failed("gla/chunk/fp32/plain/T65-K24-V40/forward", "Error:\n" + "x " * 200)])
     assert row[4].startswith("Error: x x")
     assert len(row[4]) == 160
+
+
+def test_addresses_are_no_figures():
+    names = "gla/chunk/fp32/plain/T65-K24-V40/forward", "gla/chunk/fp32/plain/T1-K24-V40/forward"
+    (row,) = grouping.rows([failed(names[0], "<f at 0x7f1ad3a19940>"), failed(names[1], "<f at 0x7fe5837ba660>")])
+    assert row[4] == "<f at 0x…>"

@@ -288,6 +288,19 @@ def test_a_summary():
     assert "|" not in rendering.summary(GOOD)
 
 
+def test_a_summary_of_a_selection_has_no_verdict():
+    text = rendering.summary(BROKEN, selection=True)
+    assert text.splitlines()[0].endswith(" declared unsupported, 1 known failure**.")
+
+
+def test_counts():
+    lines = rendering.counts([BROKEN, GOOD]).splitlines()
+    assert lines[0] == "| backend | arrays | passed | failed | declared unsupported | known failure | not run | verdict |"
+    assert lines[2].startswith("| acme 2.1 | numpy on cpu | ")
+    assert lines[2].endswith(" | 1 | – | not conformant (training) |")
+    assert lines[3].endswith(" | – | – | conformant (training) |")
+
+
 def test_the_page_holds_the_report_whatever_is_in_it():
     page = rendering.html(BROKEN)
     data = page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0]

@@ -1,7 +1,8 @@
-"""What XLA makes of the plain backend on a CPU: none of the programs that its library is known to get wrong.
+"""What XLA makes of the plain backend on a CPU: none of the programs that its library, YNNPACK, is known to get wrong.
 
-In jaxlib 0.10.2 a fusion of the CPU's library, YNNPACK, reads memory nobody wrote if it holds both a sum and a product with a
-broadcast constant on the right. Which garbage it reads changes from one compilation to the next; the program does not.
+In jaxlib 0.10.2 a fusion of that library reads memory nobody wrote if it holds both a sum and a product with a broadcast
+constant on the right. Which garbage it reads changes from one compilation to the next; the program does not. And sums over
+arrays of seven dimensions, some of them of size one, can write where they should not: the process is killed, then or later.
 """
 
 import re
@@ -26,11 +27,22 @@ FUSED = """\
 ENTRY = 'ROOT %ynn_fusion = f32[4,8,5]{2,1,0} fusion(%x, %y), kind=kCustom, calls=%inside, config="__ynn_fusion"'
 
 
-def misread(program):
-    """Names of the library's fusions in a compiled ``program`` that hold a sum and a product with a broadcast scalar."""
+def fusions(program):
+    """The library's fusions in a compiled ``program``: their instructions, by name."""
     library = set(re.findall(r"kind=kCustom, calls=%([\w.-]+),.*__ynn_fusion", program))
     bodies = re.findall(r"^%([\w.-]+) \(.*?\{\n(.*?)^\}", program, re.M | re.S)
-    return [name for name, body in bodies if name in library and " reduce(" in body and reads_a_constant(body)]
+    return {name: body for name, body in bodies if name in library}
+
+
+def misread(program):
+    """Names of those that hold a sum and a product with a broadcast scalar."""
+    return [name for name, body in fusions(program).items() if " reduce(" in body and reads_a_constant(body)]
+
+
+def most_dimensions(program):
+    """Of any array in one of them."""
+    shapes = [shape for body in fusions(program).values() for shape in re.findall(r"= \w+\[([\d,]+)\]", body)]
+    return max(shape.count(",") + 1 for shape in shapes)
 
 
 def reads_a_constant(body):
@@ -52,6 +64,7 @@ def test_such_a_fusion_is_seen():
     assert misread(FUSED.replace("broadcast(%zero)", "parameter(2)") + ENTRY) == []
     assert misread(FUSED.replace("reduce", "slice") + ENTRY) == []
     assert misread(FUSED) == []
+    assert most_dimensions(FUSED + ENTRY) == 3
 
 
 @pytest.mark.parametrize(("form", "T"), [("parallel", 65), ("chunk", 33), ("recurrent", 1)])
@@ -66,3 +79,18 @@ def test_the_bonus_is_not_fused_with_a_state_of_zeros(form, T):
 
     program = jax.jit(output).lower(q, k, v, g, u).compile().as_text()
     assert misread(program) == []
+
+
+def test_sums_have_few_dimensions():
+    rng = np.random.default_rng(0)
+    q, k, g, v = (jax.numpy.asarray(rng.standard_normal((2, 33, 2, width)), "float32") for width in (8, 8, 8, 12))
+    beta = jax.nn.sigmoid(v[..., 0])
+
+    @jax.jit
+    @jax.vmap
+    def pulled(q, k, v, g, beta, cotangent):
+        _, pull = jax.vjp(lambda *given: linattn.chunk_kda(*given, backend="jax")[0], q, k, v, -jax.numpy.exp(g), beta)
+        return pull(cotangent)
+
+    given = (jax.numpy.stack([x, x]) for x in (q, k, v, g, beta, v))
+    assert most_dimensions(pulled.lower(*given).compile().as_text()) <= 6

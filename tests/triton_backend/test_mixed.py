@@ -45,19 +45,19 @@ def exact(x):
     return x.detach().double().numpy() if x.is_floating_point() else x.numpy()
 
 
-def run(given, C=16, final=True, **options):
+def run(given, C=16, final=True, form="chunk", **options):
     given = dict(given)
     positional = [given.pop(name) for name in NAMES]
-    return BACKEND.chunk_mixed_attn(*positional, **given, chunk_size=C, output_final_state=final, **options)
+    return getattr(BACKEND, f"{form}_mixed_attn")(*positional, **given, chunk_size=C, output_final_state=final, **options)
 
 
-def compare(given, C=16, final=True, **options):
+def compare(given, C=16, final=True, form="chunk", **options):
     """Outputs, final state and every gradient."""
     tolerance = TOLERANCE[given["v"].dtype]
     inputs = leaves(given)
     for x in inputs.values():
         x.requires_grad_()
-    o, state = run(given, C, final, **options)
+    o, state = run(given, C, final, form, **options)
     keywords = dict(options, chunk_size=C, output_final_state=final)
     truth = {name: exact(x) for name, x in given.items()}
     wanted_o, wanted = oracle.forward("mixed_attn", truth, keywords)
@@ -106,6 +106,19 @@ def test_packed_going_on_from_states():
 
 def test_bias_and_scales():
     compare(draw(B=2, bias=True), quad_scale=0.37, lin_scale=-0.21)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_token(dtype):
+    """Of sequences whose chunks are empty, part full and about to be full; two blocks of a chunk, two tiles of values."""
+    given = draw(T=1, B=3, H=2, K=5, L=70, V=70, C=40, held=[0, 20, 39], bias=True, dtype=dtype)
+    compare(given, 40, form="recurrent", quad_scale=0.3, lin_scale=0.3)
+
+
+@pytest.mark.parametrize("options", [dict(T=9, held=[12]), dict(T=1), dict(T=1, held=[15], final=False), dict(T=1, cu=[0, 1])])
+def test_other_calls_of_the_recurrent_form(options):
+    final = options.pop("final", True)
+    compare(draw(**options), form="recurrent", final=final)
 
 
 @pytest.mark.parametrize("cu", [None, [0, 0, 5, 37]])
@@ -160,13 +173,14 @@ def test_gradient_of_the_state_alone():
     assert torch.equal(found[:, :16], torch.zeros_like(found[:, :16]))
 
 
-def test_opcheck():
-    given = draw(T=2, C=4, held=[2], bias=True)
+@pytest.mark.parametrize("T", [1, 2])
+def test_opcheck(T):
+    given = draw(T=T, C=4, held=[2], bias=True)
     state = given["initial_state"]
     named = [given[name] for name in (*NAMES, "bias")]
     for x in leaves(given).values():
         x.requires_grad_()
-    torch.library.opcheck(mixed, (*named, *state, None, 4, 0.5, 0.5, True, True))
+    torch.library.opcheck(mixed, (*named, *state, None, 4, 0.5, 0.5, True, True, True))
 
 
 @pytest.mark.parametrize("cu", [None, [0, 0, 260, 270]])

@@ -119,13 +119,14 @@ def test_through_the_public_function():
 
 
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("family", ["simple_gla", "rwkv6"])
-def test_opcheck(family, form):
+def test_opcheck(family, form, keep):
     given = arrays(family, T=5, K=4, V=4)
     for x in given.values():
         x.requires_grad_()
     arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
-    torch.library.opcheck(diagonal, (*arguments, form, 0.5, 16, True, False))
+    torch.library.opcheck(diagonal, (*arguments, form, 0.5, 16, True, False, keep))
 
 
 def test_opcheck_backward():
@@ -133,7 +134,10 @@ def test_opcheck_backward():
     arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
     tests = ("test_schema", "test_faketensor")
     with torch.no_grad():
-        torch.library.opcheck(diagonal_backward, (given["v"], given["initial_state"], *arguments, 0.5, 16), test_utils=tests)
+        _, _, *kept = diagonal(*arguments, "chunk", 0.5, 16, False, False, True)
+        for applied in (kept, [None] * len(kept)):
+            given_first = (given["v"], given["initial_state"], *applied)
+            torch.library.opcheck(diagonal_backward, (*given_first, *arguments, 0.5, 16), test_utils=tests)
 
 
 def test_compiles_without_a_break():

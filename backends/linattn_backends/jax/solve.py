@@ -1,4 +1,4 @@
-"""Unit lower triangular systems ``(I + L) x = r``, ``L`` strictly lower triangular ``[..., C, C]``, ``C`` a power of two."""
+"""Unit lower triangular systems ``(I + L) x = r``; ``L [..., HV, C, C]`` strictly lower triangular, ``C`` a power of two."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from .compat import Array, varying
-from .tree import matmul
+from .tree import grown, matmul
 
 
 def unit_lower_inverse(L: Array) -> Array:
-    """``(I + L)⁻¹``, blocks merged from single tokens up: ``[[X, 0], [−Y L₂₁ X, Y]]``; never by powers of ``L``."""
+    """``(I + L)⁻¹``, blocks merged from single tokens up: ``[[X, 0], [−Y L₂₁ X, Y]]``; never by powers of ``L``.
+
+    Those of all heads are one row of blocks, as in :mod:`.tree`.
+    """
     C = L.shape[-1]
-    squares = [lax.stop_gradient(L)[..., None, :, :]]
+    squares = [lax.stop_gradient(L)]
     while squares[-1].shape[-1] > 1:
         squares.append(split(squares[-1]))
     X = jnp.ones_like(squares.pop())
     b = 1
     while b < C:
-        left, right = halves(X)
-        X = merged(X, -matmul(matmul(right, squares.pop()[..., b:, :b]), left))
+        left, right = X[..., ::2, :, :], X[..., 1::2, :, :]
+        X = grown(X, -matmul(matmul(right, squares.pop()[..., b:, :b]), left))
         b *= 2
-    return X[..., 0, :, :]
+    return X
 
 
 def solve(L: Array, inverse: Array, r: Array) -> Array:
@@ -66,19 +69,6 @@ def substitute_transposed(L: Array, beta: Array, y: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(x, found, t, -2), None
 
     return lax.scan(token, varying(jnp.zeros_like(y), L, beta, y), jnp.arange(L.shape[-1]), reverse=True)[0]
-
-
-def halves(x: Array) -> tuple[Array, Array]:
-    """Left and right of neighbouring blocks ``[..., n, b, b]``."""
-    pairs = x.reshape(*x.shape[:-3], -1, 2, *x.shape[-2:])
-    return pairs[..., 0, :, :], pairs[..., 1, :, :]
-
-
-def merged(a: Array, cross: Array) -> Array:
-    """``[[left, 0], [cross, right]]`` of neighbouring blocks on the diagonal, ``[..., n, b, b]``."""
-    left, right = halves(a)
-    top = jnp.concatenate([left, jnp.zeros_like(left)], -1)
-    return jnp.concatenate([top, jnp.concatenate([cross, right], -1)], -2)
 
 
 def split(a: Array) -> Array:

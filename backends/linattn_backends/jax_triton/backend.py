@@ -30,7 +30,7 @@ def later(family: str) -> Callable[..., Any]:
     return run
 
 
-@form_methods({"mixed_attn": later("mixed_attn")}, forms=("chunk",))
+@form_methods({"mixed_attn": later("mixed_attn")}, forms=("chunk", "recurrent"))
 @form_methods(
     {**dict.fromkeys(DIAGONAL, later("diagonal")), **dict.fromkeys(DELTA, later("delta")), "linear_attn": later("linear_attn")},
     forms=("chunk", "recurrent"),

@@ -175,7 +175,7 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
-@form_methods({"mixed_attn": mixed_attention}, forms=("chunk",))
+@form_methods({"mixed_attn": mixed_attention}, forms=("chunk", "recurrent"))
 @form_methods(
     {
         "linear_attn": linear_attn,

@@ -4,24 +4,26 @@ With ``D_ts = e^{G_t - G_s}``::
 
     forwards   out_t = scale (Σ_{s≤t} D_ts (a_t·b_s) y_s + e^{G_t} a_t S)
                S' = e^{G_C} S + Σ_s e^{G_C - G_s} b_sᵀ y_s
-    backwards  out_s = scale (Σ_{t≥s} (a_s·b_t) y_t + a_s R),   R' = R + Σ_t b_tᵀ y_t
+    backwards  out_s = scale (Σ_{t≥s} D_ts (a_s·b_t) y_t + e^{G_C - G_s} a_s R)
+               R' = e^{G_C} R + Σ_t e^{G_t} b_tᵀ y_t
 
     o  = forwards(q, k, v)         dq = forwards(do, v, k), with the state transposed
     dv = backwards(k, q, do)       dk = backwards(v, do, q), with the state transposed
 
-Backwards, which has no gate, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` tile of ``S`` or ``R`` for all
-``W`` channels of ``a`` and ``b``: no state is written or read.
+Backwards, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` tile of ``S`` or ``R`` for all ``W`` channels of
+``a`` and ``b``: no state is read, and none written but those that a gate's gradient needs.
 
 If no chunk decays by ``2^RANGE``, both sides of a product are measured from ``c = G_C / 2``: ``out_t = scale e^{G_t - c}
-(Σ (a_t·b_s) y'_s + a_t e^c S)`` with ``y' = e^{c - G} y``, so the gate costs a factor on ``y``, ``S`` and ``out``. Otherwise
-(``STRONG``), the whole walk takes ``D`` itself. With a gate, what ``dq`` and ``dk`` have in common must cancel in the gate's
-gradient to more than 16 bits, which these products do not give: :mod:`.kernels` has the gradients.
+(Σ (a_t·b_s) y'_s + a_t e^c S)`` with ``y' = e^{c - G} y``, so the gate costs a factor on ``y``, ``S`` and ``out``; backwards
+with the signs of ``G - c`` changed. Otherwise (``STRONG``), the whole walk takes ``D`` itself. With a gate, what ``dq`` and
+``dk`` have in common must cancel in the gate's gradient to more than 16 bits, which these products do not give: they are
+:mod:`.scalar`'s.
 """
 
 import triton
 import triton.language as tl
 
-from .kernels import at_head, span_of, state_tile
+from .kernels import at_head, end_of, nth, span_of, state_tile
 from .tiles import decay_between, load_tile, product, times
 
 __all__ = ["fused"]
@@ -39,32 +41,58 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 
 @triton.jit
+def sums_of(G, chunk, L, stride, C: tl.constexpr):
+    """A scalar gate's running sums of one chunk."""
+    rows = chunk * C + tl.arange(0, C)
+    return tl.load(G + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+
+
+@triton.jit
 def walk(
-    S, a, b, y, G, out, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
+    S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, PREC: tl.constexpr,
+    GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned."""
+    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned.
+
+    The head's states go to ``kept``, where ``chunk0`` is the sequence's first chunk.
+    """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     c = 0.0  # base 2: by which S is still to decay
+    if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
+        coming = nth(low, low, high, REVERSE)
+        coming_end = end_of(G, coming, L, gt, low < high, C)
+        coming_sums = sums_of(G, coming, L, gt, C)
     for step in range(low, high):
-        chunk = step
-        if REVERSE:
-            chunk = low + high - 1 - step
+        chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
+        if GATE == 1:
+            G_C = coming_end
+            bG = coming_sums
+            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+            coming_end = end_of(G, coming, L, gt, True, C)
+            coming_sums = sums_of(G, coming, L, gt, C)
+        if KEEP:
+            tile, inside = state_tile(columns_k, columns_v, W, V)
+            rate = scale * tl.exp2(c)
+            tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
         ba = load_tile(a, rows, at, columns_k, L, W, BK)
         bb = load_tile(b, rows, bt, columns_k, L, W, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
         later = by
         near = by
         if GATE == 1:
-            bG = tl.load(G + rows.to(tl.int64) * gt, mask=rows < L, other=0.0)
-            G_C = tl.load(G + (tl.minimum((chunk * C + C).to(tl.int64), L) - 1) * gt)
+            to_start = bG
+            to_end = tl.minimum(G_C - bG, 0.0)
+            if REVERSE:
+                to_start, to_end = to_end, to_start
             if STRONG:
-                later = (by.to(tl.float32) * tl.exp2(tl.minimum(G_C - bG, 0.0))[:, None]).to(by.dtype)
+                later = (by.to(tl.float32) * tl.exp2(to_end)[:, None]).to(by.dtype)
             else:
                 shift = bG - 0.5 * G_C
+                if REVERSE:
+                    shift = 0.5 * G_C - bG
                 later = (by.to(tl.float32) * tl.exp2(-shift)[:, None]).to(by.dtype)
                 near = later
                 S = S * tl.exp2(c + 0.5 * G_C)
@@ -76,8 +104,8 @@ def walk(
         else:
             acc = times(ba, S.to(ba.dtype), PREC)
         if GATE == 1 and STRONG:
-            A = A * decay_between(G, rows, gt, L, False)
-            acc = acc * tl.exp2(bG)[:, None]
+            A = A * decay_between(G, rows, gt, L, REVERSE)
+            acc = acc * tl.exp2(to_start)[:, None]
             S = S * tl.exp2(G_C)
         elif REVERSE:
             A = tl.where(t <= s, A, 0.0)
@@ -102,14 +130,14 @@ def walk(
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def fused(
-    a, b, y, G, start, out, end, owner, first, cu, T, PER, SEGMENT, N, HV, scale,
+    a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence."""
+    """Walk one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk."""
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -135,18 +163,25 @@ def fused(
         S += tl.load(start + (i.to(tl.int64) * HV + hv) * (W * V) + tile, mask=inside, other=0.0).to(tl.float32)
         if REVERSE:
             S = S / scale
+    chunk0 = n * 0
+    if KEEP:
+        if PACKED:
+            chunk0 = tl.load(chunk_first + n).to(tl.int64)
+        else:
+            chunk0 = n * ((T + C - 1) // C)
+        kept += hv.to(tl.int64) * (W * V)
     strong = False
     if GATE == 1:
         strong = most_decay(G, low, high, L, gt, C) <= -RANGE
     if strong:
         S = walk(
-            S, a, b, y, G, out, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV, GATE, True,
-            REVERSE, PREC
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, True, REVERSE, KEEP, PREC
         )  # fmt: skip
     else:
         S = walk(
-            S, a, b, y, G, out, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV, GATE, False,
-            REVERSE, PREC
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, False, REVERSE, KEEP, PREC
         )  # fmt: skip
     if END:
         if REVERSE:

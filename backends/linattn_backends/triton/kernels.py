@@ -98,6 +98,26 @@ def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
+def nth(step, low, high, REVERSE: tl.constexpr):
+    """The chunk of a step of a walk through ``low … high``."""
+    if REVERSE:
+        return low + high - 1 - step
+    return step
+
+
+@triton.jit
+def chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constexpr):
+    """A chunk's sum of a vector gate, base 2. Walks load it a chunk ahead: it is too small for the compiler's pipeline."""
+    return tl.load(decay + ((chunk0 + chunk) * HV + hv) * K + columns, mask=(columns < K) & there, other=0.0)
+
+
+@triton.jit
+def end_of(G, chunk, L, stride, there, C: tl.constexpr):
+    """``G_C`` of a scalar gate's chunk. A chunk ahead as well."""
+    return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
+
+
+@triton.jit
 def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
     """The least of all that program ``pid`` has to look at."""
     least = 0.0
@@ -158,11 +178,14 @@ def states(
     sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
+    if GATE == 3:
+        later = chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
-        chunk = step
-        if REVERSE:
-            chunk = low + high - 1 - step
+        chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
+        if GATE == 3:
+            all = later
+            later = chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if KEEP:
             p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
             tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
@@ -170,7 +193,6 @@ def states(
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
         if GATE == 3:
             xd = bx
-            all = tl.load(g + ((chunk0 + chunk) * HV + hv) * K + columns_k, mask=columns_k < K, other=0.0)
             S = S * tl.exp2(all)[:, None]
             sum_g += all
         elif REVERSE:
@@ -178,7 +200,7 @@ def states(
         else:
             xd = bx.to(tl.float32)
         if GATE == 1:
-            to_start, to_end, all = row_decays(g, rows, chunk * C + C - 1, gt, L)
+            to_start, to_end, all = row_decays(g, rows, end_of(g, chunk, L, gt, True, C), gt, L)
             if REVERSE:
                 xd = xd * to_start[:, None]
             else:
@@ -357,7 +379,7 @@ def outputs(
             bS = tl.load(kept + tile, mask=inside, other=0.0)
             acc = product(state_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
     if GATE == 1:
-        to_start, to_end, _ = row_decays(g, rows, piece * C + C - 1, gt, L)
+        to_start, to_end, _ = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
         if REVERSE:
             acc = acc * to_end[:, None]
         else:
@@ -432,7 +454,7 @@ def gradients(
         bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
-        to_start, to_end, all = row_decays(g, rows, piece * C + C - 1, gt, L)
+        to_start, to_end, all = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
         dA = dA * decay_between(g, rows, gt, L, False)
         bdq = bdq * to_start[:, None]
         pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)

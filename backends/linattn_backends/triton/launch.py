@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,18 +34,50 @@ class Cut:
     first: Tensor | None
 
 
+def room_for(T: int, N: int, length: int, packed: bool) -> int:
+    """How many pieces of ``length`` tokens there are room for."""
+    return T // length + N if packed else N * -(-T // length)
+
+
 def cut(T: int, N: int, length: int, cu_seqlens: Tensor | None) -> Cut:
     """Cut ``N`` sequences of ``T`` tokens, or those that ``cu_seqlens`` describes among ``T`` tokens."""
+    count = room_for(T, N, length, cu_seqlens is not None)
     if cu_seqlens is None:
-        per = -(-T // length)
-        return Cut(N * per, per, None, None)
-    count = T // length + N
-    pieces = (cu_seqlens.diff() + (length - 1)) // length
+        return Cut(count, -(-T // length), None, None)
+    filled = (cu_seqlens.diff() + (length - 1)) // length
     first = torch.zeros(N + 1, dtype=torch.int32, device=cu_seqlens.device)
-    torch.cumsum(pieces, 0, dtype=torch.int32, out=first[1:])
+    torch.cumsum(filled, 0, dtype=torch.int32, out=first[1:])
     at = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
     owner = torch.searchsorted(first[1:], at, right=True, out_int32=True)
     return Cut(count, 0, owner, first)
+
+
+class Applied(NamedTuple):
+    """What is made of a vector gate in one pass over the chunks, and read by every pass after it.
+
+    Attributes:
+        A: Scores inside each chunk, scaled: ``[chunks, HV, C, C]``.
+        read, write: Queries and keys, decayed to the start and to the end of their chunks: ``[B, T, HV, K]``.
+        decay: The gate's sum over each chunk, base 2: ``[chunks, HV, K]``.
+        stops: Half the length of the blocks that one product did: ``[chunks, HV, tiles]``.
+    """
+
+    A: Tensor
+    read: Tensor
+    write: Tensor
+    decay: Tensor
+    stops: Tensor
+
+    @classmethod
+    def empty(cls, call: Diagonal) -> Applied:
+        """Arrays for it."""
+        (B, T, HV, _), K, C = call.v.shape, call.q.shape[-1], call.tiles.chunk
+        count = room_for(T, call.N, C, call.cu is not None)
+        new = functools.partial(torch.empty, dtype=call.q.dtype, device=call.q.device)
+        return cls(
+            new((count, HV, C, C)), new((B, T, HV, K)), new((B, T, HV, K)), new((count, HV, K), dtype=torch.float32),
+            new((count, HV, programs(K, 1, call.tiles.scores.BK, 1)), dtype=torch.int32),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,7 +85,8 @@ class Diagonal:
     """One call: its arrays and what the kernels need to know of them.
 
     ``g`` is ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay arrives expanded over tokens. ``w``
-    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``. ``given`` is the call that :mod:`.vector` made this one of.
+    is the value gate ``gv``, ``[B, T, HV, V]``, or ``None``. ``given`` is the call that :mod:`.vector` made this one of, and
+    ``applied`` what the forward pass left for the backward pass, if it did.
     """
 
     q: Tensor
@@ -67,6 +100,7 @@ class Diagonal:
     scale: float
     tiles: Tiles
     given: Diagonal | None = None
+    applied: Applied | None = None
 
     @classmethod
     def of(
@@ -83,7 +117,8 @@ class Diagonal:
         gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
         start = None if start is None else start.contiguous()
-        tiles = tiles_for(q.shape[-1], v.shape[-1], q.dtype, gate, chunk, processors(q.device), roomy(q.device))
+        sizes = int(q.shape[-1]), int(v.shape[-1]), q.dtype, gate, int(chunk)  # symbols have no place in a cache
+        tiles = tiles_for(*sizes, processors(q.device), roomy(q.device))
         return cls(q, k, v, g, gv, u, start, cu, scale, tiles)
 
     @property
@@ -297,15 +332,15 @@ def dtype(x: Tensor) -> Any:
     )
 
 
-def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
+    """Outputs and, if asked for, final states; nothing for the backward pass."""
     B, T, HV, V = call.v.shape
     chunks = cut(T, call.N, call.tiles.chunk, call.cu)
     call = with_running_sums(call)
     kept, end = scan(call, call.k, call.v, chunks, call.start, False, final)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
-    return out, end
+    return out, end, None
 
 
 def over_group(call: Diagonal, x: Tensor) -> Tensor:
@@ -329,18 +364,21 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dv = new((B, T, HV, V), dtype=call.v.dtype)
     dg = dgv = None
-    if call.gate == 1:
-        dg = new((programs(K, 1, call.tiles.gradients.BK, 1), B, T, HV), dtype=torch.float32)
-    elif call.gate == 2:
-        dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
-    gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
+    if call.gate == 1 and call.tiles.split < 3:
+        dg = scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
+    else:
+        if call.gate == 1:
+            dg = scalar_tiles(call)
+        elif call.gate == 2:
+            dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
+        gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
     if call.w is None:
         emit(call, do, dkept, dv, chunks, True)
     else:
         dgv = new((B, T, HV, V), dtype=call.w.dtype)
         gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv)
     if call.gate == 1:
-        dg = dg[0] if dg.shape[0] == 1 else dg.sum(0)
+        dg = over_tiles(dg)
     elif call.gate == 2 and call.g.shape[2] != HV:
         dg = dg.view(B, T, H, call.group, K).sum(3)
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
@@ -352,9 +390,6 @@ def gradients(
 ) -> None:  # fmt: skip
     """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
     B, T, HV = call.v.shape[:3]
-    if call.gate == 1 and call.tiles.split < 3:
-        scalar_gradients(call, chunks, do, kept, dkept, dq, dk, dg)
-        return
     K, V, transposed = q.shape[-1], v.shape[-1], dq is None
     wide = dict(call.common(), K=K, V=V, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2])
     tile = call.tiles.gradients if w is None else call.tiles.gradients_levels
@@ -371,12 +406,11 @@ def gradients(
     )  # fmt: skip
 
 
-def scalar_gradients(
-    call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor, dg: Tensor
-) -> None:  # fmt: skip
-    """Write ``dq, dk, dg`` of a scalar gate and 16-bit operands."""
+def scalar_gradients(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+    """Write ``dq`` and ``dk`` of a scalar gate and 16-bit operands, and return the tiles' parts of ``dg``."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
+    dg = scalar_tiles(call)
     launch(
         scalar.scalar_gradients, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
         call.q, call.k, call.v, do, call.g, kept, dkept, dq, dk, dg, chunks.owner, chunks.first, call.cu, T,
@@ -385,3 +419,15 @@ def scalar_gradients(
         K=K, V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=call.group, PACKED=call.cu is not None,
         PREC=call.tiles.precision, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    return dg
+
+
+def scalar_tiles(call: Diagonal) -> Tensor:
+    """A scalar gate's gradient, a tile of key channels at a time."""
+    tiles = programs(call.q.shape[-1], 1, call.tiles.gradients.BK, 1)
+    return torch.empty((tiles, *call.v.shape[:3]), dtype=torch.float32, device=call.v.device)
+
+
+def over_tiles(dg: Tensor) -> Tensor:
+    """And the whole of it."""
+    return dg[0] if dg.shape[0] == 1 else dg.sum(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from . import launch, one_pass, vector_launch
-from .launch import Diagonal
+from .launch import Applied, Diagonal
 from .steps import Tokens, final_shape, walk
 
 __all__ = ["diagonal", "diagonal_call"]
@@ -38,28 +39,41 @@ def diagonal(
     chunk: int,
     final: bool,
     wide: bool,
-) -> tuple[Tensor, Tensor]:
-    """Outputs (float32 if ``wide``) and final states, which are an empty tensor unless ``final``."""
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs (float32 if ``wide``), final states and ``Applied``, for the backward pass; what is not wanted is empty."""
     dtype = torch.float32 if wide else v.dtype
+    nothing = [v.new_empty(0) for _ in Applied._fields]
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
         tokens = Tokens(q, k, v, g, gv, u=u)
-        return walk(tokens, initial_state, end if final else None, scale, dtype, cu_seqlens), end
+        return walk(tokens, initial_state, end if final else None, scale, dtype, cu_seqlens), end, *nothing
     call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
-    o, end = algorithm(call).forward(call, dtype, final)
-    return o, v.new_empty(0, dtype=torch.float32) if end is None else end
+    o, end, applied = algorithm(call).forward(call, dtype, final)
+    kept = applied if keep and applied is not None else nothing
+    return o, v.new_empty(0, dtype=torch.float32) if end is None else end, *kept
 
 
 @diagonal.register_fake
-def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide):
+def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide, keep):
     o = v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
-    return o, v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+    end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+    if keep and form == "chunk":
+        call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+        if algorithm(call) is vector_launch:
+            return o, end, *Applied.empty(call)
+    return o, end, *(v.new_empty(0) for _ in Applied._fields)
 
 
 @torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
 def diagonal_backward(
     do: Tensor,
     dfinal: Tensor | None,
+    A: Tensor | None,
+    read: Tensor | None,
+    write: Tensor | None,
+    decay: Tensor | None,
+    stops: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -71,8 +85,13 @@ def diagonal_backward(
     scale: float,
     chunk: int,
 ) -> list[Tensor]:
-    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's."""
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    ``Applied`` that was not kept is made again.
+    """
     call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+    if A is not None:
+        call = replace(call, applied=Applied(A, read, write, decay, stops))
     grads = algorithm(call, backward=True).backward(call, do, dfinal)
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
@@ -81,28 +100,34 @@ def diagonal_backward(
 
 
 @diagonal_backward.register_fake
-def _(do, dfinal, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
+def _(do, dfinal, A, read, write, decay, stops, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
     given = (q, k, v, g, gv, u, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, _, ctx.scale, ctx.chunk, ctx.final, _ = inputs
+    *arrays, _, ctx.scale, ctx.chunk, ctx.final, _, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*arrays)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*arrays, *output[2:])
 
 
-def _backward(ctx, do, dfinal):
-    q, k, v, g, gv, u, start, cu_seqlens = ctx.saved_tensors
-    none = (None,) * 6  # cu_seqlens, form, scale, chunk, final, wide
+def _backward(ctx, do, dfinal, *_):
+    *floats, cu_seqlens = ctx.saved_tensors[:8]
+    kept = (x if x.numel() else None for x in ctx.saved_tensors[8:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
-        return (*(None,) * 7, *none)
-    if do is None:
-        do = torch.zeros_like(v)
-    grads = iter(_backward_call(do, dfinal, q, k, v, g, gv, u, start, cu_seqlens, ctx.scale, ctx.chunk))
-    return (*(None if x is None else next(grads) for x in (q, k, v, g, gv, u, start)), *none)
+        return (None,) * 14
+    do = torch.zeros_like(floats[2]) if do is None else do
+    grads = iter(_backward_call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
+    return (*(None if x is None else next(grads) for x in floats), *(None,) * 7)
 
 
 _backward_call = register(diagonal_backward)
-diagonal_call = register(diagonal, _setup_context, _backward)
+_diagonal_call = register(diagonal, _setup_context, _backward)
+
+
+def diagonal_call(*args):
+    """``diagonal``: what a vector gate was applied to is kept where a gradient will be asked for."""
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in args if isinstance(x, Tensor))
+    return _diagonal_call(*args, keep)[:2]

@@ -1,7 +1,8 @@
-"""``mixed_attn`` in chunk form, and ``linear_attn`` with ``causal=False``: launches and custom ops of :mod:`.mixed_kernels`.
+"""``mixed_attn``, and ``linear_attn`` with ``causal=False``: launches and custom ops of :mod:`.mixed_kernels`.
 
-Like the other launches, these read no tensor's data: how many tokens a state holds, and where packed sequences end, is found
-out on the device.
+The recurrent form is the chunk form, which goes on from any state, but for one token a sequence (:mod:`.mixed_step`). Like the
+other launches, these read no tensor's data: how many tokens a state holds, and where packed sequences end, is found out on the
+device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from . import mixed_kernels as kernels
+from . import mixed_step
 from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
 from .tuning import fit, power_of_two, programs
 
@@ -62,6 +64,7 @@ class Attention:
         state = None if held is None or held[0] is None else MixedState(*(x.contiguous() for x in held))
         return cls(rows, None if bias is None else bias.contiguous(), state, *rest)  # type: ignore[arg-type]
 
+    family = property(lambda self: "linear_attn" if self.new[0] is None else "mixed_attn")
     q = property(lambda self: self.new[2])
     k = property(lambda self: self.new[3])
     v = property(lambda self: self.new[4])
@@ -281,6 +284,25 @@ def held_after(call: Attention) -> list[Tensor]:
     return [*found, length.to(torch.int32)]
 
 
+def step(call: Attention) -> tuple[Tensor, MixedState[Tensor]]:
+    """The output and the state after one new token of every sequence."""
+    q_quad, k_quad, q_lin, k_lin, v = call.new
+    held, C, sizes = call.held, call.C, call.sizes
+    N, HV, V = v.shape[0], v.shape[2], v.shape[3]
+    state = MixedState(
+        *(torch.empty_like(x, dtype=torch.float32) for x in held[:4]), torch.empty_like(held.length, dtype=torch.int32)
+    )
+    out = v.new_empty(v.shape)
+    BV = fit(V, 64)
+    launch(
+        mixed_step.step, N * HV * programs(1, V, 1, BV), call,
+        q_quad, k_quad, q_lin, k_lin, v, call.bias, *held, out, *state, HV, C, call.quad_scale, call.lin_scale,
+        *(x.stride(axis) for x in call.new for axis in (0, 2)), **sizes, BT=32, BK=max(power_of_two(sizes["K"]), 16),
+        BL=fit(sizes["L"], 64), BV=BV, BIAS=call.bias is not None, PREC="tf32x3", num_warps=4,
+    )  # fmt: skip
+    return out, state
+
+
 @torch.library.custom_op("linattn::triton_mixed", mutates_args=())
 def mixed(
     q_quad: Tensor,
@@ -300,10 +322,14 @@ def mixed(
     lin_scale: float,
     causal: bool,
     final: bool,
+    recurrent: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``o`` and the five arrays of the final state, which are empty unless ``final``."""
+    """``o`` and the five arrays of the final state, which are empty unless ``final``. Only one token is ``recurrent``'s own."""
     new, held = (q_quad, k_quad, q_lin, k_lin, v), (kv, held_k_quad, held_k_lin, held_v, length)
     call = Attention.of(new, bias, held, cu_seqlens, C, quad_scale, lin_scale, causal)
+    if recurrent and final and call.held is not None and cu_seqlens is None and v.shape[1] == 1:
+        o, state = step(call)
+        return o, *state
     end = call.new_state(call.N) if final else None
     o = forward(call, v.dtype, end)
     nothing = [v.new_empty(0, dtype=torch.float32) for _ in range(4)]
@@ -311,7 +337,7 @@ def mixed(
 
 
 @mixed.register_fake
-def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, hk, hl, hv, length, cu_seqlens, C, quad_scale, lin_scale, causal, final):
+def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, hk, hl, hv, length, cu_seqlens, C, quad_scale, lin_scale, causal, final, one):
     B, _, H, K = k_quad.shape
     L, V = k_lin.shape[3], v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -358,7 +384,7 @@ def _(do, dkv, dk_quad, dk_lin, dv, *inputs):
 
 
 def _setup_context(ctx, inputs, output):
-    *arrays, ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal, ctx.final = inputs
+    *arrays, ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal, ctx.final, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[5])
     ctx.save_for_backward(*arrays)
@@ -366,7 +392,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, do, *dfinal):
     arrays = ctx.saved_tensors
-    none = (None,) * 7  # length, cu_seqlens and the five options
+    none = (None,) * 8  # length, cu_seqlens and the six options
     dfinal = dfinal[:4] if ctx.final else (None,) * 4
     if do is None and all(d is None for d in dfinal):
         return (*(None for _ in arrays[:10]), *none)
@@ -398,7 +424,8 @@ def mixed_attention(
     if bias is None and initial_state is None and not output_final_state:
         C = min(C, arrays["v"].shape[1] + 1)  # nothing has this size: FLASH-Quad may say any number
     state = (None,) * 5 if initial_state is None else initial_state
-    o, *final = mixed_call(*arrays.values(), bias, *state, cu_seqlens, C, *scales, causal, output_final_state)
+    flags = causal, output_final_state, form == "recurrent"
+    o, *final = mixed_call(*arrays.values(), bias, *state, cu_seqlens, C, *scales, *flags)
     return o, MixedState(*final) if output_final_state else None
 
 

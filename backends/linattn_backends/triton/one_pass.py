@@ -9,15 +9,28 @@ import torch
 from torch import Tensor
 
 from .fused import fused
-from .launch import Cut, Diagonal, launch, over_group, rows_contiguous, segment_starts, strides, with_running_sums
+from .launch import (
+    Cut,
+    Diagonal,
+    cut,
+    launch,
+    over_group,
+    over_tiles,
+    rows_contiguous,
+    scalar_gradients,
+    scan,
+    segment_starts,
+    strides,
+    with_running_sums,
+)
 from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
 
 
 def fits(call: Diagonal, backward: bool) -> bool:
-    """Whether a head's state fits into registers, tile by tile. Backwards there is no gate, and division by the scale."""
-    return call.tiles.fused is not None and not (backward and (call.gate or call.scale == 0))
+    """Whether a head's state fits into registers, tile by tile. Backwards there is division by the scale."""
+    return call.tiles.fused is not None and not (backward and call.scale == 0)
 
 
 @dataclass(frozen=True)
@@ -42,52 +55,62 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
 
 def walk(
     call: Diagonal, a: Tensor, b: Tensor, y: Tensor, out: Tensor, begin: Starts, end: Tensor | None = None,
-    reverse: bool = False, transposed: bool = False,
+    reverse: bool = False, transposed: bool = False, kept: Tensor | None = None, chunks: Cut | None = None,
 ) -> None:  # fmt: skip
-    """Launch one walk."""
+    """Launch one walk; ``kept`` takes the state before it meets each of ``chunks``."""
     _, T, HV, V = out.shape
     tile, pieces = call.tiles.fused, begin.pieces
     count = (call.N if pieces is None else pieces.count) * HV * programs(1, V, 1, tile.BV)
     launch(
         fused, count, call,
-        a, b, y, call.g, begin.state, out, end, pieces and pieces.owner, pieces and pieces.first, call.cu,
-        T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale,
+        a, b, y, call.g, begin.state, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
+        chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale,
         *strides(a), *strides(b), *strides(y), *strides(call.g),
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
-        START=begin.state is not None, END=end is not None, RANGE=call.range, PREC=call.tiles.precision, num_warps=tile.warps,
+        START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
+        num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
 
 
-def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
+    """Outputs and, if asked for, final states; nothing for the backward pass."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
     call = with_running_sums(call)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     begin = starts(call, call.k, call.v, call.start, False)
     if begin.pieces is not None:
         walk(call, call.q, call.k, call.v, out, begin)
-        return out, begin.far
+        return out, begin.far, None
     end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
     walk(call, call.q, call.k, call.v, out, begin, end)
-    return out, end
+    return out, end, None
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v`` and the initial state, without a gate."""
+    """Gradients of ``q, k, v, g`` and the initial state."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    call = with_running_sums(call)
     q, k, v = call.q, call.k, call.v
     do = rows_contiguous(do.to(v.dtype))  # of wide outputs it is float32
     new = functools.partial(torch.empty, device=v.device)
     late = starts(call, q, do, None if dend is None else dend.contiguous(), True)
-    early = starts(call, k, v, call.start, False)
     dstart = late.far
     if call.start is not None and late.pieces is None:
         dstart = new((call.N, HV, K, V), dtype=torch.float32)
     narrow = q.dtype if call.group == 1 else torch.float32
     dv, dk, dq = new((B, T, HV, V), dtype=v.dtype), new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    walk(call, k, q, do, dv, late, None if late.pieces else dstart, reverse=True)
-    walk(call, v, do, q, dk, late, reverse=True, transposed=True)
-    walk(call, do, v, k, dq, early, transposed=True)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=None, gv=None, u=None, start=dstart)
+    there = None if late.pieces else dstart
+    dg = None
+    if call.gate == 0:
+        walk(call, k, q, do, dv, late, there, reverse=True)
+        walk(call, v, do, q, dk, late, reverse=True, transposed=True)
+        walk(call, do, v, k, dq, starts(call, k, v, call.start, False), transposed=True)
+    else:
+        chunks = cut(T, call.N, call.tiles.chunk, call.cu)
+        kept, _ = scan(call, k, v, chunks, call.start, False, False)
+        dkept = torch.empty_like(kept)
+        walk(call, k, q, do, dv, late, there, reverse=True, kept=dkept, chunks=chunks)
+        dg = over_tiles(scalar_gradients(call, chunks, do, kept, dkept, dq, dk))
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=None, start=dstart)

@@ -7,7 +7,7 @@ the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
 import triton
 import triton.language as tl
 
-from .kernels import at_head, sequence_of
+from .kernels import at_head, end_of, sequence_of
 from .tiles import decay_between, load_tile, product, resets, row_decays
 from .vector import met_values
 
@@ -38,18 +38,18 @@ def scalar_gradients(
     v = at_head(v, b, bos, hv, vb, vt, vh, 1)
     do = at_head(do, b, bos, hv, ob, ot, oh, 1)
     G = at_head(G, b, bos, hv, gb, gt, gh, 1)
+    bk = load_tile(k, rows, kt, columns, L, K, BK)
+    bq = load_tile(q, rows, qt, columns, L, K, BK)
+    to_start, to_end, all = row_decays(G, rows, end_of(G, piece, L, gt, True, C), gt, L)
     here = (i.to(tl.int64) * HV + hv) * (K * V)
     below, above, bdq, bdk, met = met_values(do, ot, v, vt, kept + here, dkept + here, rows, columns, L, K, V, C, BK, BV, PREC)
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
     p = at[:, None] * K + columns[None, :]
-    to_start, to_end, all = row_decays(G, rows, piece * C + C - 1, gt, L)
-    bk = load_tile(k, rows, kt, columns, L, K, BK)
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
     pairs = below * scale * decay_between(G, rows, gt, L, False)
     bdq = product(pairs.to(DT), bk, bdq * (to_start * scale)[:, None], PREC)
-    bq = load_tile(q, rows, qt, columns, L, K, BK)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
     tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
     pairs = above * scale * decay_between(G, rows, gt, L, True)

@@ -126,10 +126,9 @@ def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr)
 
 
 @triton.jit
-def row_decays(p, rows, last, stride, L):
-    """For a scalar gate, from its running sums: ``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2."""
+def row_decays(p, rows, end, stride, L):
+    """For a scalar gate, from its running sums and ``G_C``: ``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2."""
     G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
-    end = tl.load(p + tl.minimum(last, L - 1) * stride)
     return tl.exp2(G.to(tl.float32)), tl.exp2(tl.minimum((end - G).to(tl.float32), 0.0)), end.to(tl.float32)
 
 

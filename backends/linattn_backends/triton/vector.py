@@ -22,7 +22,7 @@ RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLU
 import triton
 import triton.language as tl
 
-from .kernels import at_head, sequence_of, span_of, state_tile
+from .kernels import at_head, chunk_decay, nth, sequence_of, span_of, state_tile
 from .tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
 
 __all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
@@ -178,9 +178,10 @@ def scores(
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def walk(
-    A, a, b, y, decay, start, out, end, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, yb, yt, yh,
+    A, a, b, y, decay, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, yb, yt, yh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
-    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, PREC: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """Walk the chunks of a segment with a ``[K, BV]`` tile of the state in registers, and write a column of ``o`` or ``dv``.
 
@@ -212,17 +213,19 @@ def walk(
         S += tl.load(start + (i.to(tl.int64) * HV + hv) * (K * V) + tile, mask=inside, other=0.0).to(tl.float32)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
+    later = chunk_decay(decay, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
-        chunk = step
-        if REVERSE:
-            chunk = low + high - 1 - step
+        chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         at = (chunk0 + chunk) * HV + hv
+        rate = tl.exp2(later)
+        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+        if KEEP:
+            tl.store(kept + at * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bA = tl.load(A + at * (C * C) + t * C + s)
         ba = load_tile(a, rows, HV * K, columns_k, L, K, BK)
         bb = load_tile(b, rows, HV * K, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        rate = tl.exp2(tl.load(decay + at * K + columns_k, mask=columns_k < K, other=0.0))
         if ba.dtype == tl.float16:  # it has not the range of a state
             acc = times(ba.to(tl.float32), S, PREC)
         else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import vector
 from .launch import (
+    Applied,
     Cut,
     Diagonal,
     cut,
@@ -29,16 +30,10 @@ __all__ = ["backward", "forward"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call whose gate has been applied: ``q, k`` are ``read, write``.
-
-    Attributes:
-        A: Scores, scaled.
-        stops: Half the length of the blocks that one product did.
-    """
+    """A call whose gate has been applied: ``q, k, g`` are ``read, write, decay``."""
 
     call: Diagonal
     A: Tensor
-    stops: Tensor
     chunks: Cut
 
 
@@ -91,20 +86,19 @@ def masks_of(call: Diagonal) -> Tensor:
 
 
 def prepare(call: Diagonal) -> Prepared:
-    """Scores, and rows that have decayed to the start and the end of their chunks."""
-    (B, T, HV, _), K, C, tile = call.v.shape, call.q.shape[-1], call.tiles.chunk, call.tiles.scores
-    chunks = cut(T, call.N, C, call.cu)
-    new = functools.partial(torch.empty, dtype=call.q.dtype, device=call.q.device)
-    A, read, write = new((chunks.count, HV, C, C)), new((B, T, HV, K)), new((B, T, HV, K))
-    decay = new((chunks.count, HV, K), dtype=torch.float32)
-    stops = new((chunks.count, HV, programs(K, 1, tile.BK, 1)), dtype=torch.int32)
-    launch(
-        vector.scores, chunks.count * HV, call,
-        call.q, call.k, call.g, call.u, masks_of(call), A, read, write, decay, stops, chunks.owner, chunks.first, call.cu,
-        T, chunks.per, call.N, HV, call.scale, *strides(call.q), *strides(call.k), *strides(call.g),
-        **facts(call, tile), **gate_facts(call),
-    )  # fmt: skip
-    return Prepared(replace(call, q=read, k=write, g=decay, u=None, given=call), A, stops, chunks)
+    """Scores, and rows that have decayed to the start and the end of their chunks: made, unless ``call`` brings them."""
+    C, HV, tile = call.tiles.chunk, call.v.shape[2], call.tiles.scores
+    chunks = cut(call.v.shape[1], call.N, C, call.cu)
+    made = call.applied
+    if made is None:
+        made = Applied.empty(call)
+        launch(
+            vector.scores, chunks.count * HV, call,
+            call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), call.scale, *strides(call.q),
+            *strides(call.k), *strides(call.g), **facts(call, tile), **gate_facts(call),
+        )  # fmt: skip
+    applied = replace(call, q=made.read, k=made.write, g=made.decay, u=None, given=call, applied=made)
+    return Prepared(applied, made.A, chunks)
 
 
 def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tensor, reverse: bool) -> None:
@@ -118,35 +112,38 @@ def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tens
     )  # fmt: skip
 
 
-def walk(made: Prepared, out: Tensor, final: bool) -> Tensor | None:
-    """Outputs, with the state in registers."""
+def walk(
+    made: Prepared, y: Tensor, start: Tensor | None, out: Tensor, final: bool, kept: Tensor | None = None, reverse: bool = False
+) -> Tensor | None:
+    """Outputs, or ``dv``, with the state in registers; the state at the far end, and in ``kept`` those of the chunks."""
     call, chunks, tile = made.call, made.chunks, made.call.tiles.walk
     (_, T, HV, V), K, N = call.v.shape, call.q.shape[-1], call.N
+    meets, makes = (call.k, call.q) if reverse else (call.q, call.k)
     segment = call.tiles.segment(T, N, N * HV * programs(1, V, 1, tile.BV))
-    pieces, start, far = None, call.start, None
+    pieces, far = None, None
     if segment:
-        pieces, start, far = segment_starts(call, call.k, call.v, chunks, start, False, segment)
-    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=call.v.device) if final and not segment else None
+        pieces, start, far = segment_starts(call, makes, y, chunks, start, reverse, segment)
+    end = torch.empty((N, HV, K, V), dtype=torch.float32, device=y.device) if final and not segment else None
     launch(
         vector.walk, (pieces.count if pieces else N) * HV * programs(1, V, 1, tile.BV), call,
-        made.A, call.q, call.k, call.v, call.g, start, out, end, pieces and pieces.owner, pieces and pieces.first,
-        chunks.first, call.cu, T, pieces.per if pieces else 1, segment, N, HV, *strides(call.v),
-        K=K, V=V, BV=tile.BV, REVERSE=False, WHOLE=pieces is None, START=start is not None, END=end is not None,
-        **facts(call, tile),
+        made.A, meets, makes, y, call.g, start, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
+        chunks.first, call.cu, T, pieces.per if pieces else 1, segment, N, HV, *strides(y),
+        K=K, V=V, BV=tile.BV, REVERSE=reverse, WHOLE=pieces is None, START=start is not None, END=end is not None,
+        KEEP=kept is not None, **facts(call, tile),
     )  # fmt: skip
     return far if segment else end
 
 
-def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states."""
+def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, Applied | None]:
+    """Outputs, final states if asked for, and what the backward pass may have."""
     made = prepare(call)
     call = made.call
     out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
     if call.tiles.walk is not None:
-        return out, walk(made, out, final)
+        return out, walk(made, call.v, call.start, out, final), call.applied
     kept, end = scan(call, call.k, call.v, made.chunks, call.start, False, final)
     through_memory(made, call.q, call.v, kept, out, False)
-    return out, end
+    return out, end, call.applied
 
 
 class Met(NamedTuple):
@@ -164,9 +161,13 @@ def through_states(made: Prepared, do: Tensor, dend: Tensor | None) -> tuple[Ten
     call, chunks = made.call, made.chunks
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
     dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
-    through_memory(made, call.k, do, dkept, dv, True)
+    if call.tiles.walk is not None:
+        dkept = torch.empty_like(kept)
+        dstart = walk(made, do.to(dv.dtype), dend, dv, call.start is not None, dkept, True)
+    else:
+        dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+        through_memory(made, call.k, do, dkept, dv, True)
     return kept, dkept, dv, dstart
 
 
@@ -213,7 +214,7 @@ def inside_chunks(call: Diagonal, chunks: Cut, stops: Tensor, met: Met) -> tuple
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
     made, do = prepare(call), rows_contiguous(do)
-    chunks, stops = made.chunks, made.stops
+    chunks, stops = made.chunks, made.call.applied.stops
     kept, dkept, dv, dstart = through_states(made, do, dend)
     del made  # whose arrays are as large as q and k together
     met = between_chunks(call, chunks, do, kept, dkept)
