@@ -177,7 +177,7 @@ def jax_cuda(results: list[dict[str, Any]]) -> str:
         if "ms" in row:
             key = (f"`{row['op']}`", f"B{row['B']} T{row['T']} H{row['H']}", row["what"])
             found.setdefault(key, {})[row["backend"]] = table.milliseconds(row["ms"]["median"])
-    backends = list(dict.fromkeys(name for row in found.values() for name in row))
+    backends = sorted({name for row in found.values() for name in row}, key=("jax_triton", "jla", "jax").index)
     lines = [(*key, *(row.get(name, "") for name in backends)) for key, row in found.items()]
     return grid(("operator", "shape", "what", *(f"{name}, ms" for name in backends)), lines)
 

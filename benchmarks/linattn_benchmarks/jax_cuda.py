@@ -3,8 +3,8 @@
 bfloat16, K = V = 128, at the two shapes of ``linattn bench``: the Triton kernels through jax-triton, plain JAX, and
 jax-linear-attention where it is installed. Programs are compiled side by side, before anything is timed; those of our own
 backends may be lowered beforehand, on a machine without a GPU (``--export``, then ``--programs``). A figure is the median of
-batches of calls in a row; the difference is the largest from the Triton kernels' results on the same arrays, relative to the
-largest value of an output or gradient.
+batches of calls in a row; the difference is the largest from what the first backend of :data:`BACKENDS` that ran makes of the
+same arrays, relative to the largest value of an output or gradient.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .clocks import spread, wall_times
 from .environment import RESULTS, write
 
-SHAPES = ((4, 4096, 16), (1, 32768, 4))
+SHAPES = ((1, 32768, 4), (4, 4096, 16))
 WIDTH = 128
 OURS = ("jax_triton", "jax")
-BACKENDS = ("jax_triton", "jla", "jax")
-"""In the order in which they are timed; each is held against the first."""
+BACKENDS = ("jax", "jla", "jax_triton")
+"""In the order in which they are timed; each is held against the first that ran."""
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 PEER = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda")
 """Families that jax-linear-attention has kernels for."""
@@ -52,7 +53,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", nargs="*", default=FAMILIES)
     parser.add_argument("--seconds", type=float, default=0.2, help="for the repeats of one program")
-    parser.add_argument("--compiling", type=float, default=600.0, help="seconds after which what is not compiled is left out")
+    parser.add_argument("--compiling", type=float, default=600.0, help="seconds after which compiling no program begins")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which nothing more is timed")
+    parser.add_argument(
+        "--untuned", nargs="*", default=(), help="backends whose matmuls XLA is not to tune, which for plain JAX takes minutes"
+    )
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--export", type=Path)
     parser.add_argument("--programs", type=Path)
@@ -68,7 +73,7 @@ def main() -> None:
         results.append(row)
         write(options.out, "jax_cuda", results)
     sys.stdout.flush()
-    os._exit(0)  # threads that are still compiling would keep the process
+    os._exit(0)  # a thread that is still compiling would keep the process
 
 
 def names(families: list[str]) -> list[Name]:
@@ -79,7 +84,8 @@ def names(families: list[str]) -> list[Name]:
         for shape in SHAPES
         for family in families
         for what in PASSES
-        for backend in backends[family]
+        for backend in BACKENDS
+        if backend in backends[family]
     ]
 
 
@@ -97,35 +103,34 @@ def export(programs: list[Name], folder: Path) -> None:
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A line for each program, one backend after the other: nothing is compiled while something is timed."""
-    truth: dict[Any, Any] = {}
-    for backend in BACKENDS:
-        pool = ThreadPoolExecutor(options.threads)
-        wanted = [name for name in names(options.families) if name.backend == backend]
-        compiled = {name: pool.submit(compiled_program, name, options.programs) for name in wanted}
-        unfinished = wait_for(compiled.values(), options.compiling).not_done
-        pool.shutdown(wait=False, cancel_futures=True)
-        for name, future in compiled.items():
-            row = {
-                "op": f"chunk_{name.family}",
-                **dict(zip("BTH", name.shape, strict=True)),
-                "backend": backend,
-                "what": name.what,
-            }
-            yield row | ({"error": "not compiled in time"} if unfinished else measured(name, future, truth, options.seconds))
-        if unfinished:
-            return
+    """A line for each program, those on the same arrays one after the other, after all that are compiled in time are."""
+    started = time.monotonic()
+    pool = ThreadPoolExecutor(options.threads)
+    compiled = {name: pool.submit(compiled_program, name, options) for name in names(options.families)}
+    wait_for(compiled.values(), options.compiling)
+    pool.shutdown(wait=False, cancel_futures=True)
+    wait_for(compiled.values(), options.compiling / 2)  # those begun
+    for _, group in groupby(compiled, lambda name: name._replace(backend="")):
+        against: dict[str, Any] = {}
+        for name in group:
+            late = time.monotonic() - started > options.budget
+            found = {"error": "not timed: no time left"} if late else measured(name, compiled[name], against, options.seconds)
+            sizes = dict(zip("BTH", name.shape, strict=True))
+            tuned = {"tuned": name.backend not in options.untuned}
+            yield {"op": f"chunk_{name.family}", **sizes, "backend": name.backend, "what": name.what, **tuned, **found}
 
 
-def measured(name: Name, compiled: Future[Any], truth: dict[Any, Any], seconds: float) -> dict[str, Any]:
-    """Times and difference of one program, or why there are none."""
+def measured(name: Name, compiled: Future[Any], against: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Times of one program, and its difference from what it is held ``against``, itself if that is empty; or why not."""
     import jax
 
+    if compiled.cancelled() or not compiled.done():
+        return {"error": "not compiled in time"}
     if compiled.exception() is not None:
         return {"error": f"{type(compiled.exception()).__name__}: {str(compiled.exception()).splitlines()[0][:200]}"}
     run, arrays = compiled.result(), drawn(name.family, name.shape)
     outputs = jax.block_until_ready(run(arrays))
-    expected = truth.setdefault(name._replace(backend=""), outputs)
+    expected = against.setdefault("outputs", outputs)
     started = time.perf_counter()
     jax.block_until_ready(run(arrays))
     size = max(1, min(20, int(0.02 / (time.perf_counter() - started))))  # calls in a row, for some 20 ms
@@ -134,7 +139,8 @@ def measured(name: Name, compiled: Future[Any], truth: dict[Any, Any], seconds: 
         jax.block_until_ready([run(arrays) for _ in range(size)][-1])
 
     times = spread([ms / size for ms in wall_times(batch, seconds)])
-    return {"ms": times, "difference": {name: float(difference()(x, expected[name])) for name, x in outputs.items()}}
+    differences = {name: float(difference()(x, expected[name])) for name, x in outputs.items()}
+    return {"ms": times, "difference": differences, "against": against.setdefault("backend", name.backend)}
 
 
 @functools.cache
@@ -147,15 +153,16 @@ def difference() -> Callable[[Any, Any], Any]:
     return jax.jit(lambda x, y: jnp.abs(wide(x) - wide(y)).max() / jnp.abs(wide(y)).max())
 
 
-def compiled_program(name: Name, folder: Path | None) -> Any:
+def compiled_program(name: Name, options: argparse.Namespace) -> Any:
     """From what was lowered beforehand, if it was."""
     import jax
     import jax.export
 
     run = program(name)
-    if folder is not None and name.backend in OURS:
-        run = jax.export.deserialize(bytearray(name.file(folder).read_bytes())).call
-    return jax.jit(run).lower(arrays_of(name)).compile()
+    if options.programs is not None and name.backend in OURS:
+        run = jax.export.deserialize(bytearray(name.file(options.programs).read_bytes())).call
+    told = {"xla_gpu_autotune_level": 0} if name.backend in options.untuned else {}
+    return jax.jit(run).lower(arrays_of(name)).compile(told)
 
 
 def arrays_of(name: Name) -> Any:

@@ -122,18 +122,19 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
 
 
 def by_profile(cases: Sequence[Case]) -> list[Case]:
-    """The order of the profiles: the core, what else has no gradients, the rest; in each of them the operators in turn, so that
-    a run that is cut short has seen something of all. Cases of one operator, dtype and flags stay together: they share kernels.
+    """The order of the profiles: the core, what else has no gradients, the rest. In each of them operators, and their dtypes
+    and flags, are taken in turn: a run that is cut short has seen something of all, and of the cases that share compiled
+    kernels one comes well before the others.
     """
     groups: dict[tuple[Any, ...], list[Case]] = defaultdict(list)
     for case in cases:
         groups[not case.core, case.needs_gradient, case.operator, case.dtype, case.flags].append(case)
     before: Counter[tuple[Any, ...]] = Counter()  # groups of the same operator
-    order: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for group in groups:
-        order[group] = *group[:2], before[group[:3]]
+    order: dict[str, tuple[Any, ...]] = {}
+    for group, members in groups.items():
+        order |= {case.id: (*group[:2], place, before[group[:3]]) for place, case in enumerate(members)}
         before[group[:3]] += 1
-    return [case for group in sorted(groups, key=order.__getitem__) for case in groups[group]]
+    return sorted(cases, key=lambda case: order[case.id])
 
 
 def said(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The command and the pytest plug-in, as a vendor's CI runs them."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -108,9 +107,9 @@ def test_a_run_that_is_cut_short_has_seen_every_operator():
     cases = cli.by_profile(every_case())
     assert sorted(case.id for case in cases) == sorted(case.id for case in every_case())
     rest = [case for case in cases if not case.core and case.needs_gradient]
-    assert {case.operator for case in rest[:200]} == {case.operator for case in rest}
+    assert {case.operator for case in rest[:40]} == {case.operator for case in rest}
     groups = [(case.operator, case.dtype, case.flags) for case in rest]
-    assert len([group for group, _ in itertools.groupby(groups)]) == len(set(groups))
+    assert set(groups[: len(set(groups))]) == set(groups)
 
 
 def test_the_command_needs_no_pytest():

@@ -44,6 +44,16 @@ for variant in ("gla", "kda"):
     expected = jax.jit(jax.value_and_grad(loss(call)))(arrays)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), found, expected)
 
+# The gradient of vmap in shard_map.
+_, arrays, options = draw("gla", 20, B=4, H=2, K=3, V=4, state=False)
+arrays = {name: jnp.stack([x, 0.9 * x]) for name, x in convert(arrays, jnp.float32).items()}
+mapped = jax.vmap(lambda a: linattn.chunk_gla(**a)[0])
+gradients = jax.grad(lambda a: jnp.square(mapped(a)).sum())
+tokens = P(None, *TOKENS)
+shared = jax.shard_map(gradients, mesh=mesh, in_specs=(tokens,), out_specs=tokens)
+spread = jax.device_put(arrays, NamedSharding(mesh, tokens))
+jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4), jax.jit(shared)(spread), gradients(arrays))
+
 # Without a state, where the first carry is no function of the inputs; and eagerly, on arrays that are spread already.
 _, arrays, options = draw("mixed_attn", 20, B=4, state=False)
 arrays = convert(arrays, jnp.float32)

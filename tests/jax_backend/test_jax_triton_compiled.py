@@ -68,6 +68,17 @@ def test_gates_in_float32_are_summed_in_float64():
     assert f"-> tensor<{2 * B * T * H}xi32>" in text
 
 
+def test_a_program_for_a_cpu():
+    """What jit of arrays committed to the CPU beside a GPU comes to."""
+    operator = jax.jit(lambda x: JaxTritonBackend().chunk_linear_attn(x, x, x)[0])
+    with pytest.raises(NotImplementedError) as error:
+        operator.trace(TOKENS).lower(lowering_platforms=("cpu",))
+    assert str(error.value) == (
+        "the jax_triton backend has no kernels for a CPU, and this program is compiled for one: a traced call is taken to run"
+        " on JAX's default device, a GPU. Trace it under jax.default_device('cpu'), or pass backend='jax'"
+    )
+
+
 def test_export_asks_for_leave():
     """JAX gives no promise that programs with Triton's kernels run with its later releases."""
     operator = jax.jit(lambda x: JaxTritonBackend().chunk_linear_attn(x, x, x)[0])

@@ -77,6 +77,13 @@ def test_no_second_derivatives():
         jax.grad(lambda x: jax.grad(lambda q: backend.chunk_gla(q, x, x, -x)[0].sum())(x).sum())(x)
 
 
+def test_no_forward_mode():
+    x = jnp.ones((1, 16, 1, 8))
+    wanted = "the pallas backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
+    with pytest.raises(NotImplementedError, match=wanted):
+        jax.jvp(lambda q: backend.chunk_gla(q, x, x, -x)[0], (x,), (x,))
+
+
 @pytest.mark.parametrize(("form", "variant"), [("chunk", "rwkv6"), ("chunk", "kda"), ("recurrent", "kda")])
 def test_no_races(form, variant, monkeypatch):
     """The second rung: memory and its copies emulated, accesses out of bounds raise, and unordered ones are found."""

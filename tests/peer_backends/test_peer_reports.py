@@ -11,6 +11,8 @@ from linattn_conformance.runner import STATUSES
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "conformance"
 TOOLS = ("first_configuration", "in_interpreter", "side_by_side")
+PEERS = ("fla", "flash_qla", "jla", "mlx_fast", "mlx_lm")
+REPORTS = sorted(path for path in (PAGES / "reports").glob("*.json") if path.stem.partition("-")[0] in PEERS)
 REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem not in TOOLS)
 
 
@@ -19,6 +21,18 @@ def test_other_results_have_a_status_each(name):
     found = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
     assert found["where"]
     assert {result["status"] for result in found["results"]} <= set(STATUSES)
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_what_a_library_fails_our_pytorch_path_passes(path):
+    """On the same inputs, against the same bounds: so the fault is not the case's."""
+    ours, theirs = (
+        {result["id"]: result["status"] for result in json.loads(report.read_text(encoding="utf-8"))["results"]}
+        for report in (PAGES / "reports" / "torch-cpu.json", path)
+    )
+    assert {name for name, status in theirs.items() if status == "failed"} <= {
+        name for name, status in ours.items() if status == "passed"
+    }
 
 
 @pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)

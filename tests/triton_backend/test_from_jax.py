@@ -107,6 +107,13 @@ def test_no_second_derivatives():
         jax.grad(lambda x: jax.grad(lambda q: BACKEND.chunk_gla(q, x, x, -x)[0].sum())(x).sum())(x)
 
 
+def test_no_forward_mode():
+    x = jnp.ones((1, 16, 1, 8))
+    wanted = "the jax_triton backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
+    with pytest.raises(NotImplementedError, match=wanted):
+        jax.jvp(lambda q: BACKEND.chunk_gla(q, x, x, -x)[0], (x,), (x,))
+
+
 def test_gradients_over_a_mesh():
     """Marks of ``shard_map`` reach the outputs and the gradients."""
     _, x, _ = operands("gla", T=16, B=2, H=1, HV=1, state=False)

@@ -11,6 +11,7 @@ from linattn.plugin import Backend, Call, Unsupported, form_methods
 
 from .compat import Array
 from .mixed import mixed_attention
+from .scales import scale_of
 from .segments import OPERANDS, accumulation, bidirectional, matrix_state
 
 Result = tuple[Array, Array | None]
@@ -28,13 +29,9 @@ def family(
 ) -> Result:
     """Any matrix-state family."""
     given = {name: arrays[name] for name in OPERANDS if arrays.get(name) is not None}
-    scale = _scale(given["q"], scale)
+    scale = scale_of(given["q"], scale)
     options = dict(form=form, scale=scale, chunk_size=chunk_size, keep=output_final_state)
     return matrix_state(given, initial_state, cu_seqlens, **options)
-
-
-def _scale(q: Array, scale: float | None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options) -> Result:
@@ -46,7 +43,8 @@ def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize:
     if causal:
         o, final = family(form, arrays, **options)
     else:
-        o, final = bidirectional(**arrays, cu_seqlens=options["cu_seqlens"], scale=_scale(arrays["q"], options["scale"])), None
+        scale = scale_of(arrays["q"], options["scale"])
+        o, final = bidirectional(**arrays, cu_seqlens=options["cu_seqlens"], scale=scale), None
     if normalize:
         numerator, denominator = o[..., :-1], o[..., -1:]
         zero = denominator == 0

@@ -21,6 +21,7 @@ from linattn.plugin import MixedState
 from .compat import Array, arrays_of, checkpoint_in_scan, varying
 from .cores import walk
 from .layout import Bounds
+from .scales import mixed_scale
 from .segments import accumulation, from_heads, to_heads
 from .tree import matmul
 from .virtual import Equal, Virtual
@@ -42,8 +43,7 @@ def mixed_attention(
     chunk_size: int,
 ) -> tuple[Array, MixedState[Array] | None]:
     """``(o, final_state)``, the state a ``MixedState``."""
-    quad_scale = 1.0 / chunk_size if quad_scale is None else float(quad_scale)
-    lin_scale = 1.0 / chunk_size if lin_scale is None else float(lin_scale)
+    quad_scale, lin_scale = mixed_scale(chunk_size, quad_scale), mixed_scale(chunk_size, lin_scale)
     new = tuple(arrays.values())
     if form == "recurrent" and cu_seqlens is None and initial_state is not None and new[4].shape[1] == 1:
         o, state = decode(new, bias, initial_state, quad_scale=quad_scale, lin_scale=lin_scale)

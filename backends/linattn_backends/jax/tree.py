@@ -19,7 +19,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .compat import Array
@@ -44,8 +43,12 @@ class Sums(NamedTuple):
 
 
 def sums_of_tokens(g: Array) -> Sums:
-    """Of a whole chunk of weak gates: the sums after a token are a difference."""
-    through = matmul(np.tri(g.shape[-2], dtype=g.dtype), g)
+    """Of a whole chunk of weak gates: the sums after a token are a difference.
+
+    Ones below the diagonal are made here: a constant array from outside would be marked twice as differing between devices when
+    a gradient of ``vmap`` is taken in ``shard_map``, which JAX refuses.
+    """
+    through = matmul(jnp.tri(g.shape[-2], dtype=g.dtype), g)
     total = through[..., -1, :]
     return Sums(through, through - g, total[..., None, :] - through, total)
 

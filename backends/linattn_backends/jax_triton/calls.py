@@ -12,13 +12,14 @@ import torch
 from jax.custom_batching import custom_vmap
 from linattn.plugin import MixedState
 
+from linattn_backends.jax.scales import mixed_scale, scale_of
 from linattn_backends.torch.transforms import NOT_BY_ROW
 from linattn_backends.triton import delta_library, library
 from linattn_backends.triton import mixed as mixed_library
 from linattn_backends.triton.devices import standing_in
 
 from . import backend
-from .compat import alike, varying
+from .compat import alike, refuse_forward_mode, varying
 from .devices import target
 from .host import Host
 from .launchers import compiled, interpreted
@@ -147,6 +148,12 @@ def jitted(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tup
     return call(name, options, alike(arrays))
 
 
+def launched(name: str, options: Options, arrays: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """The outputs of an op, for arrays that are not being differentiated forward."""
+    refuse_forward_mode("jax_triton", arrays)
+    return jitted(name, options, arrays)
+
+
 # -- families ----------------------------------------------------------------------------------------------------------
 
 
@@ -166,9 +173,9 @@ def matrix_state(
     g, v = arrays.get("g"), arrays["v"]
     if g is not None and g.ndim == 1:  # a fixed decay; its gradient is a sum over the tokens
         arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
-    options = dict(form=form, scale=scale_of(arrays, scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
+    options = dict(form=form, scale=scale_of(arrays["q"], scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
     given = (*map(arrays.get, operands), initial_state, cu_seqlens)
-    o, final = jitted(op, tuple(options.items()), given)
+    o, final = launched(op, tuple(options.items()), given)
     return o, final if output_final_state else None
 
 
@@ -176,17 +183,12 @@ diagonal = partial(matrix_state, "diagonal", ("q", "k", "v", "g", "gv", "u"))
 delta = partial(matrix_state, "delta", ("q", "k", "v", "g", "beta", "a", "b"))
 
 
-def scale_of(arrays: dict[str, Array | None], scale: float | None) -> float:
-    """The scale, or its default."""
-    return arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
-
-
 def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options: Any) -> Result:
     """The ungated family; ``normalize`` is the caller's affair."""
     if causal:
         return diagonal(form, arrays, **options)
     given = (*(arrays[name] for name in ("q", "k", "v")), options["cu_seqlens"])
-    o, _ = jitted("bidirectional", (("scale", scale_of(arrays, options["scale"])), ("wide", False)), given)
+    o, _ = launched("bidirectional", (("scale", scale_of(arrays["q"], options["scale"])), ("wide", False)), given)
     return o, None
 
 
@@ -204,12 +206,12 @@ def mixed_attn(
     chunk_size: int,
 ) -> Result:
     """``(o, final_state)``, the state a ``MixedState``."""
-    scales = [1.0 / chunk_size if scale is None else float(scale) for scale in (quad_scale, lin_scale)]
+    scales = mixed_scale(chunk_size, quad_scale), mixed_scale(chunk_size, lin_scale)
     C = chunk_size
     if bias is None and initial_state is None and not output_final_state:
         C = min(C, arrays["v"].shape[1] + 1)  # nothing has this size: FLASH-Quad may say any number
     options = dict(C=C, quad_scale=scales[0], lin_scale=scales[1], causal=causal, final=output_final_state)
     options["recurrent"] = form == "recurrent"
     state = (None,) * 5 if initial_state is None else initial_state
-    o, *final = jitted("mixed", tuple(options.items()), (*arrays.values(), bias, *state, cu_seqlens))
+    o, *final = launched("mixed", tuple(options.items()), (*arrays.values(), bias, *state, cu_seqlens))
     return o, MixedState(*final) if output_final_state else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
-from ..pallas.compat import alike
+from jax.interpreters import mlir
 
-__all__ = ["alike", "triton_call", "varying"]
+from ..pallas.compat import alike, refuse_forward_mode
+
+__all__ = ["alike", "refuse_forward_mode", "triton_call", "varying"]
 
 
 def varying(x: Any, *like: Any) -> Any:
@@ -20,8 +23,24 @@ def triton_call(*args: Any, **options: Any) -> Any:
     before = os.environ.get("TRITON_CACHE_DIR")
     import jax_triton
 
+    _refuse_cpus()
     if before is None:
         os.environ.pop("TRITON_CACHE_DIR", None)
     else:
         os.environ["TRITON_CACHE_DIR"] = before
     return jax_triton.triton_call(*args, **options)
+
+
+@functools.cache
+def _refuse_cpus() -> None:
+    """Say what happened where a program with kernels is compiled for a CPU."""
+    from jax_triton.triton_lib import triton_kernel_call_p
+
+    mlir.register_lowering(triton_kernel_call_p, _no_kernel_for_cpus, platform="cpu")
+
+
+def _no_kernel_for_cpus(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "the jax_triton backend has no kernels for a CPU, and this program is compiled for one: a traced call is taken to run"
+        " on JAX's default device, a GPU. Trace it under jax.default_device('cpu'), or pass backend='jax'"
+    )

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ..jax.layout import chunk_length
-from .compat import alike
+from ..jax.scales import scale_of
+from .compat import alike, refuse_forward_mode
 from .decode import decode
 from .layout import Layout
 from .tiles import Array
@@ -33,10 +34,11 @@ def run(
     interpret: Any,
 ) -> Result:
     """Any of the families: by chunks, or one token."""
+    refuse_forward_mode("pallas", [*arrays.values(), initial_state])
     v = arrays["v"]
     if "g" in arrays and arrays["g"].ndim == 1:  # a fixed decay is the same gate at every token
         arrays = {**arrays, "g": jnp.broadcast_to(arrays["g"], v.shape[:3])}
-    scale = arrays["q"].shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = scale_of(arrays["q"], scale)
     if initial_state is None:
         N = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         initial_state = jnp.zeros((N, v.shape[2], arrays["k"].shape[-1], v.shape[3]), jnp.float32)

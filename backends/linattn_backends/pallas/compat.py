@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -27,6 +28,17 @@ def alike(tree: Any) -> Any:
 
 def _varying(arrays: list[Any]) -> frozenset[str]:
     return frozenset[str]().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
+
+
+def refuse_forward_mode(backend: str, arrays: Iterable[Any]) -> None:
+    """An error for arrays that ``jax.jvp`` is pushing tangents along with: a kernel has a gradient and nothing else.
+
+    Where they went into ``jit`` first they do not show it, and JAX refuses in its own words.
+    """
+    if any(type(x).__name__ == "JVPTracer" for x in arrays):
+        raise NotImplementedError(
+            f"the {backend} backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
+        )
 
 
 def out_shape(shape: tuple[int, ...], dtype: Any, *inputs: Any) -> jax.ShapeDtypeStruct:
