@@ -41,10 +41,10 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 
 @triton.jit
-def sums_of(G, chunk, L, stride, C: tl.constexpr):
-    """A scalar gate's running sums of one chunk."""
+def sums_of(G, chunk, L, stride, there, C: tl.constexpr):
+    """A scalar gate's running sums of one chunk, if it is ``there``."""
     rows = chunk * C + tl.arange(0, C)
-    return tl.load(G + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    return tl.load(G + rows.to(tl.int64) * stride, mask=(rows < L) & there, other=0.0)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def walk(
     if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
         coming = nth(low, low, high, REVERSE)
         coming_end = end_of(G, coming, L, gt, low < high, C)
-        coming_sums = sums_of(G, coming, L, gt, C)
+        coming_sums = sums_of(G, coming, L, gt, low < high, C)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
@@ -82,7 +82,7 @@ def walk(
         if GATE == 1:
             coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
             coming_end = end_of(G, coming, L, gt, True, C)
-            coming_sums = sums_of(G, coming, L, gt, C)
+            coming_sums = sums_of(G, coming, L, gt, True, C)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:

@@ -408,11 +408,12 @@ def plain_part(
     s = tl.arange(0, C)[None, :]
     at = i.to(tl.int64) * HV + hv
     square = dA + at * (2 * C * C) + t * C + s
-    weight = tl.load(own + at * C + tl.arange(0, C))[:, None]
+    there = L > 0
+    weight = tl.load(own + at * C + tl.arange(0, C), mask=there, other=0.0)[:, None]
     bg = load_gate(at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
-    whole = tl.load(decay + at * K + columns, mask=(columns < K) & (L > 0), other=0.0)
+    whole = tl.load(decay + at * K + columns, mask=(columns < K) & there, other=0.0)
     c = tl.exp2(whole * 0.5)[None, :]
-    through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(whole)
+    through = tl.load(met + at * K + columns, mask=(columns < K) & there, other=0.0) * tl.exp2(whole)
     Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E - (whole * 0.5)[None, :]
     G = Gq
     if EXCLUSIVE:
@@ -421,18 +422,18 @@ def plain_part(
     x = bk.to(tl.float32) * tl.exp2(-G)
     Z = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * c
     e = tl.exp2(Gq)
-    Z = product(tl.load(square), x.to(DT), Z, PREC) * e
+    Z = product(tl.load(square, mask=there, other=0.0), x.to(DT), Z, PREC) * e
     bq = load_tile(at_head(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
     if EXCLUSIVE:
         both = bq.to(tl.float32) * bk.to(tl.float32)
-        tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=(columns < K) & (L > 0))
+        tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=(columns < K) & there)
         weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
     tl.store(dq + p, (Z + weight * bk.to(tl.float32)).to(dq.dtype.element_ty), mask=keep)
     bdg = bq.to(tl.float32) * Z
     Z = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * c
     through += tl.sum(x * Z, 0)
     x = bq.to(tl.float32) * e
-    Z = product(tl.load(square + C * C), x.to(DT), Z, PREC) * tl.exp2(-G)
+    Z = product(tl.load(square + C * C, mask=there, other=0.0), x.to(DT), Z, PREC) * tl.exp2(-G)
     tl.store(dk + p, (Z + weight * bq.to(tl.float32)).to(dk.dtype.element_ty), mask=keep)
     x = bk.to(tl.float32) * Z
     bdg = added(masks, FROM, bdg - x, C, SPLIT)
