@@ -48,6 +48,13 @@ def sums_of(G, chunk, L, stride, there, C: tl.constexpr):
 
 
 @triton.jit
+def decays_ahead(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
+    """``G_C`` and the running sums of the chunk after this step's; of its own, if it is the last."""
+    chunk = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+    return end_of(G, chunk, L, stride, True, C), sums_of(G, chunk, L, stride, True, C)
+
+
+@triton.jit
 def walk(
     S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -70,6 +77,8 @@ def walk(
         if GATE == 1:
             G_C = coming_end
             bG = coming_sums
+            if REVERSE:
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
@@ -80,9 +89,8 @@ def walk(
         later = by
         near = by
         if GATE == 1:
-            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
-            coming_end = end_of(G, coming, L, gt, True, C)
-            coming_sums = sums_of(G, coming, L, gt, True, C)
+            if not REVERSE:  # which order is faster was measured
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:
