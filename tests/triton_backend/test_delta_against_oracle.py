@@ -66,7 +66,7 @@ def test_split_sequences(family, cu, monkeypatch):
 @pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
 def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     tiles = delta_tiles(128, 128, torch.bfloat16, 1, 1, 0, 132, True)
-    assert tiles.segment(T, 1, heads, 2) == length
+    assert tiles.segment(T, 1, heads, 2, 2) == length
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend
+from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch
 from linattn_backends.triton.delta_library import delta, delta_backward
 from triton_cases import arrays, call
 
@@ -67,3 +67,23 @@ def test_gradients_under_vmap():
     wanted = torch.autograd.grad(loss(*inputs), inputs)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x[:, 0], y)
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    (None, None),
+    ("head of the batch", dict(k=lambda x: x[:, :, :, 1:].as_strided(x.shape, x.stride(), 1))),
+    ("rows", dict(q=lambda x: torch.empty(1, 64, 2, 136, dtype=x.dtype)[..., :128])),
+    ("dtype", {name: lambda x: x.float() for name in "qkv"}),
+    ("width", {name: lambda x: x[..., :96].contiguous() for name in "qk"}),
+    ("strength", dict(beta=lambda x: x[..., None].expand(1, 64, 2, 128).contiguous())),
+])  # fmt: skip
+def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
+    """All others go to the plain ones, which the interpreter tests."""
+    monkeypatch.setattr(delta_launch, "hopper", lambda device: True)
+    given = {x: torch.zeros(1, 65, 2, 128, dtype=torch.bfloat16)[:, :64] for x in "qkv"}
+    given["beta"] = torch.zeros(1, 64, 2, dtype=torch.bfloat16)
+    for x, changed in (change or {}).items():
+        given[x] = changed(given[x])
+    call = delta_launch.Delta.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
+    module = delta_launch.module_for(call, call.q, call.k, call.v)
+    assert module is (delta_kernels if change else delta_hopper), name

@@ -53,14 +53,6 @@ def strength(p, rows, stride, columns_v, L, V: tl.constexpr, BV: tl.constexpr, B
 
 
 @triton.jit
-def eliminated(M, scaled, j, t, s):
-    """``M`` without what its rows owe to row ``j``, which is final."""
-    column = tl.sum(tl.where(s == j, scaled, 0.0), 1)
-    row = tl.sum(tl.where(t == j, M, 0.0), 0)
-    return M - column[:, None] * row[None, :]
-
-
-@triton.jit
 def block(L, i: tl.constexpr, j: tl.constexpr, C: tl.constexpr):
     """Where block ``i, j`` of a ``[C, C]`` matrix is."""
     t = tl.arange(0, BLOCK)[:, None]
@@ -74,12 +66,20 @@ def minus(x, y, beta, z, PREC: tl.constexpr):
     return x - times(y * beta[None, :], z, PREC)
 
 
+@triton.jit
+def weights(beta, rows, L, stride, BETA: tl.constexpr):
+    """``beta`` of tokens, float32; ones if there is none."""
+    if BETA == 1:
+        return tl.load(beta + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)
+    return tl.full(rows.shape, 1.0, tl.float32)
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def solve(
     L, M, beta, owner, first, cu, T, PER, N, HV, bb, bt, bh,
     C: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64.
+    """``M = (I + L beta)⁻¹ L`` of one chunk, in blocks of 16 merged to 32 and 64. ``L`` is overwritten.
 
     With ``M₁, M₂`` of two neighbours and ``L₂₁`` between them, ``M₂₁ = (I - M₂ beta) L₂₁ (I - beta M₁)``.
     """
@@ -95,58 +95,63 @@ def solve(
     M += at
     rows = piece * C + tl.arange(0, BLOCK)
     if BETA == 1:
-        p = beta + b * bb + bos * bt + hv.to(tl.int64) * bh
-        b0 = tl.load(p + rows.to(tl.int64) * bt, mask=rows < length, other=0.0).to(tl.float32)
-    else:
-        b0 = tl.full((BLOCK,), 1.0, tl.float32)
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    b0 = weights(beta, rows, length, bt, BETA)
+    b1 = weights(beta, rows + BLOCK, length, bt, BETA)
+    b2 = weights(beta, rows + 2 * BLOCK, length, bt, BETA)
+    b3 = weights(beta, rows + 3 * BLOCK, length, bt, BETA)
     type = M.dtype.element_ty
-    t = tl.arange(0, BLOCK)[:, None]
-    s = tl.arange(0, BLOCK)[None, :]
-    M00 = tl.load(block(L, 0, 0, C))
-    scaled0 = M00 * b0[None, :]
-    b1 = b0
-    b2 = b0
-    b3 = b0
+
+    # Everything is asked for at once. Then the blocks on the diagonal, row after row: a column is a lane's, and so are its rows
+    # above; the factors, which all lanes of a block share, come from the cache.
+    column = tl.arange(0, C)
+    top = column // BLOCK * BLOCK
+    p = L + top * C + top
+    given = ()
+    strengths = ()
+    for t in tl.static_range(BLOCK):
+        given = given + (tl.load(p + t * C + column % BLOCK),)  # noqa: RUF005
+        strengths = strengths + (weights(beta, piece * C + top + t, length, bt, BETA),)  # noqa: RUF005
     if C > BLOCK:
-        if BETA == 1:
-            b1 = tl.load(p + (rows + BLOCK).to(tl.int64) * bt, mask=rows + BLOCK < length, other=0.0).to(tl.float32)
-        M11 = tl.load(block(L, 1, 1, C))
-        scaled1 = M11 * b1[None, :]
+        L10 = tl.load(block(L, 1, 0, C))
     if C > 2 * BLOCK:
-        if BETA == 1:
-            b2 = tl.load(p + (rows + 2 * BLOCK).to(tl.int64) * bt, mask=rows + 2 * BLOCK < length, other=0.0).to(tl.float32)
-            b3 = tl.load(p + (rows + 3 * BLOCK).to(tl.int64) * bt, mask=rows + 3 * BLOCK < length, other=0.0).to(tl.float32)
+        L32 = tl.load(block(L, 3, 2, C))
+        L20 = tl.load(block(L, 2, 0, C))
+        L30 = tl.load(block(L, 3, 0, C))
+        L21 = tl.load(block(L, 2, 1, C))
+        L31 = tl.load(block(L, 3, 1, C))
+    solved = (given[0],)
+    scaled = (given[0] * strengths[0],)
+    for t in tl.static_range(1, BLOCK):
+        x = given[t]
+        for s in tl.static_range(t):
+            x -= tl.load(p + t * C + s) * scaled[s]
+        solved = solved + (x,)  # noqa: RUF005
+        scaled = scaled + (x * strengths[t],)  # noqa: RUF005
+    tl.debug_barrier()
+    for t in tl.static_range(1, BLOCK):
+        tl.store(p + t * C + column % BLOCK, solved[t])
+    tl.debug_barrier()
+    M00 = tl.load(block(L, 0, 0, C))
+    if C > BLOCK:
+        M11 = tl.load(block(L, 1, 1, C))
+    if C > 2 * BLOCK:
         M22 = tl.load(block(L, 2, 2, C))
         M33 = tl.load(block(L, 3, 3, C))
-        scaled2 = M22 * b2[None, :]
-        scaled3 = M33 * b3[None, :]
-    for j in range(BLOCK - 1):  # the blocks together: each waits for its own rows only
-        M00 = eliminated(M00, scaled0, j, t, s)
-        if C > BLOCK:
-            M11 = eliminated(M11, scaled1, j, t, s)
-        if C > 2 * BLOCK:
-            M22 = eliminated(M22, scaled2, j, t, s)
-            M33 = eliminated(M33, scaled3, j, t, s)
     tl.store(block(M, 0, 0, C), M00.to(type))
     if C > BLOCK:
         zero = tl.zeros((BLOCK, BLOCK), type)
-        L10 = tl.load(block(L, 1, 0, C))
         Y = minus(L10, M11, b1, L10, PREC)
         M10 = minus(Y, Y, b0, M00, PREC)
         tl.store(block(M, 1, 1, C), M11.to(type))
         tl.store(block(M, 1, 0, C), M10.to(type))
         tl.store(block(M, 0, 1, C), zero)
     if C > 2 * BLOCK:
-        L32 = tl.load(block(L, 3, 2, C))
         Y = minus(L32, M33, b3, L32, PREC)
         M32 = minus(Y, Y, b2, M22, PREC)
         tl.store(block(M, 2, 2, C), M22.to(type))
         tl.store(block(M, 3, 3, C), M33.to(type))
         tl.store(block(M, 3, 2, C), M32.to(type))
-        L20 = tl.load(block(L, 2, 0, C))
-        L30 = tl.load(block(L, 3, 0, C))
-        L21 = tl.load(block(L, 2, 1, C))
-        L31 = tl.load(block(L, 3, 1, C))
         Y20 = minus(L20, M22, b2, L20, PREC)
         Y21 = minus(L21, M22, b2, L21, PREC)
         Y30 = minus(minus(L30, M33, b3, L30, PREC), M32, b2, L20, PREC)
@@ -167,7 +172,7 @@ def solve(
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def prepare(
     q, k, g, A, L, rates, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [2, C]``: ``e^G`` and ``e^{G_C - G}``."""
@@ -204,7 +209,10 @@ def prepare(
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
-    tl.store(L + square, kk)
+    if BETA == 2:
+        tl.store(L + square, kk)
+    else:  # solve reads no block above the diagonal
+        tl.store(L + square, kk, mask=s // BLOCK <= t // BLOCK)
 
 
 @triton.jit
@@ -462,7 +470,7 @@ def carry(
 ):  # fmt: skip
     """The state before each segment (in place in ``local``) and after the last, from what segments make of zero and identity.
 
-    ``through [K, K]``; in reverse gradients, and its transpose.
+    ``through [K, K]``, its transpose for gradients in reverse.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -483,10 +491,7 @@ def carry(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
-    if REVERSE:
-        square = columns_k[None, :] * K + columns_k[:, None]
-    else:
-        square = columns_k[:, None] * K + columns_k[None, :]
+    square = columns_k[:, None] * K + columns_k[None, :]
     both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
     for step in range(low, high):
         i = step

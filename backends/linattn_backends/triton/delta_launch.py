@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
-from .devices import processors, roomy
+from .devices import hopper, processors, roomy
 from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
 from .tuning import programs
 
@@ -175,7 +176,6 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     strided = (*strides(call.q), *strides(call.k), *strides(call.g))
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
-    del shared["BETA"]
     count = chunks.count * HV
     fresh = scores or Scores.empty(call)
     if call.gate < 2:
@@ -185,6 +185,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             call.q, call.k, call.g, fresh.A, L, fresh.rates, *where, call.scale, *strided, GATE=call.gate, **shared,
         )  # fmt: skip
         return Prepared(call.q, call.k, None, None, *fresh._replace(M=solved(call, chunks, L, fresh.M)), None)
+    del shared["BETA"]
     rows = functools.partial(new, (call.q.shape[0], T, HV, K), dtype=call.q.dtype)
     ready = Prepared(
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
@@ -223,12 +224,27 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     return M
 
 
+def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
+    """The module whose kernels take these arrays: the one for Hopper copies 16 bytes at once, of whole tiles."""
+    K, V = call.q.shape[-1], call.v.shape[-1]
+    usual = call.v.dtype == torch.bfloat16 and call.strength == 1 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
+    if not usual or not hopper(call.q.device):
+        return kernels
+    for x in arrays:
+        if x is not None and (x.data_ptr() % 16 or any(n % 16 for n in strides(x)) or x.stride(1) >= 1 << 24):
+            return kernels
+    from . import delta_hopper
+
+    return delta_hopper
+
+
 def walk(
     kernel: Any, call: Delta, y: Tensor | None, chunks: Cut, ready: Prepared, pieces: Cut | None, length: int,
     start: Tensor | None, end: Tensor | None, outputs: tuple[Tensor | None, ...], width: int, **flags: bool,
 ) -> None:  # fmt: skip
     """Launch ``forwards`` (``y = v``) or ``backwards`` (``y = do``) over whole sequences, or over ``pieces``."""
     T, HV = call.v.shape[1:3]
+    module = module_for(call, ready.q, ready.k, y)
     tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
     count = call.N if pieces is None else pieces.count
     at = pieces or Cut(0, 0, None, None)
@@ -239,8 +255,10 @@ def walk(
         shared["DPLR"] = call.a is not None
     if call.gate == 2:
         shared["GROUP"] = 1
+    if module is not kernels:
+        shared["STAGES"] = call.tiles.ring
     launch(
-        kernel, count * HV * programs(1, width, 1, tile.BV), call,
+        getattr(module, kernel.__name__), count * HV * programs(1, width, 1, tile.BV), call,
         ready.q, ready.k, y, call.beta, *written, ready.A, ready.M, *second, ready.rates, start, end, *outputs,
         at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
         *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
@@ -253,7 +271,8 @@ def pieces_of(call: Delta, chunks: Cut, ready: Prepared) -> Pieces | None:
     """Segments, if there are too few heads to fill the device."""
     T, HV, V = call.v.shape[1:]
     K = call.q.shape[-1]
-    length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV))
+    each = 2 if module_for(call, ready.q, ready.k, call.v) is kernels else 1
+    length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV), each)
     if length == 0 or call.strength == 2:  # what it does to the state would be a [K, K] a value channel
         return None
     pieces = cut(T, call.N, length * call.tiles.chunk, call.cu)
@@ -272,7 +291,7 @@ def carried(call: Delta, pieces: Pieces, local: Tensor, start: Tensor | None, re
     far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
     launch(
         kernels.carry, call.N * HV * programs(1, V, 1, tile.BV), call,
-        local, pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
+        local, pieces.through.mT.contiguous() if reverse else pieces.through, start, far, pieces.cut.first, pieces.cut.per, HV,
         K=K, V=V, BK=tile.BK, BV=tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
         PREC=call.tiles.precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -380,6 +399,9 @@ def gradients(
     """``dq, dk, dv, dg, dbeta`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
+    module = module_for(call, call.q, call.k, do)
+    if module is not kernels:
+        tile = tile._replace(BK=64)
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     narrow = call.q.dtype if call.group == 1 else torch.float32
@@ -387,7 +409,7 @@ def gradients(
     dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
     dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
     launch(
-        kernels.gradients, chunks.count * HV * tiles_k, call,
+        module.gradients, chunks.count * HV * tiles_k, call,
         call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dg, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),

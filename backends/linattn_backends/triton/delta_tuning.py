@@ -22,6 +22,7 @@ class DeltaTiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
+        ring: Chunks that a walk for Hopper has in shared memory.
     """
 
     chunk: int
@@ -29,6 +30,7 @@ class DeltaTiles:
     range: float
     precision: str
     processors: int
+    ring: int
     prepare: Tile
     solve: Tile
     forwards: Tile
@@ -38,14 +40,19 @@ class DeltaTiles:
     gradients: Tile
     gradients_slow: Tile
 
-    def segment(self, T: int, N: int, heads: int, tiles: int) -> int:
-        """Chunks a segment, if ``heads`` sequences of ``tiles`` programs each must be split to fill the device; else 0."""
+    def segment(self, T: int, N: int, heads: int, tiles: int, each: int) -> int:
+        """Chunks a segment, if ``heads`` sequences of ``tiles`` programs must be split to give processors ``each``; else 0."""
         busy = heads * tiles
         if 8 * busy >= 7 * self.processors or N == 0:
             return 0
         chunks = -(-T // self.chunk)
-        length = max(-(-chunks * busy // (2 * self.processors)), 8)
+        length = max(-(-chunks * busy // (each * self.processors)), 8)
         return length if 3 * length <= chunks else 0
+
+
+def precise(K: int) -> str:
+    """How products of float32 are done: of so few terms that the rounding of one shows, exactly."""
+    return "tf32x3" if K >= 16 else "ieee"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -68,13 +75,14 @@ def delta_tiles(
         chunk=C,
         split=3 if dtype == torch.float32 else 2,
         range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
-        precision="tf32x3" if dtype == torch.float32 else "tf32",
+        precision="tf32" if dtype != torch.float32 else precise(K),
         processors=processors,
+        ring=3 if gate < 2 else 2,
         prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
         forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,
         backwards=walk._replace(stages=3) if usual and gate == 1 else walk,
-        carry=Tile(rows, fit(V, 16 if K > 128 else 32), 4, 1 if K > 128 or not roomy else 2),
+        carry=Tile(rows, 16, 4, 1 if K > 128 or not roomy else 2 if full else 3),
         pairs=Tile(0, 128 if usual else fit(V, 32 if full else 64, least), 4, 1),
         gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2)
         if usual and gate < 2

@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
+import triton
 
-__all__ = ["StandIn", "processors", "roomy", "stand_in", "standing_in"]
+__all__ = ["StandIn", "hopper", "processors", "roomy", "stand_in", "standing_in"]
 
 
 class StandIn(Protocol):
@@ -63,3 +64,8 @@ def roomy(device: torch.device) -> bool:
     if device.type == "meta":
         return stand_in().roomy
     return device.type != "cuda" or _of_cuda(device).shared_memory_per_block_optin >= 220 << 10
+
+
+def hopper(device: torch.device) -> bool:
+    """Whether kernels in Gluon for compute capability 9.0 run: they are for one release of the compiler, like the language."""
+    return device.type == "cuda" and _of_cuda(device).major == 9 and triton.__version__.startswith("3.6.")

@@ -1,0 +1,630 @@
+"""Kernels of :mod:`.delta_kernels` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+
+Plain Triton waits for every product whose left operand is in registers before it issues the next, and for every load that no
+product prefetches. Here a product is waited for where its result is used.
+
+* A walk is three warpgroups' work. The first has the state's tile, transposed, ``[BV, K]``, in registers, as the left operand
+  of every product and the accumulator of the last; the second copies what chunks bring into rings in shared memory, ``STAGES``
+  chunks long; the third stores what the first leaves in the ring's place of the values. They wait for one another at barriers
+  in shared memory, so a program's warps run on their own, and registers go to the first.
+* The gradients ask for everything at once and use it as it comes; two programs share a processor.
+
+Two rules of this file. A buffer's place is given to another after its last use in the program, which for a product is where it
+is issued: ``_keep_alive`` says where it is done. And a warp waits for its own rows of a product only: whoever overwrites an
+operand needs a barrier after the wait.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from .delta_kernels import span
+from .kernels import sequence_of
+
+__all__ = ["backwards", "forwards", "gradients"]
+
+
+@gluon.constexpr_function
+def sums(width):
+    """Of a product's ``[64, width]`` results in registers."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def left(width):
+    """Of a left operand; ``sums`` has the same registers, whatever ``width``."""
+    return gl.DotOperandLayout(0, sums(width), 2)
+
+
+@gluon.constexpr_function
+def rows_of(width):
+    """Of a tile's rows as they are copied, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    async_copy.async_copy_global_to_shared(buffer, p + (r[:, None] * stride + columns[None, :]), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def copy_line(buffer, p, there, W: gl.constexpr):
+    """Begin to copy ``W ≤ 128`` numbers."""
+    i = gl.arange(0, W, gl.BlockedLayout([1], [32], [4], [0]))
+    async_copy.async_copy_global_to_shared(buffer, p + i, mask=(i < W) & there)
+
+
+@gluon.jit
+def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Store the first ``count`` rows of ``buffer [C, W]`` from ``p`` on."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def issue(a, b, acc, START: gl.constexpr):
+    """Begin ``acc + a b``, without ``acc`` if ``START``."""
+    return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
+
+
+@gluon.jit
+def rings(
+    K: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Places for what ``STAGES`` chunks bring, and for a copy of the state; what is not needed is another's."""
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    RATES: gl.constexpr = 2 * C if GATE == 1 else K
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    Ms = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    betas = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    ws = ks
+    rs = betas
+    vs = Ms
+    qs = ks
+    As = Ms
+    whole = ks.index(0)
+    if GATE == 2:
+        ws = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    if GATE > 0:
+        rs = gl.allocate_shared_memory(gl.float32, [STAGES, RATES], line)
+    if not IDENTITY:
+        vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], tiles_c)
+    if OUT:
+        qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+        As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    if KEEP:
+        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, K], tiles_k)
+    return ks, ws, Ms, rs, betas, vs, qs, As, whole
+
+
+@gluon.jit
+def barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
+    """Of the rings: copied, read by all ``CONSUMERS``, results made; of the state's copy: made, stored."""
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    kept_full = gl.allocate_shared_memory(gl.int64, [1], layout)
+    kept_free = gl.allocate_shared_memory(gl.int64, [1], layout)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
+        mbarrier.init(free.index(stage), count=CONSUMERS)
+        mbarrier.init(made.index(stage), count=1)
+    mbarrier.init(kept_full, count=1)
+    mbarrier.init(kept_free, count=1)
+    return ready, free, made, kept_full, kept_free
+
+
+@gluon.jit
+def bring(
+    k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free,
+    chunk0, low, high, limit, hv, HV, kt, bt, vt, qt,
+    K: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    REVERSE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup's work: copy what the chunks bring to shared memory, as places in its rings become free."""
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    for n in range(high - low):
+        chunk = low + n
+        if REVERSE:
+            chunk = high - 1 - n
+        stage = n % STAGES
+        at = (chunk0 + chunk) * HV + hv
+        row = chunk * C
+        count = limit - row
+        far = row.to(gl.int64)
+        strengths = gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+        mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
+        copy(ks.index(stage), k + far * kt, kt, count, C, K)
+        if GATE == 2:
+            copy_line(rs.index(stage), rates + at * K, True, K)
+            copy(ws.index(stage), write + far * kt, kt, count, C, K)
+        if GATE == 1:
+            copy_line(rs.index(stage), rates + at * (2 * C), True, 2 * C)
+        if not IDENTITY:
+            copy(vs.index(stage), v + far * vt, vt, count, C, BV)
+        copy(Ms.index(stage), M + at * (C * C), C, C, C, C)
+        if OUT:
+            copy(qs.index(stage), q + far * qt, qt, count, C, K)
+            copy(As.index(stage), A + at * (C * C), C, C, C, C)
+        betas.index(stage).store(strengths)
+        async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+        gl.thread_barrier()
+        mbarrier.arrive(ready.index(stage), count=1)
+
+
+@gluon.jit
+def carry_off(
+    states, lines, whole, vs, kept_full, kept_free, made, free, chunk0, low, high, limit, hv, HV,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, KEEP: gl.constexpr, REVERSE: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Another's: store states, if ``KEEP``, and lines of values, which stand where a chunk's values did."""
+    for n in range(high - low):
+        chunk = low + n
+        if REVERSE:
+            chunk = high - 1 - n
+        stage = n % STAGES
+        row = chunk * C
+        if KEEP:
+            mbarrier.wait(kept_full, n & 1)
+            put(states + ((chunk0 + chunk) * HV + hv) * (K * V), whole, K, BV, BV, K)
+            gl.thread_barrier()
+            mbarrier.arrive(kept_free, count=1)
+        mbarrier.wait(made.index(stage), (n // STAGES) & 1)
+        put(lines + row.to(gl.int64) * (HV * V), vs.index(stage), HV * V, limit - row, C, BV)
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+
+
+@gluon.jit
+def forwards_chain(
+    start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The first's: the walk itself."""
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    S = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if IDENTITY:
+        S = gl.where(columns_k == columns_v, 1.0, S)
+    if START:
+        S = S + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(high - low):
+        stage = n % STAGES
+        mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
+        fence_async_shared()
+        before = S.to(gl.bfloat16)
+        if GATE > 0:  # while nothing runs: the assembler waits for every product where it meets these registers
+            S = S * rs.index(stage).slice(C - 1 if GATE == 1 else 0, 1 if GATE == 1 else K).load(by_key)[None, :]
+        old = gl.convert_layout(before, left(C))
+        r = issue(old, ks.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o = issue(old, qs.index(stage).permute((1, 0)), zeros, True)
+        if KEEP:
+            mbarrier.wait(kept_free, (n & 1) ^ 1)
+            whole.store(before)
+            gl.thread_barrier()
+            mbarrier.arrive(kept_full, count=1)
+        if OUT:
+            r = warpgroup_mma_wait(1, [r])
+        else:
+            r, old = warpgroup_mma_wait(0, [r, old])
+        if GATE == 1:
+            r = r * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        if IDENTITY:
+            r = -r
+        else:
+            r = vs.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
+        asked = gl.convert_layout((r * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        e = issue(asked, Ms.index(stage).permute((1, 0)), zeros, True)
+        if OUT:
+            o, old = warpgroup_mma_wait(1, [o, old])
+            o = o * scale
+            if GATE == 1:
+                o = o * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        e, asked = warpgroup_mma_wait(0, [e, asked])
+        e = r - e
+        x = e * betas.index(stage).load(by_token)[None, :]
+        added = x
+        if GATE == 1:
+            added = x * rs.index(stage).slice(C, C).load(by_token)[None, :]
+        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
+        S = issue(added, (ws if GATE == 2 else ks).index(stage), S, False)
+        if KEEP:
+            vs.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
+        if OUT:
+            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
+            o = issue(x, As.index(stage).permute((1, 0)), o, False)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            o, x = warpgroup_mma_wait(0, [o, x])
+            vs.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
+        else:
+            S, added = warpgroup_mma_wait(0, [S, added])
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+        if OUT or KEEP:
+            mbarrier.arrive(made.index(stage), count=1)
+    if END:
+        gl.store(end + at + there, S)
+
+
+@gluon.jit
+def backwards_chain(
+    start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low, high, scale, at, iv,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The same, from the last chunk."""
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    dS = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * V + columns_v
+    if START:
+        dS = dS + gl.load(start + at + there).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(high - low):
+        stage = n % STAGES
+        mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
+        fence_async_shared()
+        before = dS.to(gl.bfloat16)
+        if GATE > 0:
+            dS = dS * rs.index(stage).slice(C - 1 if GATE == 1 else 0, 1 if GATE == 1 else K).load(by_key)[None, :]
+        old = gl.convert_layout(before, left(C))
+        dx = issue(old, (ws if GATE == 2 else ks).index(stage).permute((1, 0)), zeros, True)
+        given = os.index(stage).permute((1, 0)).load(left(C))
+        own = issue(given, As.index(stage), zeros, True)
+        if KEEP:
+            mbarrier.wait(kept_free, (n & 1) ^ 1)
+            whole.store(before)
+            gl.thread_barrier()
+            mbarrier.arrive(kept_full, count=1)
+        read = given.to(gl.float32) * scale
+        if GATE == 1:
+            read = read * rs.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
+        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
+        dS = issue(read, qs.index(stage), dS, False)
+        dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
+        if GATE == 1:
+            dx = dx * rs.index(stage).slice(C, C).load(by_token)[None, :]
+        dx = dx + own
+        asked = gl.convert_layout((dx * betas.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        y = issue(asked, Ms.index(stage), zeros, True)
+        dS, read = warpgroup_mma_wait(1, [dS, read])
+        y, asked = warpgroup_mma_wait(0, [y, asked])
+        y = dx - y
+        dr = -y * betas.index(stage).load(by_token)[None, :]
+        if GATE == 1:
+            dr = dr * rs.index(stage).slice(0, C).load(by_token)[None, :]
+        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
+        dS = issue(dr, ks.index(stage), dS, False)
+        if KEEP:
+            os.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
+        dS, dr = warpgroup_mma_wait(0, [dS, dr])
+        gl.thread_barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+        if KEEP:
+            mbarrier.arrive(made.index(stage), count=1)
+    if END:
+        gl.store(end + at + there, dS)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def forwards(
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, kept, errors, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.forwards`."""
+    NV: gl.constexpr = V // BV
+    pid = gl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+    if not IDENTITY:
+        v += b * vb + bos * vt + hv.to(gl.int64) * vh + iv * BV
+    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+    head = ((b * T + bos) * HV + hv) * V + iv * BV
+    if OUT:
+        out += head
+    if KEEP:
+        errors += head
+        kept += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    SILENT: gl.constexpr = not (OUT or KEEP)
+    ks, ws, Ms, rs, betas, vs, qs, As, whole = rings(K, C, BV, GATE, OUT, IDENTITY, KEEP, STAGES)
+    ready, free, made, kept_full, kept_free = barriers(1 if SILENT else 2, STAGES)
+    if SILENT:
+        gl.warp_specialize(
+            [
+                (forwards_chain, (
+                    start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low,
+                    high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, OUT, IDENTITY, STAGES,
+                )),
+                (bring, (
+                    k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free, chunk0, low, high,
+                    limit, hv, HV, kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY, False, STAGES,
+                )),
+            ], [4], [112],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (forwards_chain, (
+                    start, end, ks, ws, Ms, rs, betas, vs, qs, As, whole, ready, free, kept_full, kept_free, made, low,
+                    high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, OUT, IDENTITY, STAGES,
+                )),
+                (bring, (
+                    k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free, chunk0, low, high,
+                    limit, hv, HV, kt, bt, vt, qt, K, C, BV, GATE, OUT, IDENTITY, False, STAGES,
+                )),
+                (carry_off, (
+                    kept, out if OUT else errors, whole, vs, kept_full, kept_free, made, free, chunk0, low, high, limit, hv,
+                    HV, K, V, C, BV, KEEP, False, STAGES,
+                )),
+            ], [4, 4], [112, 112],
+        )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def backwards(
+    q, k, do, beta, write, A, M, rates, start, end, kept, adjoint,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.backwards`."""
+    NV: gl.constexpr = V // BV
+    pid = gl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+    do += b * ob + bos * ot + hv.to(gl.int64) * oh + iv * BV
+    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+    if KEEP:
+        adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
+        kept += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    ks, ws, Ms, rs, betas, os, qs, As, whole = rings(K, C, BV, GATE, True, False, KEEP, STAGES)
+    ready, free, made, kept_full, kept_free = barriers(2 if KEEP else 1, STAGES)
+    if KEEP:
+        gl.warp_specialize(
+            [
+                (backwards_chain, (
+                    start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low,
+                    high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, STAGES,
+                )),
+                (bring, (
+                    k, write, M, rates, beta, do, q, A, ks, ws, Ms, rs, betas, os, qs, As, ready, free, chunk0, low, high,
+                    limit, hv, HV, kt, bt, ot, qt, K, C, BV, GATE, True, False, True, STAGES,
+                )),
+                (carry_off, (
+                    kept, adjoint, whole, os, kept_full, kept_free, made, free, chunk0, low, high, limit, hv, HV, K, V, C,
+                    BV, True, True, STAGES,
+                )),
+            ], [4, 4], [112, 112],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (backwards_chain, (
+                    start, end, ks, ws, Ms, rs, betas, os, qs, As, whole, ready, free, kept_full, kept_free, made, low,
+                    high, scale, at, iv, K, V, C, BV, GATE, START, END, KEEP, STAGES,
+                )),
+                (bring, (
+                    k, write, M, rates, beta, do, q, A, ks, ws, Ms, rs, betas, os, qs, As, ready, free, chunk0, low, high,
+                    limit, hv, HV, kt, bt, ot, qt, K, C, BV, GATE, True, False, True, STAGES,
+                )),
+            ], [4], [112],
+        )  # fmt: skip
+
+
+@gluon.jit
+def add(a, b):
+    """The sum, for scans."""
+    return a + b
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
+    DT: gl.constexpr, ST: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (L - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = (b * T + bos + row) * HV + hv
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
+    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
+    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
+    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    if GATE == 1:
+        rates += here * (2 * C)
+        early = gl.load(rates + t)
+        late = gl.load(rates + C + t)
+        decay = gl.load(rates + C - 1)
+        g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
+        j = gl.arange(0, C, scan)
+        bg = gl.maximum(gl.load(g + j * gt, mask=j < count, other=0.0).to(gl.float32), -112.0)
+        G = gl.associative_scan(bg, 0, add) * 1.4426950408889634
+        E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
+        D = gl.exp2(gl.minimum(E, 0.0))
+
+    async_copy.wait_group(2)
+    fence_async_shared()
+    gl.thread_barrier()
+    dA = issue(given, e.permute((1, 0)), zeros, True)
+    dL = issue(y, e.permute((1, 0)), zeros, True)
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(given, S, zeros, True)
+    compared = issue(y, S, zeros, True)
+    wrote = issue(e, dS, zeros, True)
+    dA = warpgroup_mma_wait(4, [dA])
+    dL = warpgroup_mma_wait(3, [dL])
+    if ik == 0:
+        own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
+        gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
+    dA = dA * (scale * beta_s[None, :])
+    dL = dL * (-beta_t[:, None] * beta_s[None, :])
+    if GATE == 1:
+        dA = dA * D
+        dL = dL * D
+    dA = gl.where(s[None, :] <= t[:, None], dA, 0.0).to(gl.bfloat16)
+    dL = gl.where(s[None, :] < t[:, None], dL, 0.0).to(gl.bfloat16)
+    sA.store(dA)
+    sL.store(dL)
+    dA = gl.convert_layout(dA, left(C))
+    dL = gl.convert_layout(dL, left(C))
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+
+    read = warpgroup_mma_wait(2, [read])
+    read = read * (scale * early[:, None] if GATE == 1 else scale)
+    read = issue(dA, bk, read, False)
+    compared = warpgroup_mma_wait(2, [compared])
+    compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
+    compared = issue(dL, bk, compared, False)
+    wrote = warpgroup_mma_wait(2, [wrote])
+    given._keep_alive()  # until what reads them is done, or the compiler gives their place away
+    e._keep_alive()
+    gl.thread_barrier()  # every warp waits for its own rows of a product only
+    wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
+    if GATE == 1:
+        key = bk.load(acc).to(gl.float32)
+        crossing = gl.sum(key * wrote, 1)
+    wrote = issue(sA.permute((1, 0)), bq, wrote, False)
+    wrote = issue(sL.permute((1, 0)), bk, wrote, False)
+
+    # While those run: the value's gradient, a part of it in every program, and what the gate of the whole chunk decays.
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
+    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    if NK == 1:
+        mine = y.load(layout)
+    elif ik == 0:
+        mine = y.slice(0, part, 1).load(layout)
+    else:
+        mine = y.slice(part, part, 1).load(layout)
+    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
+    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+    if GATE == 1:
+        both = S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32)
+        through = gl.sum(gl.sum(both, 1), 0) * decay
+
+    out: gl.constexpr = rows_of(BK)
+    r = gl.arange(0, C, gl.SliceLayout(1, out))
+    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
+    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
+    inside = (r < count)[:, None]
+    read, dA = warpgroup_mma_wait(3, [read, dA])
+    gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
+    bq._keep_alive()
+    bk._keep_alive()
+    sA._keep_alive()
+    sL._keep_alive()
+    gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
+    if GATE == 1:
+        across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)
+        across = gl.convert_layout(across, scan)
+        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
+        across = across + passed + gl.sum(crossing, 0) + through
+        across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+        gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
