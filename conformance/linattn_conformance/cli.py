@@ -45,7 +45,7 @@ def conformance(
         typer.Option(
             "--workers",
             "-n",
-            help="Processes that run cases; 0: one a core on a CPU, else one. Several GPUs are taken in turn.",
+            help="Processes that run cases; 0: one a core on a CPU, else one. GPUs of CUDA_VISIBLE_DEVICES are taken in turn.",
         ),
     ] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case; its process is then replaced.")] = TIME_LIMIT,

@@ -52,6 +52,7 @@ class Worker:
 
     Attributes:
         ids: What it still has to do, the case that it is at first.
+        turn: Its place among the workers, which says whose accelerator it has.
         started: When it began that case, or to load the backend; None while it waits for work.
         subject: What it tests, once it has loaded it.
         refused: Why it cannot test it.
@@ -60,6 +61,7 @@ class Worker:
     def __init__(self, setting: Setting, folder: Path, number: int) -> None:
         context = get_context("spawn")
         self.log = folder / f"{number}.out"
+        self.turn = setting.turn
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, setting, str(self.log)))
         self.process.start()
@@ -174,7 +176,9 @@ class Pool:
 
     def _start(self) -> Worker:
         self.born += 1
-        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=self.born), self.folder, self.born)
+        taken = {worker.turn for worker in self.workers}
+        turn = next(i for i in range(len(taken) + 1) if i not in taken)  # that of one that was lost, if there is such
+        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=turn), self.folder, self.born)
         self.workers.append(worker)
         return worker
 

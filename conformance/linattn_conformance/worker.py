@@ -34,7 +34,7 @@ class Setting:
         device: As for ``Runner``.
         tighten: As for ``Runner``.
         one_thread: Frameworks are to compute with one thread, because other workers run beside this one.
-        turn: The number of this worker: several GPUs are taken in turn.
+        turn: The place of this worker among the others: accelerators that the environment lists are taken in turn.
     """
 
     backend: str
