@@ -84,7 +84,7 @@ def conformance(
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
             empty = report.make(pool.subject, held, profile, (), (), 0.0, told)
-            earlier = resuming.read(resume, empty, again or ()) if resume else resuming.NONE
+            earlier = resuming.read(resume, empty, again or (), {case.id for case in wanted}) if resume else resuming.NONE
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:

@@ -56,6 +56,7 @@ class Worker:
         started: When it began that case, or to load the backend; None while it waits for work.
         subject: What it tests, once it has loaded it.
         refused: Why it cannot test it.
+        last_words: What it ends of, if it could say so.
     """
 
     def __init__(self, setting: Setting, folder: Path, number: int) -> None:
@@ -71,6 +72,7 @@ class Worker:
         self.started: float | None = time.monotonic()
         self.subject: Subject | None = None
         self.refused = ""
+        self.last_words = ""
 
     @property
     def idle(self) -> bool:
@@ -89,6 +91,9 @@ class Worker:
     def hear(self) -> Result | None:
         """Take one message; the result if it is one."""
         kind, what = self.connection.recv()
+        if kind == "ends":
+            self.last_words = what
+            return None
         if kind == "done":
             self.ids.remove(what.id)
         self.at = what if kind == "started" else ""
@@ -114,10 +119,9 @@ class Worker:
         errors = self.log.with_suffix(".err")
         text = errors.read_text(errors="replace") if errors.exists() else ""
         where = re.search(r"Current thread.*\n\s+File \"(.*?)\", line (\d+) in (\w+)", text)
-        raised = re.findall(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text, re.MULTILINE)
         if where:
             return f"{ended}, in {Path(where[1]).name}:{where[2]} {where[3]}"
-        return f"{ended}: {raised[-1]}" if raised and code > 0 else ended
+        return f"{ended}: {self.last_words}" if self.last_words else ended
 
 
 class Pool:
