@@ -177,26 +177,38 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
 
 
 def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of several runs under the environment of the first; they must come from one device."""
+    """Rows of several runs in one environment, but for how busy the machine was."""
     first = files[0]
     if any(file["benchmark"] != "operators" for file in files):
         raise OptionError("report shows results files of operators only")
-    devices = {file["results"]["ceilings"]["name"] for file in files}
-    if len(devices) > 1:
-        raise OptionError(f"report: these files come from different devices: {', '.join(sorted(devices))}")
+    for name in first["environment"].keys() - {"load"}:
+        found = [file["environment"].get(name) for file in files]
+        if any(value != found[0] for value in found):
+            raise OptionError(f"report: these files come from different environments: {name} is {', '.join(map(str, found))}")
     rows = joined(row for file in files for row in file["results"]["rows"])
     return first | {"results": first["results"] | {"rows": rows}}
 
 
+ONCE = ("first_call_s", "peak_bytes", "peak_of")
+"""What a run may have left to another one."""
+COUNTS = ("wrong", "ok", "failed", "skipped")
+"""Of two rows of one call, the one whose status comes first here is shown: nothing makes up for a wrong result."""
+
+
 def joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each call: the first that has times, and what it does not say but another does."""
+    """One row for each call."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         call = (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True))
-        have = found.get(call, row)
-        best, other = (row, have) if have["ms"] is None else (have, row)
-        found[call] = best | {name: x for name, x in other.items() if best[name] is None and other["ms"] is not None}
+        found[call] = both(found[call], row) if call in found else row
     return list(found.values())
+
+
+def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The one that counts of two rows of one call; a right one also has what the other knows of first call and memory."""
+    if first["status"] == second["status"] == "ok":
+        return first | {name: second[name] for name in ONCE if first[name] is None}
+    return min(first, second, key=lambda row: COUNTS.index(row["status"]))
 
 
 def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:

@@ -1,21 +1,24 @@
 """Fills the tables of a Markdown page from results files: ``python -m linattn_benchmarks.document docs/benchmarks.md``.
 
 Between ``<!-- results: NAME.json -->`` and ``<!-- end -->`` stands what :func:`render` makes of ``results/NAME.json``;
-after ``<!-- side by side: NAME.json -->`` the same rows with one column a library.
+after ``<!-- side by side: NAME.json -->`` their times, one column a library; after ``<!-- memory: NAME.json -->``
+memory and first calls.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from linattn.ops._family import operator_named
 
 from . import table
 from .environment import RESULTS, read
 
-BLOCK = re.compile(r"(<!-- (?P<view>results|side by side): (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (?P<view>results|side by side|memory): (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(text: str, results: Path = RESULTS) -> str:
@@ -25,7 +28,7 @@ def fill(text: str, results: Path = RESULTS) -> str:
 
 def render(document: dict[str, Any], view: str = "results") -> str:
     """The Markdown of one results file."""
-    body = side_by_side(document["results"]) if view != "results" else RENDERERS[document["benchmark"]](document["results"])
+    body = VIEWS.get(view, RENDERERS[document["benchmark"]])(document["results"])
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
@@ -73,25 +76,69 @@ def operators(results: dict[str, Any]) -> str:
 
 
 def side_by_side(results: dict[str, Any]) -> str:
-    """Of the general benchmark: milliseconds forward / forward and backward, one column a library."""
+    """Of the general benchmark: milliseconds forward / forward and backward, one column a library, beside the floor."""
     rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
+    what = "ms, forward / with backward, of graph replays where a call can be recorded"
+    return f"{table.ceilings(results['ceilings'])}. {', '.join(dtypes(rows))}; {what}.\n\n{columns(rows, times, floors)}"
+
+
+def memory(results: dict[str, Any]) -> str:
+    """Of the general benchmark: peak memory of forward and backward pass beyond the inputs, and the first call's time."""
+    rows = [row for row in table.called(results["rows"]) if row["what"] == "fwdbwd" and row["peak_bytes"] is not None]
+    return columns(rows, peaks)
+
+
+Pair = tuple[dict[str, Any] | None, dict[str, Any] | None]
+"""The rows forward, and forward and backward."""
+
+
+def columns(rows: list[dict[str, Any]], show: Callable[[Pair], str], beside: Callable[[Pair], str] | None = None) -> str:
+    """A line for each operator, shape and kind of gates; a column for each library, and one beside them from the first."""
     libraries = list(dict.fromkeys(table.library(row) for row in rows))
-    found = {(row["operator"], row["label"], table.library(row), row["what"]): row for row in rows}
+    found = {(*call(row), table.library(row), row["what"]): row for row in rows}
     lines = []
-    for operator, label in dict.fromkeys((row["operator"], row["label"]) for row in rows):
-        timed = [[found.get((operator, label, who, what)) for what in ("fwd", "fwdbwd")] for who in libraries]
-        lines.append((f"`{operator}`", label, *(unbroken(" / ".join(map(cell, pair))) for pair in timed)))
-    head = ("operator", "shape", *libraries)
-    return (
-        f"{table.ceilings(results['ceilings'])}. {', '.join(dtypes(rows))}; ms, forward / with backward.\n\n{grid(head, lines)}"
-    )
+    for key in dict.fromkeys(map(call, rows)):
+        pairs: list[Pair] = [(found.get((*key, who, "fwd")), found.get((*key, who, "fwdbwd"))) for who in libraries]
+        more = () if beside is None else (beside(next(pair for pair in pairs if any(pair))),)
+        lines.append((f"`{key[0]}`", *key[1:], *map(unbroken, (*more, *map(show, pairs)))))
+    head = ("operator", "shape", "gates", *(() if beside is None else (beside.__name__,)), *libraries)
+    return grid(head, lines)
 
 
-def cell(row: dict[str, Any] | None) -> str:
-    """The median of a row; a dash where nothing was timed."""
+def call(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What was called, to a reader."""
+    return row["operator"], row["label"], row["case"]["gates"] if gated(row) else ""
+
+
+def gated(row: dict[str, Any]) -> bool:
+    """Whether the operator has a gate that says how much it forgets."""
+    return any(arg.name == "g" for arg in operator_named(row["operator"]).spec.args)
+
+
+def times(pair: Pair) -> str:
+    """Medians; a dash where nothing was timed."""
+    return " / ".join(map(time, pair))
+
+
+def time(row: dict[str, Any] | None) -> str:
+    """The median of one row."""
     if row is None or row["ms"] is None:
         return "–"
-    return table.milliseconds(row["ms"]["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
+    return table.milliseconds((row["graph_ms"] or row["ms"])["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
+
+
+def floors(pair: Pair) -> str:
+    """The least that the device needs."""
+    return " / ".join("–" if row is None else table.milliseconds(row["floor"]["ms"]) for row in pair)
+
+
+def peaks(pair: Pair) -> str:
+    """Memory, and the first call where it was looked at."""
+    row = pair[1]
+    if row is None:
+        return "–"
+    first = "" if row["first_call_s"] is None else f", {row['first_call_s']:.1f} s"
+    return table.memory(row["peak_bytes"]) + first
 
 
 def unbroken(cell: str) -> str:
@@ -112,19 +159,6 @@ def dtypes(rows: list[dict[str, Any]]) -> list[str]:
     """Dtypes and gates of the rows."""
     cases = {(row["case"]["dtype"], row["case"]["gate_dtype"], row["case"]["gates"]) for row in rows}
     return [f"operands {dtype}, gates {gate_dtype} ({gates})" for dtype, gate_dtype, gates in sorted(cases)]
-
-
-def triton_kernels(results: dict[str, Any]) -> str:
-    """What kernels take as they are; the JSON also holds the runs that led there."""
-    lines = []
-    for row in results["shipped"]:
-        ratio = None if None in (row["graph_ms"], row["floor_ms"]) else row["graph_ms"] / row["floor_ms"]
-        ms = [row[name] for name in ("graph_ms", "target_ms", "floor_ms", "eager_ms")]
-        figures = ("" if x is None else f"{x:.3g}" for x in (*ms, ratio))
-        gates = f"`{row['gates']}`" if row["gates"] else ""
-        lines.append(tuple(map(unbroken, (f"`{row['family']}`", gates, row["shape"], row["what"], *figures))))
-    head = ("operator", "gates", "shape", "what", "graph, ms", "target", "floor", "eager, ms", "× floor")
-    return f"{table.ceilings(results['ceilings'])}.\n\n{grid(head, lines)}"
 
 
 def torch_cpu(results: dict[str, Any]) -> str:
@@ -249,13 +283,15 @@ RENDERERS = {
     "overhead": overhead,
     "operators": operators,
     "torch-cpu": torch_cpu,
-    "triton-diagonal": triton_kernels,
-    "triton-delta": triton_kernels,
     "jax_cpu": jax_cpu,
     "jax_cuda": jax_cuda,
     "mlx_memory": mlx_memory,
     "tpu_static": tpu_static,
 }
+
+
+VIEWS = {"side by side": side_by_side, "memory": memory}
+"""Of the general benchmark, beside the table of all its rows."""
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def conformance(
         typer.Option(
             "--workers",
             "-n",
-            help="Processes that run cases; 0: one a core on a CPU, else one. Several GPUs are taken in turn.",
+            help="Processes that run cases; 0: one a core on a CPU, else one. GPUs of CUDA_VISIBLE_DEVICES are taken in turn.",
         ),
     ] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds for one case; its process is then replaced.")] = TIME_LIMIT,
@@ -84,7 +84,7 @@ def conformance(
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
             empty = report.make(pool.subject, held, profile, (), (), 0.0, told)
-            earlier = resuming.read(resume, empty, again or ()) if resume else resuming.NONE
+            earlier = resuming.read(resume, empty, again or (), {case.id for case in wanted}) if resume else resuming.NONE
         except (PoolError, LinattnError, ValueError, OSError) as error:
             raise typer.BadParameter(str(error)) from error
         if list_cases:

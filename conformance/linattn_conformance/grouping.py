@@ -13,7 +13,7 @@ Result = Mapping[str, Any]
 ORDINARY = frozenset({"plain", "state", "final", "varlen", "grouped", "scale", "slots"})
 """Flags that leave values, dtypes and layouts as they mostly are."""
 VALUES = ("forward", "gradient")
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"(?<!\w)\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 SHOWN = 160
 

@@ -52,14 +52,17 @@ class Worker:
 
     Attributes:
         ids: What it still has to do, the case that it is at first.
+        turn: Its place among the workers, which says whose accelerator it has.
         started: When it began that case, or to load the backend; None while it waits for work.
         subject: What it tests, once it has loaded it.
         refused: Why it cannot test it.
+        last_words: What it ends of, if it could say so.
     """
 
     def __init__(self, setting: Setting, folder: Path, number: int) -> None:
         context = get_context("spawn")
         self.log = folder / f"{number}.out"
+        self.turn = setting.turn
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, setting, str(self.log)))
         self.process.start()
@@ -69,6 +72,7 @@ class Worker:
         self.started: float | None = time.monotonic()
         self.subject: Subject | None = None
         self.refused = ""
+        self.last_words = ""
 
     @property
     def idle(self) -> bool:
@@ -87,6 +91,9 @@ class Worker:
     def hear(self) -> Result | None:
         """Take one message; the result if it is one."""
         kind, what = self.connection.recv()
+        if kind == "ends":
+            self.last_words = what
+            return None
         if kind == "done":
             self.ids.remove(what.id)
         self.at = what if kind == "started" else ""
@@ -112,10 +119,9 @@ class Worker:
         errors = self.log.with_suffix(".err")
         text = errors.read_text(errors="replace") if errors.exists() else ""
         where = re.search(r"Current thread.*\n\s+File \"(.*?)\", line (\d+) in (\w+)", text)
-        raised = re.findall(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text, re.MULTILINE)
         if where:
             return f"{ended}, in {Path(where[1]).name}:{where[2]} {where[3]}"
-        return f"{ended}: {raised[-1]}" if raised and code > 0 else ended
+        return f"{ended}: {self.last_words}" if self.last_words else ended
 
 
 class Pool:
@@ -174,7 +180,9 @@ class Pool:
 
     def _start(self) -> Worker:
         self.born += 1
-        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=self.born), self.folder, self.born)
+        taken = {worker.turn for worker in self.workers}
+        turn = next(i for i in range(len(taken) + 1) if i not in taken)  # that of one that was lost, if there is such
+        worker = Worker(replace(self.setting, one_thread=self.count > 1, turn=turn), self.folder, self.born)
         self.workers.append(worker)
         return worker
 

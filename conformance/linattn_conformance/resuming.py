@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,14 +39,14 @@ class Earlier:
 NONE = Earlier()
 
 
-def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = ()) -> Earlier:
+def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = (), wanted: Collection[str] = ()) -> Earlier:
     """The earlier run, of which ``path`` is the report; ``here`` is an empty report of this one.
 
-    Results of ids that match one of ``again`` are left out, as if they had not been run.
+    Results of ids that match one of ``again`` are left out, as if they had not been run; all of these must be ``wanted``.
 
     Raises:
         ValueError: It was edited; or the two are not of one subject, suite, place and kind, so that their results do not belong
-            together.
+            together; or a pattern of ``again`` matches no result, or one that is not to be run.
     """
     report = reading.read(path)
     for edit in reading.edits(report):
@@ -54,10 +54,14 @@ def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = ()) -> Earl
     for name in SAME:
         if report.get(name) != here[name]:
             raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")
-    results = [
-        Result(**result)
-        for result in report["results"]
-        if result["status"] in HAS_RUN and not any(fnmatchcase(result["id"], pattern) for pattern in again)
-    ]
+    dropped: set[str] = set()
+    for pattern in again:
+        matched = [result["id"] for result in report["results"] if fnmatchcase(result["id"], pattern)]
+        if not matched:
+            raise ValueError(f"--again {pattern}: no result in {path} matches")
+        if outside := [name for name in matched if name not in wanted]:
+            raise ValueError(f"--again {pattern}: {outside[0]} is not among the cases of this run")
+        dropped.update(matched)
+    results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN and result["id"] not in dropped]
     complaints = [text for text in report["complaints"] if not text.startswith(known_failures.COMPLAINT)]
     return Earlier(tuple(results), tuple(complaints), report["seconds"])

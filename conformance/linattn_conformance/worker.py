@@ -1,11 +1,13 @@
 """A process that runs cases for :mod:`.pool`, so that whatever a backend does to its process stays there.
 
 Messages to the worker are lists of case ids, and None at the end. Messages from it are pairs: ``("ready", Subject)`` or
-``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case.
+``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case; ``("ends", text)`` if
+it cannot go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
@@ -15,7 +17,10 @@ import sys
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from .runner import Runner
 
 __all__ = ["Setting", "serve"]
 
@@ -34,7 +39,7 @@ class Setting:
         device: As for ``Runner``.
         tighten: As for ``Runner``.
         one_thread: Frameworks are to compute with one thread, because other workers run beside this one.
-        turn: The number of this worker: several GPUs are taken in turn.
+        turn: The place of this worker among the others: accelerators that the environment lists are taken in turn.
     """
 
     backend: str
@@ -57,7 +62,6 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
         os.environ.update(one_accelerator(setting.turn))  # likewise
     from linattn.errors import LinattnError
 
-    from .cases import named
     from .runner import Runner, resolve
 
     try:
@@ -68,17 +72,13 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
         connection.send(("refused", text))
         os._exit(0)
     connection.send(("ready", runner.subject))
-    with runner.watching():
-        while (ids := received(connection)) is not None:
-            for name in ids:
-                connection.send(("started", name))
-                output.forget()
-                result = runner.run_one(named(name))
-                runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
-                printed = output.printed()
-                if printed and result.status == "passed":
-                    result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
-                connection.send(("done", result))
+    try:
+        with runner.watching():
+            run(connection, runner, output)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            connection.send(("ends", f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")))
+        raise
     os._exit(0)  # what a framework does on its way out is nobody's case
 
 
@@ -86,6 +86,22 @@ def one_accelerator(turn: int) -> dict[str, str]:
     """The one accelerator that is this worker's, of those that the environment lists, as variables to set."""
     listed = {name: os.environ[name].split(",") for name in VISIBLE if os.environ.get(name)}
     return {name: devices[turn % len(devices)] for name, devices in listed.items()}
+
+
+def run(connection: Connection, runner: Runner, output: Output) -> None:
+    """Run cases until told to stop."""
+    from .cases import named
+
+    while (ids := received(connection)) is not None:
+        for name in ids:
+            connection.send(("started", name))
+            output.forget()
+            result = runner.run_one(named(name))
+            runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
+            printed = output.printed()
+            if printed and result.status == "passed":
+                result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
+            connection.send(("done", result))
 
 
 def received(connection: Connection) -> list[str] | None:

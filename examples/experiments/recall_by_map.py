@@ -94,7 +94,7 @@ def entropies(model: Recaller, seed: int) -> list[float]:
 
 
 def main() -> None:
-    chosen = options(__doc__, pairs=8, width=64, heads=4, steps=300, batch=32, rate=5e-3, seed=0)
+    chosen = options(__doc__, pairs=8, width=64, heads=4, steps=900, batch=32, rate=5e-3, seed=0)
     torch.set_num_threads(1)
     record = Record("recall_by_map", chosen)
     names = ["softmax", *MAPS]

@@ -401,8 +401,8 @@ def settings() -> Any:
         __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
         maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog, softmax;t2r;hedgehog;elu1",
         length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6, graphs=1,
-        distil_steps=10000, distil_seconds=15.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
-        tune_steps=10000, tune_seconds=25.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
+        distil_steps=300, distil_seconds=30.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
+        tune_steps=300, tune_seconds=45.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
     )  # fmt: skip
 
 
@@ -541,10 +541,13 @@ def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Fi
                 shift = 0.8 * ((len(stages) - 1) / 2 - i) / len(stages)
                 bars.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
     bars.set_xscale("log")
+    bars.set_xlim(1)
     bars.set_xlabel(f"perplexity, contexts of {lengths[0]} tokens of held-out text")
     bars.set_yticks(range(len(ordered)), ordered)
     handles = {label: handle for handle, label in zip(*bars.get_legend_handles_labels(), strict=True)}
-    bars.legend(handles.values(), handles.keys(), frameon=False)
+    bars.legend(
+        [handles[stage] for stage in stages], stages, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3
+    )
     courses(lines, maps, lengths[0])
     return ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure
 
@@ -554,18 +557,17 @@ def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
     learners = [name for name in maps if any(COURSE in key for key in maps[name])]
     for name, colour in zip(learners, COLOURS * 2, strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
-        for stage, style in (("distilled", "--"), ("finetuned", "-")):
-            course = maps[name].get(stage + COURSE, [])
-            if course:
-                points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in course)]
-                ax.plot(
-                    *zip(*points, strict=True), style, marker=".", color=colour, label=name if stage == "finetuned" else None
-                )
-                spent, last = points[-1]
+        stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
+        for stage in stages:
+            points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in maps[name][stage + COURSE])]
+            style, label = "--" if stage == "distilled" else "-", name if stage == stages[-1] else None
+            ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
+            spent, last = points[-1]
     ax.set_yscale("log")
     ax.set_xlabel("seconds of learning, dashed: distillation")
     ax.set_ylabel(f"perplexity, {length} tokens")
-    ax.legend(frameon=False)
+    if learners:
+        ax.legend(frameon=False)
 
 
 if __name__ == "__main__":

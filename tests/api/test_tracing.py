@@ -54,6 +54,7 @@ def test_compile_without_graph_break(torch, counter):
 
 def test_compile_notices_use_backend(torch, counter, two_backends):
     x = torch.randn(1, 8, 2, 16)
+    gla(x)  # met inside a block first, a framework is told of the block while it traces, and traces once more
     compiled = torch.compile(gla, fullgraph=True, backend=counter)
     found = []
     for name in ("one", "two", "one"):
@@ -174,6 +175,7 @@ def test_offsets_are_not_read_inside_a_trace(torch, counter):
 def test_jit_notices_use_backend(two_backends):
     jax = pytest.importorskip("jax")
     x = jax.numpy.ones((1, 8, 2, 16))
+    gla(x)  # so that JAX is met before, as above
     traced = []
 
     @jax.jit

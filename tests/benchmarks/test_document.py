@@ -35,15 +35,39 @@ def test_fill_is_idempotent(tmp_path):
     assert document.fill(once, tmp_path) == once
 
 
-def test_libraries_stand_side_by_side():
+def rows_of_two():
+    row = {"operator": "chunk_gla", "label": "B1 T8", "case": {"dtype": "bfloat16", "gate_dtype": "float32", "gates": "model"}}
+    row |= {"status": "ok", "ms": {"median": 0.5}, "graph_ms": None, "library": "linattn", "backend": "triton", "ran": None}
+    row |= {"floor": {"ms": 0.125}, "peak_bytes": 3 << 20, "first_call_s": 1.25, "what": "fwd"}
+    both = row | {"what": "fwdbwd", "ms": {"median": 2.0}, "graph_ms": {"median": 1.5}, "floor": {"ms": 0.25}}
+    fla = both | {
+        "library": "fla",
+        "backend": None,
+        "status": "wrong",
+        "ms": {"median": 1.0},
+        "graph_ms": None,
+        "first_call_s": None,
+    }
+    plain = both | {"operator": "chunk_linear_attn", "status": "failed", "ms": None, "graph_ms": None, "peak_bytes": None}
     ceilings = {"name": "chip", "device": "cuda", "copy_bytes_per_s": 1e12, "matmul_flops_per_s": 1e12}
     ceilings |= {"matmul_dtype": "bfloat16", "threads": None, "load": None}
-    row = {"operator": "chunk_gla", "label": "B1 T8", "case": {"dtype": "bfloat16", "gate_dtype": "float32", "gates": "model"}}
-    row |= {"status": "ok", "ms": {"median": 0.5}, "library": "linattn", "backend": "triton", "ran": None}
-    fla = row | {"library": "fla", "backend": None, "status": "wrong", "ms": {"median": 1.0}}
-    rows = [row | {"what": "fwd"}, row | {"what": "fwdbwd", "ms": {"median": 2.0}}, fla | {"what": "fwdbwd"}]
-    text = document.side_by_side({"ceilings": ceilings, "rows": rows})
-    assert "| operator | shape | linattn:triton | fla |" in text
-    assert (
-        "| `chunk_gla` | B1 T8 | 0.5 / 2 | – / 1 (wrong) |".replace(" / ", "\u00a0/\u00a0").replace("1 (w", "1\u00a0(w") in text
-    )
+    return {"ceilings": ceilings, "rows": [row, both, fla, plain]}
+
+
+def test_libraries_stand_side_by_side():
+    """A graph's time where there is one; what failed has a dash, and an operator without a gate no kind of gates."""
+    lines = document.side_by_side(rows_of_two()).replace("\u00a0", " ").splitlines()
+    assert lines[2:] == [
+        "| operator | shape | gates | floors | linattn:triton | fla |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| `chunk_gla` | B1 T8 | model | 0.125 / 0.25 | 0.5 / 1.5 | – / 1 (wrong) |",
+        "| `chunk_linear_attn` | B1 T8 |  | – / 0.25 | – / – | – / – |",
+    ]
+
+
+def test_memory_and_first_calls_stand_side_by_side():
+    assert document.memory(rows_of_two()).replace("\u00a0", " ").splitlines() == [
+        "| operator | shape | gates | linattn:triton | fla |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| `chunk_gla` | B1 T8 | model | 3.0 MiB, 1.2 s | 3.0 MiB |",
+    ]

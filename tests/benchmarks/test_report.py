@@ -104,19 +104,24 @@ def test_several_runs_become_one_file(run, tmp_path):
     assert joined["results"]["rows"] == [alone | taken, other]
 
 
-def test_a_call_that_failed_gives_way_to_one_that_was_timed():
-    row = {
-        "library": "fla",
-        "backend": None,
-        "case": {"seed": 1},
-        "ms": None,
-        "status": "failed",
-        "reason": "no memory",
-        "error": None,
-    }
-    timed = row | {"case": {"seed": 2}, "ms": {"median": 1.0}, "status": "ok", "reason": None, "error": {"ok": True}}
-    assert cli.joined([row, timed]) == [timed]
-    assert cli.joined([timed, row]) == [timed]
+def test_of_two_rows_of_a_call_the_wrong_one_counts():
+    """And a failure gives way to figures; what is shown is a row as it was measured."""
+    failed = {"library": "fla", "backend": None, "case": {"seed": 1}, "ms": None, "status": "failed", "first_call_s": None}
+    timed = failed | {"case": {"seed": 2}, "ms": {"median": 1.0}, "status": "ok"}
+    wrong = failed | {"case": {"seed": 3}, "ms": {"median": 2.0}, "status": "wrong", "first_call_s": 3.0}
+    assert cli.joined([failed, timed]) == cli.joined([timed, failed]) == [timed]
+    assert cli.joined([wrong, timed]) == cli.joined([timed, wrong]) == [wrong]
+
+
+def test_runs_in_different_environments_are_not_joined(run, tmp_path):
+    for name, version in (("a.json", "2.11.0"), ("b.json", "2.13.0")):
+        content = environment.document("operators", {"ceilings": {}, "rows": []})
+        content["environment"] |= {"packages": {"torch": version}, "load": float(version[2:4])}
+        environment.keep(tmp_path / name, content)
+    done = run("report", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert done.exit_code == 2
+    text = "report: these files come from different environments: packages is {'torch': '2.11.0'}, {'torch': '2.13.0'}"
+    assert text in said(done)
 
 
 class Collector(html.parser.HTMLParser):

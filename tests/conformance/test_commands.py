@@ -92,6 +92,13 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     conformance(*arguments, "--resume", str(whole), "--again", f"{again[:-3]}*", "--report", str(part))
     (result,) = [result for result in json.loads(part.read_text())["results"] if result["id"] == again]
     assert (result["status"], result["message"]) != ("failed", "as found before")
+    for more, complaint in (
+        (["--again", "gla/nothing/*"], f"--again gla/nothing/*: no result in {part} matches"),
+        (["--again", again, "--case", PATTERN], f"--again {again}: {again} is not among the cases of this run"),
+    ):
+        refused = conformance(*arguments, "--resume", str(part), *more)
+        assert refused.returncode == 2
+        assert complaint.replace(" ", "") in "".join(refused.stderr.replace("│", " ").split())
     refused = conformance("--backend", HONEST, "--profile", "core", "--resume", str(part))
     assert refused.returncode == 2
     assert "its environment is {'tuned': 'no'}, and here it is {}" in " ".join(refused.stderr.replace("│", " ").split())

@@ -50,3 +50,11 @@ def test_addresses_are_no_figures():
     names = "gla/chunk/fp32/plain/T65-K24-V40/forward", "gla/chunk/fp32/plain/T1-K24-V40/forward"
     (row,) = grouping.rows([failed(names[0], "<f at 0x7f1ad3a19940>"), failed(names[1], "<f at 0x7fe5837ba660>")])
     assert row[4] == "<f at 0x…>"
+
+
+def test_a_dtype_is_no_figure():
+    name = "gla/chunk/fp32/plain/T65-K24-V40/forward"
+    found = grouping.rows(
+        [failed(name, "o has dtype float16, expected float32"), failed(name, "o has dtype int64, expected float32")]
+    )
+    assert [row[4] for row in found] == ["o has dtype float16, expected float32", "o has dtype int64, expected float32"]

@@ -118,6 +118,9 @@ def test_workers_take_the_accelerators_in_turn(device, seen, tmp_path, monkeypat
         second = pool._start()
         second.hear()
         assert {worker.subject.name for worker in pool.workers} == seen
+        list(pool._lose(pool.workers[0], "died", "gone"))  # the next one is in its place
+        pool._start().hear()
+        assert {worker.subject.name for worker in pool.workers} == seen
 
 
 def test_a_worker_ends_with_its_parent():

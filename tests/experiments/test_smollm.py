@@ -154,6 +154,17 @@ def test_every_fixed_map_stands_in(decoder, name):
     assert 1 < perplexity(decoder, initial(name, decoder), torch.randint(SYMBOLS, (3, 20))) < 1e4
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_as_graphs_learn_what_others_learn(decoder):
+    decoder.w = {name: w.cuda() for name, w in decoder.w.items()}
+    data = windows(streams()[0].cuda(), 20)
+    found = [
+        smollm.distil(decoder, "t2r", data, Pace(12, float("inf"), 2, g), 4, 2e-2, no_score, unseen)[1] for g in (True, False)
+    ]
+    losses = [[mark["loss"] for mark in course] for course in found]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_learning_ends_with_its_seconds_and_is_scored_as_they_double(monkeypatch):
     clock = iter(range(1000))  # a second between two looks: a step takes one, and so does the mean of the losses at a mark
     monkeypatch.setattr(smollm.time, "perf_counter", lambda: next(clock))

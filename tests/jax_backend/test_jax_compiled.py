@@ -8,6 +8,7 @@ arrays of seven dimensions, some of them of size one, can write where they shoul
 import re
 
 import jax
+import jax.numpy as jnp
 import linattn
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def misread(program):
 def most_dimensions(program):
     """Of any array in one of them."""
     shapes = [shape for body in fusions(program).values() for shape in re.findall(r"= \w+\[([\d,]+)\]", body)]
-    return max(shape.count(",") + 1 for shape in shapes)
+    return max((shape.count(",") + 1 for shape in shapes), default=0)
 
 
 def reads_a_constant(body):
@@ -67,30 +68,53 @@ def test_such_a_fusion_is_seen():
     assert most_dimensions(FUSED + ENTRY) == 3
 
 
-@pytest.mark.parametrize(("form", "T"), [("parallel", 65), ("chunk", 33), ("recurrent", 1)])
-def test_the_bonus_is_not_fused_with_a_state_of_zeros(form, T):
+FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # fusions are made before that
+
+
+def compiled(function, *given):
+    """The text of the program."""
+    return jax.jit(function).lower(*given).compile(QUICKLY).as_text()
+
+
+def drawn(family, T):
+    """Operands of a call."""
     rng = np.random.default_rng(0)
+    q, k, gate, v, a, b = (jnp.asarray(rng.standard_normal((2, T, 2, width)), "float32") for width in (24, 24, 24, 40, 24, 24))
+    g, beta = -jnp.exp(gate), jax.nn.sigmoid(v[..., 0])
+    more = {"simple_gla": (g[..., 0],), "gla": (g,), "rwkv6": (g, k[0, 0]), "dplr": (g, a, b)}
+    more |= {"delta_rule": (beta,), "gated_delta_rule": (g[..., 0], beta), "kda": (g, beta)}
+    return (q, k, a, b, v) if family == "mixed_attn" else (q, k, v, *more.get(family, ()))
+
+
+@pytest.mark.parametrize("form", ["chunk", "parallel"])
+@pytest.mark.parametrize(
+    "family", ["linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr"]
+)
+def test_a_state_of_zeros_is_not_fused_with_a_sum(family, form):
+    """The caller's sum, here; the bonus of rwkv6 is one more."""
+    operator = getattr(linattn, f"{form}_{family}")
+    given = drawn(family, 32)
+    state = {"initial_state": jnp.zeros((2, 2, 24, 40))} if form == "parallel" else {}
+    assert misread(compiled(lambda *x: operator(*x, backend="jax", **state)[0].sum(), *given)) == []
+
+
+def test_mixed_attn_without_a_state():
+    given = drawn("mixed_attn", 32)
+    assert misread(compiled(lambda *x: linattn.chunk_mixed_attn(*x, chunk_size=32, backend="jax")[0].sum(), *given)) == []
+
+
+@pytest.mark.parametrize(("form", "T"), [("parallel", 65), ("chunk", 33)])
+def test_the_bonus_is_not_fused_with_a_state_of_zeros(form, T):
     operator = getattr(linattn, f"{form}_rwkv6")
-    q, k, g, v = (jax.numpy.asarray(rng.standard_normal((2, T, 2, width)), "float32") for width in (24, 24, 24, 40))
-    u = jax.numpy.asarray(rng.standard_normal((2, 24)), "float32")
-
-    def output(q, k, v, g, u):
-        return operator(q, k, v, -jax.numpy.exp(g), u, backend="jax")[0]
-
-    program = jax.jit(output).lower(q, k, v, g, u).compile().as_text()
-    assert misread(program) == []
+    assert misread(compiled(lambda *x: operator(*x, backend="jax")[0], *drawn("rwkv6", T))) == []
 
 
 def test_sums_have_few_dimensions():
-    rng = np.random.default_rng(0)
-    q, k, g, v = (jax.numpy.asarray(rng.standard_normal((2, 33, 2, width)), "float32") for width in (8, 8, 8, 12))
-    beta = jax.nn.sigmoid(v[..., 0])
-
-    @jax.jit
-    @jax.vmap
     def pulled(q, k, v, g, beta, cotangent):
-        _, pull = jax.vjp(lambda *given: linattn.chunk_kda(*given, backend="jax")[0], q, k, v, -jax.numpy.exp(g), beta)
+        _, pull = jax.vjp(lambda *given: linattn.chunk_kda(*given, backend="jax")[0], q, k, v, g, beta)
         return pull(cotangent)
 
-    given = (jax.numpy.stack([x, x]) for x in (q, k, v, g, beta, v))
-    assert most_dimensions(pulled.lower(*given).compile().as_text()) <= 6
+    q, k, v, g, beta = drawn("kda", 33)
+    given = (jnp.stack([x, x]) for x in (q, k, v, g, beta, v))
+    assert most_dimensions(compiled(jax.vmap(pulled), *given)) <= 6

@@ -177,6 +177,14 @@ def test_a_value_gate_in_split_sequences(monkeypatch):
     check("gla", arrays("gla", T=300, gv="plain"), chunk_size=16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("T", "cu"), [(0, None), (0, [0, 0, 0]), (20, [0, 0, 20])])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_of_no_tokens(family, T, cu, dtype):
+    """Their gradient is the final state's; nothing is read before or past the arrays."""
+    check(family, arrays(family, T=T, H=1, HV=1, dtype=dtype, K=16, V=16, cu=cu))
+
+
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_tokens(family, form):

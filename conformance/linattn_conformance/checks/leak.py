@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
-from typing import Any
 
+from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated
 from .values import require_gradient
@@ -13,6 +14,8 @@ from .values import require_gradient
 __all__ = ["leak", "leak_backward"]
 
 CALLS = 16
+SETTLING = 0.05
+"""Seconds in which a framework's own threads may give back what a finished call used."""
 ROUNDS = 3
 """Memory of a process grows for other reasons too: a leak is what grows every time."""
 
@@ -28,21 +31,27 @@ def leak_backward(run: Run) -> None:
     """Backward passes leave nothing behind."""
     arrays = run.arrays()
     require_gradient(run, arrays)
-    hold_to(run, lambda: run.gradients(arrays))
+    hold_to(run, lambda: run.gradients(arrays)[1])
 
 
-def hold_to(run: Run, call: Callable[[], Any]) -> None:
+def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
     """A round of calls must not hold half of what their smallest result takes, or else the next round must not."""
     smallest = 4 * min(size(run, "o"), size(run, "final_state"))
+
+    def finished() -> None:
+        """What is still being computed holds memory: results are read."""
+        for x in call().values():
+            run.adapter.to_float64(x)
+
     for _ in range(3):
-        call()
+        finished()
     gc.collect()
     gc.freeze()  # what there was before takes long to look through, again and again
     try:
         for _ in range(ROUNDS):
             before = held(run)
             for _ in range(CALLS):
-                call()
+                finished()
             grown = held(run) - before
             if grown < CALLS * smallest / 2:
                 return
@@ -60,4 +69,5 @@ def size(run: Run, name: str) -> int:
 def held(run: Run) -> int:
     """Bytes that live objects hold, on the device as well."""
     gc.collect()
+    time.sleep(SETTLING)
     return allocated() + run.adapter.held()
