@@ -1,4 +1,4 @@
-"""Kernels of :mod:`.delta_kernels` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+"""Kernels of :mod:`.delta_kernels` and :mod:`.delta_vector` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
 
 Plain Triton waits for every product whose left operand is in registers before it issues the next, and for every load that no
 product prefetches. Here a product is waited for where its result is used.
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .delta_kernels import span
 from .kernels import sequence_of
 
-__all__ = ["backwards", "forwards", "gradients"]
+__all__ = ["backwards", "forwards", "gradients", "vector_gradients", "vector_prepare"]
 
 
 @gluon.constexpr_function
@@ -628,3 +628,281 @@ def gradients(
         across = across + passed + gl.sum(crossing, 0) + through
         across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
+
+
+@gluon.jit
+def totals(ones, x, C: gl.constexpr, BK: gl.constexpr):
+    """``ones @ x`` in two bfloat16 terms, for a matrix of ones and zeros ``[C, C]`` and float32 ``x [C, BK]``.
+
+    Ones in registers, whose contents the compiler knows, came out wrong in rows 8 to 15 of every 16 (Triton 3.6.0).
+    """
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    part = x.to(gl.bfloat16)
+    high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, part)
+    rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, (x - part.to(gl.float32)).to(gl.bfloat16))
+    left = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, ones.to(gl.bfloat16))
+    fence_async_shared()
+    gl.thread_barrier()
+    acc = gl.zeros((C, BK), gl.float32, sums(BK))
+    acc = issue(left, high, acc, True)
+    acc = issue(left, rest, acc, False)
+    acc = warpgroup_mma_wait(0, [acc])
+    left._keep_alive()
+    high._keep_alive()
+    rest._keep_alive()
+    return acc
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def vector_gradients(
+    q, k, do, g, beta, errors, adjoint, dA, dL, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
+    owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    RANGE: gl.constexpr,
+):  # fmt: skip
+    """``dv, dbeta`` of one chunk and, by plain products, ``dq, dk, dg [C, BK]``; of a chunk that decays by ``2^RANGE``, in the
+    place of those, gradients of scores for :func:`.delta_vector.gradients`.
+    """
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (L - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = (b * T + bos + row) * HV + hv
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    type: gl.constexpr = g.dtype.element_ty
+    bg = gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    copy(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
+    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
+    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    least = gl.load(ranges + here)
+    one = zeros + 1.0
+
+    async_copy.wait_group(2)
+    gl.thread_barrier()
+    gate = gl.maximum(bg.load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+    c = gl.sum(gate, 0) * 0.5
+    half = gl.exp2(c)
+    G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+    gl.thread_barrier()
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    async_copy.wait_group(2)
+    gl.thread_barrier()
+    key = bk.load(acc).to(gl.float32)
+    right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
+    early = gl.exp2(G)
+    behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
+    reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (bq.load(acc).to(gl.float32) * early).to(gl.bfloat16))
+
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    A = issue(given, e.permute((1, 0)), zeros, True)
+    own = issue(y, e.permute((1, 0)), zeros, True)
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(given, S, zeros, True)
+    A, own = warpgroup_mma_wait(1, [A, own])
+    if ik == 0:
+        both = gl.sum(gl.where(t[:, None] == s[None, :], own, 0.0), 1)
+        gl.store(dbeta + head + t * HV, both.to(dbeta.dtype.element_ty), mask=t < count)
+    A = gl.where(s[None, :] <= t[:, None], A * (scale * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    own = gl.where(s[None, :] < t[:, None], own * (-beta_t[:, None] * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    if (least <= -RANGE) & (ik == 0):
+        place = here * (C * C) + t[:, None] * C + s[None, :]
+        gl.store(dA + place, A.to(dA.dtype.element_ty))
+        gl.store(dL + place, own.to(dL.dtype.element_ty))
+    read = warpgroup_mma_wait(0, [read])
+    given._keep_alive()
+    gl.thread_barrier()
+    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+    fence_async_shared()
+    gl.thread_barrier()
+    compared = issue(y, S, zeros, True)
+    wrote = issue(e, dS, zeros, True)
+    met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
+    read = issue(sA, right, read * (scale * half)[None, :], False)
+    compared = warpgroup_mma_wait(2, [compared])
+    compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+    wrote = warpgroup_mma_wait(2, [wrote])
+    e._keep_alive()
+    S._keep_alive()
+    dS._keep_alive()
+    gl.thread_barrier()
+    wrote = wrote * beta_t[:, None] * half[None, :]
+    through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
+    wrote = issue(sA.permute((1, 0)), reads, wrote, False)
+    wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
+    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    if NK == 1:
+        mine = y.load(layout)
+    elif ik == 0:
+        mine = y.slice(0, part, 1).load(layout)
+    else:
+        mine = y.slice(part, part, 1).load(layout)
+    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
+    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+
+    out: gl.constexpr = rows_of(BK)
+    r = gl.arange(0, C, gl.SliceLayout(1, out))
+    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
+    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
+    inside = (r < count)[:, None] & (least > -RANGE)
+    early = gl.exp2(G)
+    read = warpgroup_mma_wait(3, [read])
+    gl.store(dq + place, gl.convert_layout((read * early).to(dq.dtype.element_ty), out), mask=inside)
+    crossing = reads.load(acc).to(gl.float32) * read
+    compared = warpgroup_mma_wait(2, [compared])
+    crossing += behind.load(acc).to(gl.float32) * compared
+    wrote = warpgroup_mma_wait(0, [wrote])
+    sA._keep_alive()
+    sL._keep_alive()
+    reads._keep_alive()
+    behind._keep_alive()
+    gl.thread_barrier()
+    crossing -= right.load(acc).to(gl.float32) * wrote
+    wrote = compared * early + wrote * gl.exp2(-G)
+    gl.store(dk + place, gl.convert_layout(wrote.to(dk.dtype.element_ty), out), mask=inside)
+    gates = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+    gl.store(dg + place, gl.convert_layout(gates.to(dg.dtype.element_ty), out), mask=inside)
+
+
+@gluon.jit
+def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
+    layout: gl.constexpr = rows_of(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def vector_prepare(
+    q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_vector.prepare` by plain products, whatever the chunk decays by; without ``SCORES`` as ``decayed``."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (length - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = ((b * T + bos + row) * HV + hv) * K
+    q += b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh
+    k += b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh
+    g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
+
+    type: gl.constexpr = g.dtype.element_ty
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    gs = gl.allocate_shared_memory(type, [NK, C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    qs = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    for ik in gl.static_range(NK):
+        copy(gs.index(ik), g + ik * BK, gt, count, C, BK)
+        copy(qs.index(ik), q + ik * BK, qt, count, C, BK)
+        copy(ks.index(ik), k + ik * BK, kt, count, C, BK)
+        async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))
+    one = gl.full((C, C), 1.0, gl.float32, acc)
+    before = gl.where(s[None, :] <= t[:, None], one, 0.0)
+    qw = gl.zeros((C, C), gl.float32, acc)
+    rw = gl.zeros((C, C), gl.float32, acc)
+    least = 0.0
+    for ik in gl.static_range(NK):
+        async_copy.wait_group(NK - 1 - ik)
+        gl.thread_barrier()
+        gate = gl.maximum(gs.index(ik).load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+        whole = gl.sum(gate, 0)
+        gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
+        least = gl.minimum(least, gl.min(whole, 0))
+        G = totals(before, gate, C, BK)
+        place = head + ik * BK
+        if SCORES:
+            c = whole * 0.5
+            half = gl.exp2(c)[None, :]
+            G = G - c[None, :]
+            key = ks.index(ik).load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
+            fence_async_shared()
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            early = gl.exp2(G)
+            key = key * early
+            left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
+            gl.thread_barrier()
+            rw = issue(left_k, wrote.permute((1, 0)), rw, False)
+            asked = qs.index(ik).load(acc).to(gl.float32) * early
+            left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
+            qw = issue(left_q, wrote.permute((1, 0)), qw, False)
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+            rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
+            wrote._keep_alive()
+            gl.thread_barrier()
+        else:
+            later = gl.exp2(totals(one - before, gate, C, BK))
+            early = gl.exp2(G)
+            key = ks.index(ik).load(acc).to(gl.float32)
+            spread(write + place, (key * later).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(compare + place, (key * early).to(gl.bfloat16), HV * K, count, C, BK)
+            asked = qs.index(ik).load(acc).to(gl.float32) * early
+            spread(read + place, asked.to(gl.bfloat16), HV * K, count, C, BK)
+    gl.store(ranges + here, least)
+    if SCORES:
+        square = here * (C * C)
+        qw = gl.where(s[None, :] <= t[:, None], qw * scale, 0.0)
+        spread(A + square, qw.to(gl.bfloat16), C, C, C, C)
+        rw = gl.where(s[None, :] < t[:, None], rw, 0.0)
+        gl.store(L + square + t[:, None] * C + s[None, :], rw, mask=s[None, :] // 16 <= t[:, None] // 16)

@@ -191,17 +191,26 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
+    module = module_for(call, call.q, call.k, call.g)
+    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
+    if module is not kernels:
+        launch(
+            module.vector_prepare, count, call,
+            call.q, call.k, call.g, ready.A, L, ready.rates, ready.q, ready.k, ready.write, ready.ranges, *where, call.scale,
+            *strided, K=K, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None,
+            num_warps=4,
+        )  # fmt: skip
     strided = (*strided, *strides(call.a), *strides(call.b))
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
-    if scores is not None:
-        del shared["PREC"]
-        launch(
-            vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
-        )  # fmt: skip
+    if L is None:
+        if module is kernels:
+            del shared["PREC"]
+            launch(
+                vector.decayed, count, call,
+                call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+            )  # fmt: skip
         return ready
-    L = torch.empty_like(fresh.M, dtype=torch.float32)
-    for slow in (False, True):
+    for slow in (False, True) if module is kernels else (True,):
         launch(
             vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
             call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
@@ -361,12 +370,10 @@ class ScoreGradients(NamedTuple):
     dL2: Tensor | None
 
 
-def pairs(
-    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
-) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
-    """Gradients of scores, ``v`` and ``beta``."""
+def pair_gradients(call: Delta, chunks: Cut) -> tuple[ScoreGradients, dict[str, Tensor | None]]:
+    """Arrays for the gradients of scores, ``v`` and ``beta``."""
     B, T, HV, V = call.v.shape
-    C, tile, dplr = call.tiles.chunk, call.tiles.pairs, call.a is not None
+    C, dplr = call.tiles.chunk, call.a is not None
     new = functools.partial(torch.empty, device=call.v.device)
     square = functools.partial(new, (chunks.count, HV, C, C))
     scores = ScoreGradients(
@@ -374,16 +381,26 @@ def pairs(
         square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
     )  # fmt: skip
     dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
-    dbeta = None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype)
+    return scores, dict(v=dv, beta=None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype))
+
+
+def pairs(
+    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
+) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
+    """Gradients of scores, ``v`` and ``beta``."""
+    T, HV, V = call.v.shape[1:]
+    tile = call.tiles.pairs
+    scores, grads = pair_gradients(call, chunks)
     launch(
         kernels.pairs, chunks.count * HV, call,
-        do, call.beta, call.v, errors, adjoint, *scores, dv, dbeta,
+        do, call.beta, call.v, errors, adjoint, *scores, grads["v"], grads["beta"],
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
-        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None, PREC=call.tiles.precision,
+        V=V, C=call.tiles.chunk, BV=tile.BV, BETA=call.strength, DPLR=call.a is not None, PACKED=call.cu is not None,
+        PREC=call.tiles.precision,
         DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return scores, dict(v=dv, beta=dbeta)
+    return scores, grads
 
 
 def gradients(
@@ -433,8 +450,10 @@ def vector_gradients(
 ) -> dict[str, Tensor | None]:
     """Every gradient but the state's for a vector gate; chunks by path as in :func:`prepared`."""
     B, T, HV, V = call.v.shape
-    scores, grads = pairs(call, do, chunks, errors, adjoint)
     K, dplr = call.q.shape[-1], call.a is not None
+    module = module_for(call, call.q, call.k, call.g, do)
+    fused = module is not kernels
+    scores, grads = pair_gradients(call, chunks) if fused else pairs(call, do, chunks, errors, adjoint)
     new = functools.partial(torch.empty, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
@@ -442,7 +461,16 @@ def vector_gradients(
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
-    for slow in (False, True):
+    if fused:
+        launch(
+            module.vector_gradients, chunks.count * HV * (K // 64), call,
+            call.q, call.k, do, call.g, call.beta, errors, adjoint, scores.dA, scores.dL, kept, dkept,
+            dq, dk, grads["v"], dg, grads["beta"], ready.ranges, *where, call.scale,
+            *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
+            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+            num_warps=4,
+        )  # fmt: skip
+    for slow in (True,) if fused else (False, True):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
