@@ -38,14 +38,25 @@ def times(x: Array, factor: Array | None) -> Array:
     return x if factor is None else x * factor
 
 
-def walk(step: Step, S: Array, xs: Any, bounds: Bounds | None) -> tuple[Array, tuple[Array, Array, Any]]:
-    """Carry the state over ``m`` chunks. Returns the last state; the states before and after each, and what ``step``
-    returned."""
+def nothing(v: Array) -> Array:
+    """Zeros ``[..., 1, V]`` of ``v [..., C, V]`` that XLA cannot know to be zeros: added to a state that it may know.
+
+    In a fusion of XLA's CPU library (YNNPACK, jaxlib 0.10.2) that also holds a sum, a caller's too, a product with one number
+    everywhere on its right reads memory nobody wrote: such as that with a state of zeros, once a lone chunk's loop is gone.
+    """
+    return (v[..., :1, :] > jnp.inf).astype(v.dtype)
+
+
+def walk(step: Step, S: Array, xs: Any, v: Array, bounds: Bounds | None) -> tuple[Array, tuple[Array, Array, Any]]:
+    """Carry the state over ``m`` chunks of ``v [m, B, HV, C, V]``. Returns the last state; the states before and after each,
+    and what ``step`` returned."""
+    zeros = nothing(v[0])
 
     def visit(S: Array, given: Any) -> tuple[Array, Any]:
         x, bound = given
         if bound is not None:
             S = jnp.where(bound.begins, 0 if bound.start is None else bound.start.astype(S.dtype), S)
+        S = S + zeros
         after, y = step(S, x)
         return after, (S, after, y)
 
@@ -57,8 +68,6 @@ def diagonal(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
     q, k, v = x["q"], x["k"], x["v"]
     gate = decayed(x.get("g"), [q], [k], ("u" in x,))
     ((A,),) = gate.pairs
-    if "u" in x:
-        A = with_diagonal(A, (q * x["u"] * k).sum(-1))
     values = decayed_values(x["gv"], A, v) if "gv" in x else None
     written = matmul(times(k, gate.end).mT, times(v, None if values is None else values.end))
 
@@ -66,19 +75,12 @@ def diagonal(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
         written, total, value_total = chunk
         return times(times(S, total), value_total) + written, None
 
-    S, (before, after, _) = walk(step, S, (written, gate.total, None if values is None else values.total), bounds)
+    S, (before, after, _) = walk(step, S, (written, gate.total, None if values is None else values.total), v, bounds)
     o = matmul(times(q, gate.start_exclusive if "u" in x else gate.start), before)
     o = o + matmul(A, v) if values is None else o * values.start + values.read
+    if "u" in x:
+        o = o + (q * x["u"] * k).sum(-1, keepdims=True) * v
     return o, S, after
-
-
-def with_diagonal(A: Array, entries: Array) -> Array:
-    """``A [..., C, C]`` with ``entries [..., C]`` on its diagonal.
-
-    Added to the product with ``v`` instead, the sums that ``entries`` are would be fused with the product of ``q`` and the
-    state; where XLA knows that state to be zeros, its CPU library (YNNPACK in jaxlib 0.10.2) reads memory nobody wrote.
-    """
-    return jnp.where(jnp.eye(A.shape[-1], dtype=bool), entries[..., None], A)
 
 
 def delta(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
@@ -101,7 +103,7 @@ def delta(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
         return times(S, total) + matmul(k_end.mT, x), x
 
     chunks = v, beta, times(k, gate.start), times(k, gate.end), gate.total, L, inverse
-    S, (before, after, written) = walk(step, S, chunks, bounds)
+    S, (before, after, written) = walk(step, S, chunks, v, bounds)
     return matmul(times(q, gate.start), before) + matmul(A, written), S, after
 
 
@@ -119,7 +121,7 @@ def dplr(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
 
     written = matmul((k * gate.end).mT, v)
     chunks = matmul(Aak, v), written, a * gate.start_exclusive, b * gate.end, gate.total, Aab, inverse
-    S, (before, after, w) = walk(step, S, chunks, bounds)
+    S, (before, after, w) = walk(step, S, chunks, v, bounds)
     return matmul(q * gate.start, before) + matmul(Aqk, v) + matmul(Aqb, w), S, after
 
 
@@ -131,7 +133,7 @@ def recurrent(x: Arrays, S: Array, bounds: Bounds | None) -> Result:
         return lax.scan(lambda S, now: token_step({**now, **bonus}, S), S, tokens)
 
     bonus = {"u": x["u"][0]} if "u" in x else {}
-    S, (_, after, o) = walk(step, S, {name: y for name, y in x.items() if name != "u"}, bounds)
+    S, (_, after, o) = walk(step, S, {name: y for name, y in x.items() if name != "u"}, x["v"], bounds)
     return jnp.moveaxis(o[..., 0, :], 1, -2), S, after
 
 
@@ -149,7 +151,7 @@ def token_step(x: Arrays, S: Array) -> tuple[Array, Array]:
         S = S + x["b"].mT * matmul(x["a"], before)
     S = S + k.mT * v
     if "u" in x:
-        return S, matmul(q, before + (x["u"] * k).mT * v)
+        return S, matmul(q, before) + (q * x["u"] * k).sum(-1, keepdims=True) * v
     return S, matmul(q, S)
 
 

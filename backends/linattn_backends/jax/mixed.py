@@ -88,7 +88,7 @@ def attend(
         cut, whole, bounds, total = given
         q_quad, k_quad, q_lin, k_lin, v = (to_heads(x, c, H, dtype) for x in cut)
         sums = matmul(k_lin.mT, v) * whole[:, None, None, None, None]
-        S, (before, after, _) = walk(lambda S, chunk: (S + chunk, None), S, sums, per_row(bounds))
+        S, (before, after, _) = walk(lambda S, chunk: (S + chunk, None), S, sums, v, per_row(bounds))
         o = matmul(weights(q_quad, k_quad, bias, quad_scale, causal), v)
         o = o + lin_scale * matmul(q_lin, before if total is None else total)
         return S, (from_heads(o).astype(new[4].dtype), after[:, 0] if keep and bounds is not None else None)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .compat import Array, arrays_of, checkpoint_in_scan, varying
-from .cores import Arrays, core_of, token_step
+from .cores import Arrays, core_of, nothing, token_step
 from .layout import CHUNKS_A_SEGMENT, Bounds, Packed, Rows, chunk_length
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
@@ -100,7 +100,8 @@ def decode(arrays: Arrays, scale: float, S0: Array | None) -> tuple[Array, Array
     x = {name: to_heads(y if y.ndim == 4 else y[..., None], 1, HV, dtype)[0] for name, y in arrays.items() if name != "u"}
     if "u" in arrays:
         x["u"] = arrays["u"][None, :, None].astype(dtype)
-    S, o = token_step(x, jnp.zeros((B, HV, x["k"].shape[-1], V), dtype) if S0 is None else S0)
+    zeros = jnp.zeros((B, HV, x["k"].shape[-1], V), dtype)
+    S, o = token_step(x, (zeros if S0 is None else S0) + nothing(x["v"]))
     return from_heads(o[None] * scale).astype(v.dtype), S
 
 

@@ -10,7 +10,8 @@ backward, so any gate down to ``-inf`` is exact and so is its gradient. A produc
 is never made.
 
 The chunks of all heads are one row of blocks, ``[..., blocks, b, W]``: no block is longer than a chunk, so none spans two. It
-also keeps the number of dimensions low: XLA's CPU library corrupts memory above six in some sums (jaxlib 0.10.2).
+also keeps the number of dimensions low, at five and one more for each ``vmap``: XLA's CPU library corrupts memory above six in
+some sums (jaxlib 0.10.2).
 """
 
 from __future__ import annotations

@@ -41,10 +41,17 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 
 @triton.jit
-def sums_of(G, chunk, L, stride, C: tl.constexpr):
-    """A scalar gate's running sums of one chunk."""
+def sums_of(G, chunk, L, stride, there, C: tl.constexpr):
+    """A scalar gate's running sums of one chunk, if it is ``there``."""
     rows = chunk * C + tl.arange(0, C)
-    return tl.load(G + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    return tl.load(G + rows.to(tl.int64) * stride, mask=(rows < L) & there, other=0.0)
+
+
+@triton.jit
+def decays_ahead(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
+    """``G_C`` and the running sums of the chunk after this step's; of its own, if it is the last."""
+    chunk = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+    return end_of(G, chunk, L, stride, True, C), sums_of(G, chunk, L, stride, True, C)
 
 
 @triton.jit
@@ -63,16 +70,15 @@ def walk(
     if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
         coming = nth(low, low, high, REVERSE)
         coming_end = end_of(G, coming, L, gt, low < high, C)
-        coming_sums = sums_of(G, coming, L, gt, C)
+        coming_sums = sums_of(G, coming, L, gt, low < high, C)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         if GATE == 1:
             G_C = coming_end
             bG = coming_sums
-            coming = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
-            coming_end = end_of(G, coming, L, gt, True, C)
-            coming_sums = sums_of(G, coming, L, gt, C)
+            if REVERSE:
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
@@ -83,6 +89,8 @@ def walk(
         later = by
         near = by
         if GATE == 1:
+            if not REVERSE:  # which order is faster was measured
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:

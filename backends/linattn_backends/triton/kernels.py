@@ -62,6 +62,19 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
+def chunk_within(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
+    """``sequence_of``, of length 0 for a piece past the last one: for programs that go on to another."""
+    if PACKED:
+        n = tl.load(owner + i).to(tl.int64)
+        there = n < N
+        n = tl.where(there, n, 0)
+        start = tl.load(cu + n).to(tl.int64)
+        length = tl.where(there, tl.load(cu + n + 1).to(tl.int64) - start, 0)
+        return n, tl.where(there, i - tl.load(first + n), 0), start, length, n * 0
+    return sequence_of(i, owner, first, cu, T, PER, PACKED)
+
+
+@triton.jit
 def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
     """Segment ``i``: its sequence, first token, length and batch row, first chunk and the one past its last.
 

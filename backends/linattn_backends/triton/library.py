@@ -114,7 +114,8 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, do, dfinal, *_):
     *floats, cu_seqlens = ctx.saved_tensors[:8]
-    kept = (x if x.numel() else None for x in ctx.saved_tensors[8:])
+    kept = ctx.saved_tensors[8:]
+    kept = kept if kept[0].numel() else [None] * len(kept)  # all or none: of no tokens, some are empty anyhow
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14

@@ -29,7 +29,10 @@ __all__ = ["backward", "fits", "forward"]
 
 
 def fits(call: Diagonal, backward: bool) -> bool:
-    """Whether a head's state fits into registers, tile by tile. Backwards there is division by the scale."""
+    """Whether the operands have 16 bits and a head's state fits into registers, tile by tile, on this device.
+
+    Backwards there is division by the scale.
+    """
     return call.tiles.fused is not None and not (backward and call.scale == 0)
 
 

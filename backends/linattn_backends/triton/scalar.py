@@ -7,9 +7,8 @@ the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
 import triton
 import triton.language as tl
 
-from .kernels import at_head, end_of, sequence_of
+from .kernels import at_head, end_of, sequence_of, state_tile
 from .tiles import decay_between, load_tile, product, resets, row_decays
-from .vector import met_values
 
 __all__ = ["scalar_gradients"]
 
@@ -42,18 +41,31 @@ def scalar_gradients(
     bq = load_tile(q, rows, qt, columns, L, K, BK)
     to_start, to_end, all = row_decays(G, rows, end_of(G, piece, L, gt, True, C), gt, L)
     here = (i.to(tl.int64) * HV + hv) * (K * V)
-    below, above, bdq, bdk, met = met_values(do, ot, v, vt, kept + here, dkept + here, rows, columns, L, K, V, C, BK, BV, PREC)
+    below = tl.zeros((C, C), tl.float32)
+    bdq = tl.zeros((C, BK), tl.float32)
+    bdk = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        tile, inside = state_tile(columns, columns_v, K, V)
+        bo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        bS = tl.load(kept + here + tile, mask=inside, other=0.0)
+        bD = tl.load(dkept + here + tile, mask=inside, other=0.0)
+        bdq = product(bo.to(bS.dtype), tl.trans(bS), bdq, PREC)
+        bdk = product(bv.to(bS.dtype), tl.trans(bD), bdk, PREC)
+        below = product(bo, tl.trans(bv), below, PREC)
+        met += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
     p = at[:, None] * K + columns[None, :]
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
-    pairs = below * scale * decay_between(G, rows, gt, L, False)
-    bdq = product(pairs.to(DT), bk, bdq * (to_start * scale)[:, None], PREC)
+    pairs = (below * scale * decay_between(G, rows, gt, L, False)).to(DT)
+    bdq = product(pairs, bk, bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
     tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
-    pairs = above * scale * decay_between(G, rows, gt, L, True)
-    bdk = product(pairs.to(DT), bq, bdk, PREC)
+    bdk = product(tl.trans(pairs), bq, bdk, PREC)
     across -= tl.sum(bk.to(tl.float32) * bdk, 1)
     tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=keep)
     across = tl.cumsum(across, 0, reverse=True) + through

@@ -22,7 +22,7 @@ RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLU
 import triton
 import triton.language as tl
 
-from .kernels import at_head, chunk_decay, nth, sequence_of, span_of, state_tile
+from .kernels import at_head, chunk_decay, chunk_within, nth, sequence_of, span_of, state_tile
 from .tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
 
 __all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
@@ -102,22 +102,16 @@ def block_decays(masks, stop, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT
     return Gq, G
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def scores(
-    q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+@triton.jit
+def chunk_scores(
+    i, hv, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, STRONG: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``, base 2, and half the length of its plain blocks."""
+    """What ``scores`` makes of one chunk; unless ``STRONG``, only of the channels that one product does."""
     NK: tl.constexpr = (K + BK - 1) // BK
-    pid = tl.program_id(0)
-    hv = pid % HV
-    i = pid // HV
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.load(owner + i) >= N:
-            return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    OWN: tl.constexpr = STRONG or EXCLUSIVE  # a diagonal that is none of the product's
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -134,15 +128,20 @@ def scores(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         bq = load_tile(q, rows, qt, columns, L, K, BK)
         bk = load_tile(k, rows, kt, columns, L, K, BK)
-        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        tl.store(decay + at * K + columns, whole, mask=columns < K)
-        both = bq.to(tl.float32) * bk.to(tl.float32)
-        if EXCLUSIVE:
-            both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
-        own += tl.sum(both, 1)
+        if OWN:
+            both = bq.to(tl.float32) * bk.to(tl.float32)
+            if EXCLUSIVE:
+                both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
+            own += tl.sum(both, 1)
         Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
-        stop = C // 2
+        if STRONG or EXCLUSIVE:
+            whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        else:  # the last row, which lies as the product does
+            whole = tl.sum(tl.where(t == C - 1, Gq, 0.0), 0)
+        tl.store(decay + at * K + columns, whole, mask=columns < K)
+        stop = 0
         if tl.min(whole, 0) > -RANGE:
+            stop = C // 2
             c = whole * 0.5
             x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])
             tl.store(read + p, (x * (tl.exp2(c) * scale)[None, :]).to(read.dtype.element_ty), mask=keep)
@@ -152,7 +151,7 @@ def scores(
             x = bk.to(tl.float32) * tl.exp2(c[None, :] - Gq)
             tl.store(write + p, (x * tl.exp2(c)[None, :]).to(write.dtype.element_ty), mask=keep)
             acc = product(left, tl.trans(x.to(DT)), acc, PREC)
-        else:
+        elif STRONG:
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
             x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
             tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
@@ -172,8 +171,56 @@ def scores(
                 x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
                 acc += tl.where((t ^ s) < 2 * stop, times(left, tl.trans(x.to(DT)), PREC), 0.0)
         tl.store(stops + at * NK + ik, stop)
-    acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
+    if OWN:
+        acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
+    else:
+        acc = tl.where(s <= t, acc, 0.0)
     tl.store(A + at * (C * C) + t * C + s, (acc * scale).to(A.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def scores(
+    q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, STRONG: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``A [C, C]``, ``read, write [C, K]`` and ``G_C [K]``, base 2, of every chunk, and half the length of its plain blocks.
+
+    First one program a chunk, of ``COUNT``, which marks the chunks with channels that one product does not do: 0. Then, with
+    ``STRONG``, a few programs look for those and do them.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    if STRONG:
+        jump = tl.num_programs(0)
+        least = C // 2
+        for base in range(pid, COUNT, jump * 64):
+            items = base + tl.arange(0, 64) * jump
+            for part in tl.static_range(NK):
+                found = tl.load(stops + items * NK + part, mask=items < COUNT, other=C // 2)
+                least = tl.minimum(least, tl.min(found, 0))
+        if least == C // 2:
+            return
+        for item in range(pid, COUNT, jump):
+            least = C // 2
+            for part in tl.static_range(NK):
+                least = tl.minimum(least, tl.load(stops + item * NK + part))
+            if least < C // 2:
+                i = item // HV
+                _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+                chunk_scores(
+                    i, item % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
+                    qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, True, PREC, DT,
+                )  # fmt: skip
+    else:
+        i = pid // HV
+        _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+        chunk_scores(
+            i, pid % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
+            qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, False, PREC, DT,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -219,13 +266,13 @@ def walk(
         rows = chunk * C + tl.arange(0, C)
         at = (chunk0 + chunk) * HV + hv
         rate = tl.exp2(later)
-        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if KEEP:
             tl.store(kept + at * (K * V) + tile, S.to(kept.dtype.element_ty), mask=inside)
         bA = tl.load(A + at * (C * C) + t * C + s)
         ba = load_tile(a, rows, HV * K, columns_k, L, K, BK)
         bb = load_tile(b, rows, HV * K, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if ba.dtype == tl.float16:  # it has not the range of a state
             acc = times(ba.to(tl.float32), S, PREC)
         else:
@@ -348,34 +395,69 @@ def inter(
         tl.store(own + at * C + tl.arange(0, C), tl.sum(tl.where(s == t, below, 0.0), 1) * scale)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def intra(
-    q, k, g, u, masks, dA, own, met, stops, dq, dk, dg, du, owner, first, cu, T, PER, N, HV,
+@triton.jit
+def plain_part(
+    i, hv, ik, rows, keep, p, b, bos, L, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV, qb, qt, qh, kb, kt, kh,
+    gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """A tile of ``dq, dk, dg`` where one product does the chunk. Every operand is loaded once, where it is needed first."""
+    columns = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    at = i.to(tl.int64) * HV + hv
+    square = dA + at * (2 * C * C) + t * C + s
+    there = L > 0
+    weight = tl.load(own + at * C + tl.arange(0, C), mask=there, other=0.0)[:, None]
+    bg = load_gate(at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
+    whole = tl.load(decay + at * K + columns, mask=(columns < K) & there, other=0.0)
+    c = tl.exp2(whole * 0.5)[None, :]
+    through = tl.load(met + at * K + columns, mask=(columns < K) & there, other=0.0) * tl.exp2(whole)
+    Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E - (whole * 0.5)[None, :]
+    G = Gq
+    if EXCLUSIVE:
+        G = Gq + bg.to(tl.float32) * LOG2E
+    bk = load_tile(at_head(k, b, bos, hv, kb, kt, kh, GROUP), rows, kt, columns, L, K, BK)
+    x = bk.to(tl.float32) * tl.exp2(-G)
+    Z = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * c
+    e = tl.exp2(Gq)
+    Z = product(tl.load(square, mask=there, other=0.0), x.to(DT), Z, PREC) * e
+    bq = load_tile(at_head(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
+    if EXCLUSIVE:
+        both = bq.to(tl.float32) * bk.to(tl.float32)
+        tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=(columns < K) & there)
+        weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
+    tl.store(dq + p, (Z + weight * bk.to(tl.float32)).to(dq.dtype.element_ty), mask=keep)
+    bdg = bq.to(tl.float32) * Z
+    Z = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * c
+    through += tl.sum(x * Z, 0)
+    x = bq.to(tl.float32) * e
+    Z = product(tl.load(square + C * C, mask=there, other=0.0), x.to(DT), Z, PREC) * tl.exp2(-G)
+    tl.store(dk + p, (Z + weight * bq.to(tl.float32)).to(dk.dtype.element_ty), mask=keep)
+    x = bk.to(tl.float32) * Z
+    bdg = added(masks, FROM, bdg - x, C, SPLIT)
+    if EXCLUSIVE:
+        bdg -= x
+    tl.store(dg + p, (bdg + through[None, :]).to(dg.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def levels_part(
+    i, hv, ik, rows, keep, p, b, bos, L, stop, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, TERMS: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, TERMS: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]``. ``dq, dk`` hold what ``inter`` wrote. ``TERMS`` do for sums without cancellation."""
-    NK: tl.constexpr = (K + BK - 1) // BK
-    pid = tl.program_id(0)
-    ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.load(owner + i) >= N:
-            return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    rows = piece * C + tl.arange(0, C)
+    """A tile of ``dq, dk, dg`` under strong gates. Operands are loaded again where they are needed: registers are short."""
     columns = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     square = t * C + s
     at = i.to(tl.int64) * HV + hv
-    p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
-    keep = (rows < L)[:, None] & (columns < K)[None, :]
     q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
     k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     dA += at * (2 * C * C)
     weight = tl.load(own + at * C + tl.arange(0, C))[:, None]
     if EXCLUSIVE:
@@ -384,82 +466,102 @@ def intra(
         )
         tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=columns < K)
         weight = weight * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
-    stop = tl.load(stops + at * NK + ik)
-    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     bg = load_gate(g, rows, gt, columns, L, K, BK)
-    whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+    whole = tl.load(decay + at * K + columns, mask=columns < K, other=0.0)
     through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(whole)
     Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
-    # Operands are loaded again where they are needed: what is short here is registers.
-    if stop == C // 2:
-        Gq = Gq - (whole * 0.5)[None, :]
-        G = Gq
-        if EXCLUSIVE:
-            G = Gq + load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32) * LOG2E
-        c = tl.exp2(whole * 0.5)[None, :]
-        y = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-        x = y * tl.exp2(-G)
-        through += tl.sum(x * c * tl.load(dk + p, mask=keep, other=0.0).to(tl.float32), 0)
-        bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * c
+    bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(Gq)
+    x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * bdq
+    bdg = added(masks, FROM, x, C, TERMS)
+    bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
+    x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
+    bdg = added_to(bdg, masks, BEFORE, x, C, TERMS)
+    half = C // 2
+    place = LEVELS
+    while half > stop:
+        upper = (t & half) != 0
+        e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
+        x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * e
+        pairs = tl.load(dA + square) + tl.load(dA + C * C + square)
+        apart = (t ^ s) + half * 0
+        pairs = tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT)
+        Z = times(pairs, x.to(DT), PREC) * e
+        bdq += tl.where(upper, Z, 0.0)
+        bdk += tl.where(upper, 0.0, Z)
+        x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
+        bdg = added_to(bdg, masks, place + 1, x, C, TERMS)
+        half = half // 2
+        place += 2
+    if stop > 0:
+        near = (t ^ s) < 2 * stop
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
+        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+        Z = times(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
         e = tl.exp2(Gq)
-        bdq = product(tl.load(dA + square), x.to(DT), bdq, PREC) * e
-        tl.store(dq + p, (bdq + weight * y).to(dq.dtype.element_ty), mask=keep)
-        y = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-        bdg = y * bdq
-        x = y * e
-        bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * c
-        bdk = product(tl.load(dA + C * C + square), x.to(DT), bdk, PREC) * tl.exp2(-G)
-        tl.store(dk + p, (bdk + weight * y).to(dk.dtype.element_ty), mask=keep)
-        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
-        bdg = added(masks, FROM, bdg - x, C, SPLIT)
+        Z = Z * e
+        bdq += Z
+        x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+        Z = Z * x
+        x = x * e
+        Y = times(tl.where(near, tl.load(dA + C * C + square), 0.0).to(DT), x.to(DT), PREC) * tl.exp2(-G)
+        bdk += Y
+        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * Y
+        place = BLOCKS + 2
+        if stop == 2:
+            place += 3
+        bdg = added_to(bdg, masks, place, Z - x, C, SPLIT)
         if EXCLUSIVE:
             bdg -= x
-    else:
-        bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(Gq)
-        x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * bdq
-        bdg = added(masks, FROM, x, C, TERMS)
-        bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
-        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
-        bdg = added_to(bdg, masks, BEFORE, x, C, TERMS)
-        half = C // 2
-        place = LEVELS
-        while half > stop:
-            upper = (t & half) != 0
-            e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
-            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * e
-            pairs = tl.load(dA + square) + tl.load(dA + C * C + square)
-            apart = (t ^ s) + half * 0
-            pairs = tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT)
-            Z = times(pairs, x.to(DT), PREC) * e
-            bdq += tl.where(upper, Z, 0.0)
-            bdk += tl.where(upper, 0.0, Z)
-            x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
-            bdg = added_to(bdg, masks, place + 1, x, C, TERMS)
-            half = half // 2
-            place += 2
-        if stop > 0:
-            near = (t ^ s) < 2 * stop
-            bg = load_gate(g, rows, gt, columns, L, K, BK)
-            Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
-            x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
-            Z = times(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
-            e = tl.exp2(Gq)
-            Z = Z * e
-            bdq += Z
-            x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-            Z = Z * x
-            x = x * e
-            Y = times(tl.where(near, tl.load(dA + C * C + square), 0.0).to(DT), x.to(DT), PREC) * tl.exp2(-G)
-            bdk += Y
-            x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * Y
-            place = BLOCKS + 2
-            if stop == 2:
-                place += 3
-            bdg = added_to(bdg, masks, place, Z - x, C, SPLIT)
-            if EXCLUSIVE:
-                bdg -= x
-        x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-        tl.store(dq + p, (bdq + weight * x).to(dq.dtype.element_ty), mask=keep)
-        x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-        tl.store(dk + p, (bdk + weight * x).to(dk.dtype.element_ty), mask=keep)
+    x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+    tl.store(dq + p, (bdq + weight * x).to(dq.dtype.element_ty), mask=keep)
+    x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+    tl.store(dk + p, (bdk + weight * x).to(dk.dtype.element_ty), mask=keep)
     tl.store(dg + p, (bdg + through[None, :]).to(dg.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def intra(
+    q, k, g, u, masks, dA, own, met, decay, stops, dq, dk, dg, du, owner, first, cu, T, PER, N, HV, COUNT,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, TERMS: tl.constexpr, STRONG: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``dq, dk, dg [C, BK]`` of the chunks that are ``STRONG``, or of the others; ``COUNT`` tiles in all.
+
+    ``dq, dk`` hold what ``inter`` wrote. ``TERMS`` do for sums without cancellation.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    jump = tl.num_programs(0)
+    theirs = 0
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        found = tl.load(stops + items, mask=items < COUNT, other=-1)
+        theirs += tl.sum(((found >= 0) & ((found < C // 2) == STRONG)).to(tl.int32), 0)
+    if theirs == 0:
+        return
+    for item in tl.range(pid, COUNT, jump, num_stages=1 if STRONG else 2):
+        ik = item % NK
+        hv = item // NK % HV
+        i = item // (NK * HV)
+        stop = tl.load(stops + item)
+        _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+        rows = piece * C + tl.arange(0, C)
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        if STRONG:
+            if (stop < C // 2) & (L > 0):
+                keep = (rows < L)[:, None] & (columns < K)[None, :]
+                levels_part(
+                    i, hv, ik, rows, keep, p, b, bos, L, stop, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
+                    qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, TERMS, PREC, DT,
+                )  # fmt: skip
+        else:
+            L = tl.where(stop == C // 2, L, 0)
+            keep = (rows < L)[:, None] & (columns < K)[None, :]
+            plain_part(
+                i, hv, ik, rows, keep, p, b, bos, L, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
+                qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, PREC, DT,
+            )  # fmt: skip

@@ -85,6 +85,11 @@ def masks_of(call: Diagonal) -> Tensor:
     return (make_masks if device.type == "meta" else kept_masks)(device, call.tiles.chunk, call.u is not None)
 
 
+def few(call: Diagonal, count: int) -> int:
+    """Programs that fill the device and share ``count`` pieces of work."""
+    return min(count, 2 * call.tiles.processors)
+
+
 def prepare(call: Diagonal) -> Prepared:
     """Scores, and rows that have decayed to the start and the end of their chunks: made, unless ``call`` brings them."""
     C, HV, tile = call.tiles.chunk, call.v.shape[2], call.tiles.scores
@@ -92,11 +97,13 @@ def prepare(call: Diagonal) -> Prepared:
     made = call.applied
     if made is None:
         made = Applied.empty(call)
-        launch(
-            vector.scores, chunks.count * HV, call,
-            call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), call.scale, *strides(call.q),
-            *strides(call.k), *strides(call.g), **facts(call, tile), **gate_facts(call),
-        )  # fmt: skip
+        count = chunks.count * HV
+        for strong, wanted in ((False, count), (True, few(call, count))):
+            launch(
+                vector.scores, wanted, call,
+                call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), count, call.scale,
+                *strides(call.q), *strides(call.k), *strides(call.g), STRONG=strong, **facts(call, tile), **gate_facts(call),
+            )  # fmt: skip
     applied = replace(call, q=made.read, k=made.write, g=made.decay, u=None, given=call, applied=made)
     return Prepared(applied, made.A, chunks)
 
@@ -194,7 +201,7 @@ def between_chunks(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept:
     return met
 
 
-def inside_chunks(call: Diagonal, chunks: Cut, stops: Tensor, met: Met) -> tuple[Tensor, Tensor | None]:
+def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met: Met) -> tuple[Tensor, Tensor | None]:
     """Launch ``intra``, which finishes ``dq`` and ``dk`` in place: ``dg`` a value head, and ``du`` a chunk."""
     (B, T, HV, _), K, tile = call.v.shape, call.q.shape[-1], call.tiles.intra
     dg = torch.empty((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32, device=call.v.device)
@@ -202,24 +209,27 @@ def inside_chunks(call: Diagonal, chunks: Cut, stops: Tensor, met: Met) -> tuple
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    launch(
-        vector.intra, chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, du,
-        *places(call, chunks), *strides(call.q), *strides(call.k), *strides(call.g),
-        TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, **facts(call, tile), **gate_facts(call),
-    )  # fmt: skip
+    count = chunks.count * HV * programs(K, 1, tile.BK, 1)
+    for strong in (False, True):
+        launch(
+            vector.intra, few(call, count), call,
+            call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
+            dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
+            TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
+            **{name: value for name, value in gate_facts(call).items() if name != "RANGE"},
+        )  # fmt: skip
     return dg, du
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v, g, u`` and the initial state, each in the shape that the kernels read."""
     made, do = prepare(call), rows_contiguous(do)
-    chunks, stops = made.chunks, made.call.applied.stops
+    chunks, (*_, decay, stops) = made.chunks, made.call.applied
     kept, dkept, dv, dstart = through_states(made, do, dend)
     del made  # whose arrays are as large as q and k together
     met = between_chunks(call, chunks, do, kept, dkept)
     del kept, dkept
-    dg, du = inside_chunks(call, chunks, stops, met)
+    dg, du = inside_chunks(call, chunks, decay, stops, met)
     if call.g.shape[2] != call.v.shape[2]:
         B, T, H, K = call.q.shape
         dg = dg.view(B, T, H, call.group, K).sum(3)
