@@ -1,4 +1,4 @@
-# flash-linear-attention 0.6.0: under torch.compile, fused_recurrent_gla gives other gradients than without.
+# flash-linear-attention 0.6.0: does fused_recurrent_gla give other gradients under torch.compile than without? Not run yet.
 import torch
 from fla.ops.gla import fused_recurrent_gla
 
