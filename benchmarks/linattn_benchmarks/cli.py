@@ -178,15 +178,28 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
 
 def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rows of several runs in one environment, but for how busy the machine was."""
-    first = files[0]
     if any(file["benchmark"] != "operators" for file in files):
         raise OptionError("report shows results files of operators only")
-    for name in first["environment"].keys() - {"load"}:
-        found = [file["environment"].get(name) for file in files]
-        if any(value != found[0] for value in found):
-            raise OptionError(f"report: these files come from different environments: {name} is {', '.join(map(str, found))}")
+    environment = shared([file["environment"] for file in files])
     rows = joined(row for file in files for row in file["results"]["rows"])
-    return first | {"results": first["results"] | {"rows": rows}}
+    return files[0] | {"environment": environment, "results": files[0]["results"] | {"rows": rows}}
+
+
+def shared(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The environment of all, as busy as the busiest; a package that only some had installed is one of it."""
+    first = environments[0]
+    packages: dict[str, str] = {}
+    for other in environments:
+        said = {name: value for name, value in other.items() if name not in ("load", "packages")} | other["packages"]
+        held = {name: value for name, value in first.items() if name not in ("load", "packages")} | packages
+        for name in said.keys() & held.keys():
+            if said[name] != held[name]:
+                raise OptionError(
+                    f"report: these files come from different environments: {name} is {held[name]} and {said[name]}"
+                )
+        packages |= other["packages"]
+    loads = [other["load"] for other in environments if other["load"] is not None]
+    return first | {"packages": packages, "load": max(loads, default=None)}
 
 
 ONCE = ("first_call_s", "peak_bytes", "peak_of")

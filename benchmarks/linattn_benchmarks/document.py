@@ -78,8 +78,9 @@ def operators(results: dict[str, Any]) -> str:
 def side_by_side(results: dict[str, Any]) -> str:
     """Of the general benchmark: milliseconds forward / forward and backward, one column a library, beside the floor."""
     rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
+    kinds = sorted({f"operands {row['case']['dtype']}, gates {row['case']['gate_dtype']}" for row in rows})
     what = "ms, forward / with backward, of graph replays where a call can be recorded"
-    return f"{table.ceilings(results['ceilings'])}. {', '.join(dtypes(rows))}; {what}.\n\n{columns(rows, times, floors)}"
+    return f"{table.ceilings(results['ceilings'])}. {'; '.join((*kinds, what))}.\n\n{columns(rows, times, floors)}"
 
 
 def memory(results: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import argparse
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,8 @@ FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_de
 PEER = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda")
 """Families that jax-linear-attention has kernels for."""
 PASSES = ("fwd", "fwdbwd")
+LOWERING = threading.Lock()
+"""Libraries load their kernels while a first call is traced: another one traced meanwhile would be without."""
 SEED = time.time_ns() % 2**31
 
 
@@ -162,7 +165,9 @@ def compiled_program(name: Name, options: argparse.Namespace) -> Any:
     if options.programs is not None and name.file(options.programs).exists():
         run = jax.export.deserialize(bytearray(name.file(options.programs).read_bytes())).call
     told = {"xla_gpu_autotune_level": 0} if name.backend in options.untuned else {}
-    return jax.jit(run).lower(arrays_of(name)).compile(told)
+    with LOWERING:
+        lowered = jax.jit(run).lower(arrays_of(name))
+    return lowered.compile(told)
 
 
 def arrays_of(name: Name) -> Any:

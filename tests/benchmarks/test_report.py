@@ -98,7 +98,7 @@ def test_several_runs_become_one_file(run, tmp_path):
     assert done.exit_code == 0, done.output
     (alone,), (again, other) = (environment.read(path)["results"]["rows"] for path in (first, second))
     joined = environment.read(both)
-    assert joined["environment"] == environment.read(first)["environment"]
+    assert joined["environment"]["packages"] == environment.read(first)["environment"]["packages"]
     assert alone["first_call_s"] is None
     taken = {name: again[name] for name in ("first_call_s", "peak_bytes", "peak_of")}
     assert joined["results"]["rows"] == [alone | taken, other]
@@ -120,8 +120,13 @@ def test_runs_in_different_environments_are_not_joined(run, tmp_path):
         environment.keep(tmp_path / name, content)
     done = run("report", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert done.exit_code == 2
-    text = "report: these files come from different environments: packages is {'torch': '2.11.0'}, {'torch': '2.13.0'}"
-    assert text in said(done)
+    assert "report: these files come from different environments: torch is 2.11.0 and 2.13.0" in said(done)
+
+
+def test_what_only_some_had_installed_is_part_of_the_environment():
+    one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "load": 1.5}
+    other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "load": 60.0}
+    assert cli.shared([one, other]) == other
 
 
 class Collector(html.parser.HTMLParser):
