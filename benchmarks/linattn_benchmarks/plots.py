@@ -52,7 +52,13 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def other_sizes(row: Row) -> str:
     """The shape without its length."""
-    return " ".join(part for part in row["label"].split() if not part.startswith("T"))
+    return " ".join(part for part in shape(row).split() if not part.startswith("T"))
+
+
+def shape(row: Row) -> str:
+    """The sizes, and the kind of gates where they are not a model's own."""
+    gates = row["case"]["gates"]
+    return row["label"] if gates == "model" else f"{row['label']} {gates} gates"
 
 
 def time_against_length(key: tuple[str, str, str], rows: Sequence[Row], colours: dict[str, int]) -> Figure:
@@ -94,13 +100,13 @@ def length(row: Row) -> int:
 
 def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
     """One line for each operator, shape and what is done; on it a point for each library."""
-    lines = list(dict.fromkeys((row["operator"], row["label"], row["what"]) for row in rows))
+    lines = list(dict.fromkeys((row["operator"], shape(row), row["what"]) for row in rows))
     figure, axes = plt.subplots(figsize=(8.2, 1.0 + 0.21 * len(lines)), layout="constrained")
     for name, i in colours.items():
         mine = [row for row in rows if library(row) == name]
         axes.plot(
             [ratio(row) for row in mine],
-            [lines.index((row["operator"], row["label"], row["what"])) for row in mine],
+            [lines.index((row["operator"], shape(row), row["what"])) for row in mine],
             color=COLOURS[i % len(COLOURS)],
             marker=MARKERS[i % len(MARKERS)],
             markersize=6,
