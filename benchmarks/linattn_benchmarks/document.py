@@ -125,7 +125,7 @@ def time(row: dict[str, Any] | None) -> str:
     """The median of one row."""
     if row is None or row["ms"] is None:
         return "–"
-    return table.milliseconds((row["graph_ms"] or row["ms"])["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
+    return table.milliseconds(table.on_device(row)["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
 
 
 def floors(pair: Pair) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from linattn.errors import Unsupported
 
-from . import ceilings, checks, fresh
+from . import ceilings, checks, fresh, table
 from .cases import Case
 from .clocks import spread
 from .environment import installed
@@ -57,7 +57,7 @@ def one_row(case: Case, subject: Subject, measured: dict[str, Any], seconds: flo
         return row | {"status": "skipped", "reason": str(error)}
     except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
         return row | {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:400]}
-    row["ratio"] = row["ms"]["median"] / row["floor"]["ms"]
+    row["ratio"] = table.ratio(row)
     if fresh_process:
         row |= fresh.first_call(case, subject)
     return row

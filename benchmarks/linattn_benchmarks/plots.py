@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from .table import library
+from .table import library, on_device, ratio
 
 Row = dict[str, Any]
 
@@ -52,15 +52,21 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 def other_sizes(row: Row) -> str:
     """The shape without its length."""
-    return " ".join(part for part in row["label"].split() if not part.startswith("T"))
+    return " ".join(part for part in shape(row).split() if not part.startswith("T"))
+
+
+def shape(row: Row) -> str:
+    """The sizes, and the kind of gates where they are not a model's own."""
+    gates = row["case"]["gates"]
+    return row["label"] if gates == "model" else f"{row['label']} {gates} gates"
 
 
 def time_against_length(key: tuple[str, str, str], rows: Sequence[Row], colours: dict[str, int]) -> Figure:
-    """Median and spread against T, both on logarithmic axes, with the floor below."""
+    """Median and spread against T, of graphs where a call was recorded, both on logarithmic axes, with the floor below."""
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for name in dict.fromkeys(library(row) for row in rows):
         mine = sorted((row for row in rows if library(row) == name), key=length)
-        ms = [row["ms"] for row in mine]
+        ms = [on_device(row) for row in mine]
         bars = [[m["median"] - m["q10"] for m in ms], [m["q90"] - m["median"] for m in ms]]
         i = colours[name]
         axes.errorbar(
@@ -94,25 +100,25 @@ def length(row: Row) -> int:
 
 def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
     """One line for each operator, shape and what is done; on it a point for each library."""
-    lines = list(dict.fromkeys((row["operator"], row["label"], row["what"]) for row in rows))
+    lines = list(dict.fromkeys((row["operator"], shape(row), row["what"]) for row in rows))
     figure, axes = plt.subplots(figsize=(8.2, 1.0 + 0.21 * len(lines)), layout="constrained")
     for name, i in colours.items():
         mine = [row for row in rows if library(row) == name]
         axes.plot(
-            [row["ratio"] for row in mine],
-            [lines.index((row["operator"], row["label"], row["what"])) for row in mine],
+            [ratio(row) for row in mine],
+            [lines.index((row["operator"], shape(row), row["what"])) for row in mine],
             color=COLOURS[i % len(COLOURS)],
             marker=MARKERS[i % len(MARKERS)],
             markersize=6,
             linestyle="none",
             label=name,
         )
-    ratios = [row["ratio"] for row in rows]
+    ratios = [ratio(row) for row in rows]
     axes.set(xscale="log", xlabel="median time ÷ floor (logarithmic)", ylim=(len(lines) - 0.5, -0.5))
-    axes.set_xlim(min([0.8, *(ratio / 1.2 for ratio in ratios)]), max([2, *ratios]) * 1.2)
+    axes.set_xlim(min([0.8, *(x / 1.2 for x in ratios)]), max([2, *ratios]) * 1.2)
     axes.set_yticks(range(len(lines)), [" · ".join(line) for line in lines], fontsize=8)
     axes.xaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.axvline(1, color="#868e96", linestyle="--", linewidth=1.2)
     axes.tick_params(axis="y", length=0)

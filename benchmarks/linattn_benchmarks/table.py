@@ -24,7 +24,7 @@ def cells(row: Row) -> tuple[str, ...]:
         milliseconds(ms["median"]),
         f"{milliseconds(ms['q10'])}–{milliseconds(ms['q90'])}",
         "" if row["graph_ms"] is None else milliseconds(row["graph_ms"]["median"]),
-        f"{row['ratio']:.3g}",
+        f"{ratio(row):.3g}",
         "" if row["first_call_s"] is None else f"{row['first_call_s']:.2f} s",
         "" if row["peak_bytes"] is None else memory(row["peak_bytes"]),
         error(row),
@@ -42,6 +42,16 @@ def library(row: Row) -> str:
         return row["library"]
     chosen = f" → {row['ran'].partition('.')[0]}" if row["backend"] == "auto" and row["ran"] else ""
     return f"{row['library']}:{row['backend']}{chosen}"
+
+
+def on_device(row: Row) -> dict[str, float]:
+    """Median and spread, without the host's share where the call could be recorded."""
+    return row["graph_ms"] or row["ms"]
+
+
+def ratio(row: Row) -> float:
+    """To the least time that the device needs."""
+    return on_device(row)["median"] / row["floor"]["ms"]
 
 
 def milliseconds(ms: float) -> str:
