@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch
+from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch, devices
 from linattn_backends.triton.delta_library import delta, delta_backward
 from triton_cases import arrays, call
 
@@ -87,3 +89,21 @@ def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
     call = delta_launch.Delta.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
     module = delta_launch.module_for(call, call.q, call.k, call.v)
     assert module is (delta_kernels if change else delta_hopper), name
+
+
+@pytest.mark.parametrize(("capability", "hip", "interpreted", "chosen"), [
+    ((9, 0), None, False, True),
+    ((9, 4), "6.4", False, False),
+    ((9, 0), "6.4", False, False),
+    ((10, 0), None, False, False),
+    ((9, 0), None, True, False),
+])  # fmt: skip
+def test_kernels_for_hopper_run_on_hopper_alone(monkeypatch, capability, hip, interpreted, chosen):
+    """AMD's devices say 9 as well."""
+    monkeypatch.setattr(devices, "_of_cuda", lambda device: SimpleNamespace(major=capability[0], minor=capability[1]))
+    monkeypatch.setattr(devices, "INTERPRETED", SimpleNamespace(value=interpreted))
+    monkeypatch.setattr(devices.torch.version, "hip", hip)
+    monkeypatch.setattr(devices.triton, "__version__", "3.6.0")
+    assert devices.hopper(torch.device("cuda")) is chosen
+    monkeypatch.setattr(devices.triton, "__version__", "3.9.0")
+    assert not devices.hopper(torch.device("cuda"))

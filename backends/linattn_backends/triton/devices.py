@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 import triton
 
+from .tiles import INTERPRETED
+
 __all__ = ["StandIn", "hopper", "processors", "roomy", "stand_in", "standing_in"]
 
 
@@ -67,5 +69,11 @@ def roomy(device: torch.device) -> bool:
 
 
 def hopper(device: torch.device) -> bool:
-    """Whether kernels in Gluon for compute capability 9.0 run: they are for one release of the compiler, like the language."""
-    return device.type == "cuda" and _of_cuda(device).major == 9 and triton.__version__.startswith("3.6.")
+    """Whether kernels in Gluon for NVIDIA's compute capability 9.0 run.
+
+    They are for one release of the compiler, like the language, which has no interpreter. AMD's devices say 9 as well.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or INTERPRETED.value:
+        return False
+    found = _of_cuda(device)
+    return (found.major, found.minor) == (9, 0) and triton.__version__.startswith("3.6.")
