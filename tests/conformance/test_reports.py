@@ -351,3 +351,68 @@ def test_rendering_needs_a_kind_of_page(tmp_path):
     done = command(commands.render_report, written(tmp_path, GOOD), "-o", str(tmp_path / "page.pdf"))
     assert done.exit_code == 2
     assert "expected a name that ends in .html or .md" in " ".join(done.output.replace("│", " ").split())
+
+
+# -- join-reports ----------------------------------------------------------------------------------------------------
+
+
+def halves():
+    """Two parts of the run of GOOD, and a base that both went on from."""
+    found = report_cases.passing()
+    unknown = [replace(result, status="not-run", error=None) for result in found[1::2]]
+    return report_cases.make(found[::2] + unknown), report_cases.make(found[1::2] + found[:4:2])
+
+
+def join(tmp_path, *parts):
+    paths = [written(tmp_path, part, f"{i}.json") for i, part in enumerate(parts)]
+    done = command(commands.join_reports, *paths, "--output", str(tmp_path / "whole.json"))
+    return done, " ".join(done.stderr.replace("│", " ").split()).replace(str(tmp_path) + "/", "")
+
+
+def test_parts_of_a_run_are_joined(tmp_path):
+    done, _ = join(tmp_path, *halves())
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip().endswith(f"whole.json: {len(GOOD['results'])} results; conformant: training")
+    assert read(tmp_path / "whole.json") == GOOD
+
+
+def test_what_is_in_no_part_is_not_run(tmp_path):
+    done, _ = join(tmp_path, halves()[0])
+    assert "not conformant: training" in done.stdout
+
+
+def with_results(change):
+    made = edited(change, halves()[1])
+    return with_new_hashes(made)
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (edited(pass_everything, BROKEN), "1.json: its results_hash does not belong to its results: they were edited"),
+        (
+            with_new_hashes(edited(lambda made: made.update(device="cuda"))),
+            "1.json: its device is 'cuda', and in 0.json it is 'cpu'",
+        ),
+        (
+            with_results(lambda made: made["results"].append(made["results"][0])),
+            "1.json: it has more than one result for a case",
+        ),
+        (BROKEN, "passed in 0.json, and failed in 1.json: run it again"),
+    ],
+    ids=["edited", "elsewhere", "twice", "differently"],
+)
+def test_what_does_not_belong_together_is_not_joined(tmp_path, other, complaint):
+    done, told = join(tmp_path, halves()[0], other)
+    assert done.exit_code == 2
+    assert complaint.replace(" ", "") in told.replace(" ", "")
+    assert not (tmp_path / "whole.json").exists()
+
+
+def test_complaints_of_all_parts_stay(tmp_path):
+    part = halves()[1]
+    complaining = report_cases.make([], complaints=["loading the backend again, the process died"])
+    join(tmp_path, halves()[0], part, complaining)
+    whole = read(tmp_path / "whole.json")
+    assert whole["complaints"] == ["loading the backend again, the process died"]
+    assert whole["verdict"]["outcome"] == "not conformant"
