@@ -438,12 +438,9 @@ def test_parameters_of_another_framework(torch):
 
 
 def test_a_start_of_another_framework(torch):
-    x = torch.randn(2, 5, H, K)
-    with pytest.raises(errors.FrameworkError) as caught:
-        Cosformer(M=64, start=np.array([3, 3]))(x)
-    assert (
-        str(caught.value) == "cosformer: start is a numpy array but x is a torch array: convert it, nothing is copied for you"
-    )
+    text = "^cosformer: start is a numpy array but x is a torch array: convert it, nothing is copied for you$"
+    with pytest.raises(errors.FrameworkError, match=text):
+        Cosformer(M=64, start=np.array([3, 3]))(torch.randn(2, 5, H, K))
 
 
 @pytest.mark.parametrize("framework", INSTALLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +37,7 @@ class Cosformer(Wide):
         check_whole("cosformer", M=self.M)
 
     def signed_within(self, T: int) -> bool:
-        return T - 1 + (self.start if isinstance(self.start, (int, np.integer)) else 0) > self.M
+        return T - 1 + (int(self.start) if isinstance(self.start, Integral) else 0) > self.M
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         if len(x.shape) < 3:
