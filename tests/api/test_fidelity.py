@@ -143,6 +143,32 @@ def test_wrong_shapes(call):
         assert str(caught.value) == f"q and k must both be [B, T, H, K], got {list(q)} and {list(k)}"
 
 
+@pytest.mark.parametrize("call", [feature_maps.fidelity, feature_maps.distillation_loss, feature_maps.attention_weights])
+def test_wrong_dtypes(call):
+    q = draw(1, 5, 2, 8)
+    with pytest.raises(errors.DtypeError) as caught:
+        call("elu1", q, q.astype(np.float64))
+    assert str(caught.value) == "k must have the dtype of q, float32, got float64"
+    with pytest.raises(errors.DtypeError) as caught:
+        call("elu1", q.astype(np.int64), q)
+    assert str(caught.value) == "q must be float16, bfloat16, float32 or float64, got int64"
+
+
+@pytest.mark.parametrize("call", [feature_maps.fidelity, feature_maps.distillation_loss])
+@pytest.mark.parametrize("shape", [(1, 0, 2, 8), (0, 5, 2, 8)])
+def test_nothing_has_no_mean(call, shape):
+    with pytest.raises(errors.ShapeError) as caught:
+        call("elu1", draw(*shape), draw(*shape))
+    assert str(caught.value) == f"q and k must hold at least one token, got [B, T, H, K] = {list(shape)}"
+
+
+def test_arrays_on_two_devices(torch):
+    q = torch.randn(1, 5, 2, 8)
+    with pytest.raises(errors.DeviceError) as caught:
+        feature_maps.fidelity("elu1", q, q.to("meta"))
+    assert str(caught.value) == "k is on meta but q is on cpu: move it, nothing is copied for you"
+
+
 def test_arrays_of_two_frameworks(torch):
     q = draw(1, 5, 2, 8)
     with pytest.raises(errors.FrameworkError) as caught:
