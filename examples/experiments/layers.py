@@ -124,7 +124,8 @@ def plot(costs: dict[str, dict[str, Any]]) -> Figure:
             style, colour = "--" if alone else "-", colours[kind.removesuffix(" alone")]
             ax.plot([int(T) for T in of], [one[what] for one in of.values()], style, color=colour, marker=".", label=kind)
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter("{x:g}")
         ax.set_title(what, loc="left", fontsize=10)
         ax.set_xlabel("context length")
     found[0].set_ylabel("milliseconds")
