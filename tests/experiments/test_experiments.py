@@ -68,7 +68,7 @@ TINY = {
     "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
     "estimators": "--maps 100",
     "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
-    "layers": "--device cpu --width 128 --tokens 32 --contexts 16,32 --repeats 1",
+    "layers": "--device cpu --width 128 --tokens 32 --contexts 16,32 --repeats 1 --compiler aot_eager",
 }
 
 
