@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from . import report, resuming
 from .manifest import Manifest
-from .verdict import verdict
+from .runner import Result
+from .verdict import cases_of, verdict
 
 __all__ = ["join"]
 
@@ -15,7 +17,8 @@ __all__ = ["join"]
 def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict[str, Any]:
     """The whole report of parts, each with the name that it has in errors.
 
-    Of a case that several of them ran the first result is taken. Seconds are those of the longest part.
+    Of a case that several of them ran the first result is taken; a case of the profile that none has is not run. Seconds are
+    those of the longest part.
 
     Raises:
         ValueError: A part was edited, or has two results for a case; or two are not of one subject, suite, place and kind; or
@@ -34,7 +37,9 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
             elif result["status"] in resuming.HAS_RUN and result["status"] != had["status"]:
                 told = f"{had['status']} in {before}, and {result['status']} in {other}"
                 raise ValueError(f"{result['id']}: {told}: run it again")
-    results = [dict(found[case][1]) for case in sorted(found)]
+    wanted = cases_of(first["profile"], held.applicable(first["framework"], first["device"], first["memory"]))
+    missing = {case: asdict(Result(case, "not-run", message="in none of the parts")) for case in wanted if case not in found}
+    results = [dict(result) for _, result in sorted((missing | {case: had for case, (_, had) in found.items()}).items())]
     joined = {key: value for key, value in first.items() if key not in ("verdict", "hash")} | {
         "results": results,
         "results_hash": report.results_hash(results),

@@ -177,6 +177,7 @@ def made_up_case(made):
     [
         (above_its_bound, "1 cases passed with an error above their bound: "),
         (made_up_status, "1 results have an unknown status: "),
+        (lambda made: made["results"].append(first_passed(made)), "1 cases have more than one result: "),
         (made_up_case, "1 results are of no case for numpy on cpu: gla/chunk/fp8/plain/T65/forward"),
     ],
 )
@@ -195,7 +196,16 @@ def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
         ('{"schema": 99}', "its layout is version 99, and this linattn reads version 2"),
         ('{"schema": 2}', "has no 'suite'"),
         (json.dumps({**GOOD, "memory": "much"}), "'memory' is 'much'"),
+        (json.dumps({**GOOD, "memory": float("nan")}), "no JSON: NaN is no number"),
+        ("[" * 100_000, "no JSON: maximum recursion depth exceeded"),
+        (json.dumps({**GOOD, "verdict": {}}), "its verdict: has no 'outcome'"),
+        (json.dumps({**GOOD, "verdict": {"outcome": ["conformant"]}}), "its verdict: 'outcome' is ['conformant']"),
+        (json.dumps({**GOOD, "backend": {}}), "'backend' is {}"),
+        (json.dumps({**GOOD, "environment": [1]}), "'environment' is [1]"),
+        (json.dumps({**GOOD, "complaints": [3]}), "'complaints' is [3]"),
         (json.dumps({**GOOD, "results": [{"id": 7}]}), "result 1: 'id' is 7"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "id": "gla"}]}), "result 1: 'id' is 'gla'"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "error": -1.0}]}), "result 1: 'error' is -1.0"),
         (json.dumps({**GOOD, "results": [3]}), "result 1: expected an object, got int"),
         (json.dumps({**GOOD, "profile": "most"}), "unknown profile 'most': known are core, inference, training, full"),
     ],
@@ -377,8 +387,11 @@ def test_parts_of_a_run_are_joined(tmp_path):
 
 
 def test_what_is_in_no_part_is_not_run(tmp_path):
-    done, _ = join(tmp_path, halves()[0])
-    assert "not conformant: training" in done.stdout
+    done, _ = join(tmp_path, report_cases.make(report_cases.passing()[::2]))
+    assert f"{len(GOOD['results'])} results; not conformant: training" in done.stdout
+    results = {result["id"]: result for result in read(tmp_path / "whole.json")["results"]}
+    missing = [results[result.id] for result in report_cases.passing()[1::2]]
+    assert {(result["status"], result["message"]) for result in missing} == {("not-run", "in none of the parts")}
 
 
 def with_results(change):
