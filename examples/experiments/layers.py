@@ -1,8 +1,8 @@
 """What a layer costs by length of the context: GLA (Yang et al. 2024, §5.3) and Hedgehog (Zhang et al. 2024, §5.4) by softmax.
 
 As many tokens, cut into contexts of growing length; a forward pass, and one with its backward pass, of whole layers and of the
-attention in them alone, called one operation at a time, and compiled. Softmax is PyTorch's fused attention. Milliseconds, and
-the memory that a pass needs. On a GPU.
+attention in them alone. Softmax is PyTorch's fused attention. Milliseconds, and the memory that a pass needs. On a GPU.
+Called one operation at a time, or compiled, by a compiler of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -51,17 +51,15 @@ KINDS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
     "Hedgehog alone": (3, lambda D: Alone(torch.from_numpy(Hedgehog.init(D // HEAD, HEAD)["W"]))),
 }
 """The width of the input in that of the model, and the layer."""
-COMPILED = ", compiled"
-SHOWN = [*KINDS, *(kind + COMPILED for kind in KINDS if kind != "softmax alone")]  # a single operation: nothing to compile
 
 
 def cost(kind: str, T: int, chosen: Any) -> dict[str, float]:
     """Milliseconds of both passes, and MiB that they need beyond the input and the layer."""
     torch.manual_seed(chosen.seed)
-    wide, make = KINDS[kind.removesuffix(COMPILED)]
+    wide, make = KINDS[kind]
     dtype = torch.bfloat16 if chosen.device == "cuda" else torch.float32
     layer = make(chosen.width).to(chosen.device, dtype)
-    if kind.endswith(COMPILED):
+    if chosen.compiler:
         torch._dynamo.reset()
         layer.compile(fullgraph=True, dynamic=False, backend=chosen.compiler)
     x = torch.randn(chosen.tokens // T, T, wide * chosen.width, device=chosen.device, dtype=dtype, requires_grad=True)
@@ -104,12 +102,12 @@ def main() -> None:
     chosen = options(
         __doc__, device="cuda" if torch.cuda.is_available() else "cpu", width=1024, tokens=32768, seed=0, repeats=10,
         contexts="1024,2048,4096,8192,16384,32768",
-        compiler="inductor",
+        compiler="",
     )  # fmt: skip
     record, contexts = Record("layers", chosen), numbers(chosen.contexts)
-    costs: dict[str, dict[str, Any]] = {kind: {} for kind in SHOWN}
+    costs: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     with Progress() as progress:
-        for kind in progress.track(SHOWN, description="layers"):
+        for kind in progress.track(KINDS, description="layers"):
             for T in contexts:
                 costs[kind][str(T)] = record.once(f"{kind} at {T}", lambda k=kind, n=T: cost(k, n, chosen))
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else "CPU"
@@ -127,21 +125,16 @@ def plot(costs: dict[str, dict[str, Any]]) -> Figure:
     colours = {kind: COLOURS[i] for i, kind in enumerate(("softmax", "GLA", "Hedgehog"))}
     for ax, what in zip(found, ("forward", "with backward"), strict=True):
         for kind, of in costs.items():
-            plain = kind.removesuffix(COMPILED)
-            colour, faint = (
-                colours[plain.removesuffix(" alone")],
-                0.35 if f"{plain}{COMPILED}" in costs and plain == kind else 1.0,
-            )
-            style = "--" if plain.endswith(" alone") else "-"
-            times = [one[what] for one in of.values()]
-            ax.plot([int(T) for T in of], times, style, color=colour, alpha=faint, marker=".", label=kind)
+            alone = kind.endswith(" alone")
+            style, colour = "--" if alone else "-", colours[kind.removesuffix(" alone")]
+            ax.plot([int(T) for T in of], [one[what] for one in of.values()], style, color=colour, marker=".", label=kind)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
         ax.set_title(what, loc="left", fontsize=10)
         ax.set_xlabel("context length")
     found[0].set_ylabel("milliseconds")
-    found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    found[-1].legend(frameon=False, fontsize=8)
     return figure
 
 
