@@ -26,12 +26,14 @@ from .hopper import (
     gates,
     issue,
     left,
-    level_scores,
+    put_terms,
     rows_of,
     spread,
+    strong_chunk,
     strong_gradients,
     sums,
     totals,
+    unknown_zero,
 )
 from .kernels import sequence_of
 
@@ -662,7 +664,7 @@ def tile_gradients(
     if not STRONG:
         async_copy.wait_group(2)
         gl.thread_barrier()
-        gate = gates(bg, C)
+        gate = gates(bg, BK)
         c = gl.sum(gate, 0) * 0.5
         half = gl.exp2(c)
         G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
@@ -784,9 +786,11 @@ def vector_gradients(
                 if PACKED:
                     wanted = wanted & (gl.load(owner + item // (NK * HV)) < N)
                 if wanted:
+                    none = unknown_zero(item)
                     tile_gradients(
                         item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
-                        owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+                        owner, first, cu, T, PER, HV + none, scale, qb, qt + none, qh, kb, kt + none, kh, ob, ot + none, oh,
+                        gb, gt + none, gh, bb, bt + none, bh,
                         K, V, C, BK, GROUP, PACKED, STRONG
                     )  # fmt: skip
     else:
@@ -857,7 +861,7 @@ def vector_prepare(
     for ik in gl.static_range(NK):
         async_copy.wait_group(NK - 1 - ik)
         gl.thread_barrier()
-        gate = gates(gs.index(ik), C)
+        gate = gates(gs.index(ik), BK)
         whole = gl.sum(gate, 0)
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
@@ -885,7 +889,15 @@ def vector_prepare(
             wrote._keep_alive()
             gl.thread_barrier()
         else:
-            decayed_rows(read + place, compare + place, write + place, qs.index(ik), ks.index(ik), gate, 1.0, HV * K, count, C, BK, True)
+            high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+            put_terms(high, rest, gate)
+            decayed_rows(
+                read + place, compare + place, write + place, qs.index(ik), ks.index(ik), high, rest, ones, 1.0, HV * K, count,
+                C, BK, True
+            )  # fmt: skip
+            gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
         put_scores(A, L, qw * scale, rw, here, C)
@@ -905,10 +917,9 @@ def put_scores(A, L, a, m, here, C: gl.constexpr):
 def strong_prepare(
     q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
-    NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if any_marked(ranges, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
@@ -916,19 +927,13 @@ def strong_prepare(
             if PACKED:
                 wanted = wanted & (gl.load(owner + item // HV) < N)
             if wanted:
+                none = unknown_zero(item)
                 gs, qs, ks, here, head, count = bring_chunk(
-                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
-                    K, C, BK, GROUP, 1, PACKED
+                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
+                    K, C, K, GROUP, 1, PACKED
                 )  # fmt: skip
-                async_copy.wait_group(0)
-                gl.thread_barrier()
-                for ik in gl.static_range(NK):
-                    place = head + ik * BK
-                    decayed_rows(
-                        read + place, compare + place, write + place, qs.index(ik), ks.index(ik), gates(gs.index(ik), C),
-                        1.0, HV * K, count, C, BK, True
-                    )  # fmt: skip
-                    gl.thread_barrier()
-                a, m = level_scores(gs, qs, ks, C, BK, NK, True)
+                a, m = strong_chunk(
+                    read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
+                )  # fmt: skip
                 put_scores(A, L, a * scale, m, here, C)
                 gl.thread_barrier()

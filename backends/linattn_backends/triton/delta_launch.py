@@ -201,10 +201,10 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     if module is not kernels:
         given = (call.q, call.k, call.g, ready.A, L)
         rows = (ready.q, ready.k, ready.write, ready.ranges)
-        sizes = dict(K=K, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, num_warps=4)
+        sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, num_warps=4)
         launch(
             module.vector_prepare, count, call,
-            *given, ready.rates, *rows, *where, call.scale, *strided, SCORES=scores is None, **sizes,
+            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
         )  # fmt: skip
         if L is None:
             return ready

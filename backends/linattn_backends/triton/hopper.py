@@ -15,8 +15,8 @@ from .kernels import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
-    "any_marked", "begin_total", "bring_chunk", "copy", "decayed_rows", "gates", "issue", "left", "level_scores", "put_terms",
-    "rows_of", "spread", "strong_gradients", "sums", "totals",
+    "any_marked", "begin_total", "bring_chunk", "copy", "decayed_rows", "gates", "issue", "left", "put_terms", "rows_of",
+    "spread", "strong_chunk", "strong_gradients", "sums", "totals", "unknown_zero",
 ]  # fmt: skip
 
 
@@ -98,9 +98,9 @@ def begin_total(ones, high, rest, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def gates(buffer, C: gl.constexpr):
-    """Log decays that were copied to ``buffer``, at least ``FLOOR``, base 2."""
-    return gl.maximum(buffer.load(sums(C)).to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+def gates(buffer, BK: gl.constexpr):
+    """Log decays ``[C, BK]`` that were copied to ``buffer``, at least ``FLOOR``, base 2."""
+    return gl.maximum(buffer.load(sums(BK)).to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
 
 
 @gluon.jit
@@ -133,22 +133,39 @@ def bring_chunk(
 
 @gluon.jit
 def decayed_rows(
-    read, compare, write, bq, bk, gate, scale, stride, count, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
+    read, compare, write, bq, bk, high, rest, ones, scale, stride, count, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
 ):  # fmt: skip
-    """Store ``scale q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates."""
-    acc: gl.constexpr = sums(C)
-    one = gl.full((C, C), 1.0, gl.float32, acc)
-    s = gl.arange(0, C, gl.SliceLayout(0, acc))
-    t = gl.arange(0, C, gl.SliceLayout(1, acc))
-    before = gl.where(s[None, :] <= t[:, None], one, 0.0)
-    early = gl.exp2(totals(before, gate, C, BK))
-    later = gl.exp2(totals(one - before, gate, C, BK))
-    key = bk.load(acc).to(gl.float32)
-    spread(write, (key * later).to(gl.bfloat16), stride, count, C, BK)
-    if KEYS:
-        spread(compare, (key * early).to(gl.bfloat16), stride, count, C, BK)
+    """Store ``scale q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates, whose terms are ``high, rest``.
+
+    ``ones`` has room for two matrices ``[C, C]``.
+    """
+    acc: gl.constexpr = sums(BK)
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    before = gl.where(s <= t, gl.full((C, C), 1.0, gl.float32, sums(C)), 0.0)
+    ones.index(0).store(before.to(gl.bfloat16))
+    ones.index(1).store((1.0 - before).to(gl.bfloat16))
+    fence_async_shared()
+    gl.thread_barrier()
+    early = begin_total(ones.index(0), high, rest, C, BK)
+    later = begin_total(ones.index(1), high, rest, C, BK)
+    early = gl.exp2(warpgroup_mma_wait(2, [early]))
     asked = bq.load(acc).to(gl.float32) * early
     spread(read, (asked * scale).to(gl.bfloat16), stride, count, C, BK)
+    key = bk.load(acc).to(gl.float32)
+    if KEYS:
+        spread(compare, (key * early).to(gl.bfloat16), stride, count, C, BK)
+    later = gl.exp2(warpgroup_mma_wait(0, [later]))
+    spread(write, (key * later).to(gl.bfloat16), stride, count, C, BK)
+
+
+@gluon.jit
+def unknown_zero(item):
+    """Zero, a multiple of 16, which no compiler can know: offsets that depend on it are not held in memory from one item of a loop to the next.
+
+    Registers are short, and so is what the processor's memory has left for the cache.
+    """
+    return (item >> 31) * 16
 
 
 @gluon.jit
@@ -170,66 +187,83 @@ def any_marked(marks, pid, COUNT, PARTS: gl.constexpr, TILES: gl.constexpr, LIMI
 @gluon.jit
 def put_between(ones, half, C: gl.constexpr):
     """Store which gates lie between a token, a row, and the middle of its block of ``2 · half`` tokens."""
-    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None] + in_loop(half)
-    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :] + in_loop(half)
-    lies = ((t ^ s) < half) & ((s <= t) == ((t & half) != 0))
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    begin = t & -half  # of its half: from there until t, or after t until the half's end
+    upper = (t & half) != 0
+    low = gl.where(upper, begin, t + 1)
+    length = gl.where(upper, t + 1 - begin, begin + half - 1 - t)
+    lies = (s - low).to(gl.uint32) < length.to(gl.uint32)
     ones.store(gl.where(lies, gl.full((C, C), 1.0, gl.float32, sums(C)), 0.0).to(gl.bfloat16))
 
 
 @gluon.jit
-def level_scores(gs, qs, ks, C: gl.constexpr, BK: gl.constexpr, NK: gl.constexpr, KEYS: gl.constexpr):
+def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEYS: gl.constexpr):
     """``Σ_k q_tk k_sk e^{G_tk - G_sk}``, ``s ≤ t``, and, if ``KEYS``, that of ``k_tk``, ``s < t``, for any gates; else zero.
 
     At each of ``log2 C`` levels, from pairs of neighbours on: pairs of tokens in two halves of a block, measured from its
     middle, where both exponents are sums of gates, so ``≤ 0``. The lower half's queries and the upper half's keys are zero.
-    What a level gives to pairs of two blocks is taken away at the next.
+    What a level gives to pairs of two blocks is taken away at the next. Sums are begun a level ahead, their ones made two.
     """
+    wide: gl.constexpr = sums(K)
     acc: gl.constexpr = sums(C)
-    tiles: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
-    high = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tiles)
-    rest = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tiles)
-    for ik in gl.static_range(NK):
-        put_terms(high.index(ik), rest.index(ik), gates(gs.index(ik), C))
+    u = gl.arange(0, C, gl.SliceLayout(1, wide))[:, None]
+    wrote = gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
+    put_between(ones.index(0), 1, C)
+    put_between(ones.index(1), 2, C)
     fence_async_shared()
     gl.thread_barrier()
-    ones = gl.allocate_shared_memory(gl.bfloat16, [C, C], tiles)
-    wrote = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tiles)
-    A = gl.zeros((C, C), gl.float32, acc)
     L = gl.zeros((C, C), gl.float32, acc)
-    for ik in gl.static_range(NK):
-        A = issue(qs.index(ik), ks.index(ik).permute((1, 0)), A, False)
-    A = warpgroup_mma_wait(0, [A])
+    A = issue(bq, bk.permute((1, 0)), L, True)
+    S = begin_total(ones.index(0), high, rest, C, K)
+    A, S = warpgroup_mma_wait(0, [A, S])
     for level in range(6):
         half = 1 << level
-        upper = (t & half) != 0
+        e = gl.exp2(S)
+        upper = gl.where((u & half) != 0, 1.0, 0.0)
+        key = bk.load(wide).to(gl.float32) * e
+        wrote.store((key * (1.0 - upper)).to(gl.bfloat16))
+        if KEYS:
+            left_k = gl.convert_layout((key * upper).to(gl.bfloat16), left(C))
+        left_q = gl.convert_layout((bq.load(wide).to(gl.float32) * (e * upper)).to(gl.bfloat16), left(C))
         apart = (t + in_loop(half)) ^ (s + in_loop(half))
         A = gl.where(apart < half, A, 0.0)
         L = gl.where(apart < half, L, 0.0)
-        put_between(ones, half, C)
         fence_async_shared()
         gl.thread_barrier()
-        for ik in gl.static_range(NK):
-            e = gl.exp2(warpgroup_mma_wait(0, [begin_total(ones, high.index(ik), rest.index(ik), C, BK)]))
-            key = ks.index(ik).load(acc).to(gl.float32) * e
-            wrote.index(ik).store(gl.where(upper, 0.0, key).to(gl.bfloat16))
-            if KEYS:
-                left_k = gl.convert_layout(gl.where(upper, key, 0.0).to(gl.bfloat16), left(C))
-            asked = qs.index(ik).load(acc).to(gl.float32) * e
-            left_q = gl.convert_layout(gl.where(upper, asked, 0.0).to(gl.bfloat16), left(C))
-            fence_async_shared()
-            gl.thread_barrier()
-            A = issue(left_q, wrote.index(ik).permute((1, 0)), A, False)
-            if KEYS:
-                L = issue(left_k, wrote.index(ik).permute((1, 0)), L, False)
-                L, left_k = warpgroup_mma_wait(0, [L, left_k])
-            A, left_q = warpgroup_mma_wait(0, [A, left_q])
-    ones._keep_alive()
+        S = begin_total(ones.index((level + 1) & 1), high, rest, C, K)
+        A = issue(left_q, wrote.permute((1, 0)), A, False)
+        if KEYS:
+            L = issue(left_k, wrote.permute((1, 0)), L, False)
+        put_between(ones.index(level & 1), 4 * half, C)
+        if KEYS:
+            L, left_k = warpgroup_mma_wait(0, [L, left_k])
+        S, A, left_q = warpgroup_mma_wait(0, [S, A, left_q])
+        gl.thread_barrier()
     wrote._keep_alive()
+    return A, L
+
+
+@gluon.jit
+def strong_chunk(
+    read, compare, write, gs, qs, ks, scale, stride, count, C: gl.constexpr, K: gl.constexpr, KEYS: gl.constexpr
+):  # fmt: skip
+    """``decayed_rows`` and ``level_scores`` of a chunk that ``bring_chunk`` brings in one piece."""
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    high = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    rest = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    put_terms(high, rest, gates(gs.index(0), K))
+    ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16))
+    decayed_rows(read, compare, write, qs.index(0), ks.index(0), high, rest, ones, scale, stride, count, C, K, KEYS)
+    gl.thread_barrier()
+    A, L = level_scores(qs.index(0), ks.index(0), high, rest, ones, C, K, KEYS)
     high._keep_alive()
     rest._keep_alive()
-    gl.thread_barrier()
+    ones._keep_alive()
     return A, L
 
 
@@ -243,96 +277,100 @@ def strong_gradients(
     Through the scores, by the levels of ``level_scores``, whose gradients, mirrored at the diagonal, are ``sA`` and, if
     ``KEYS``, ``sL``; ``own [C, 1]`` is the first's diagonal. A tile ``X`` of decayed queries in upper halves and keys in lower
     ones meets a level's pairs ``dA``: ``e^{…} ∘ dA X`` is ``dq`` in upper halves and ``dk`` in lower ones. A gate's gradient
-    sums over the tokens whose way to the middle crosses it.
+    sums over the tokens whose way to the middle crosses it. Queries and keys are loaded where they are needed: registers are
+    what there is least of.
     """
     acc: gl.constexpr = sums(C)
     tiles: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
-    u = gl.arange(0, C, gl.SliceLayout(1, left(C)))[:, None]
+    r = gl.arange(0, C, gl.SliceLayout(1, left(C)))[:, None]
     w = gl.arange(0, C, gl.SliceLayout(0, left(C)))[None, :]
     zeros = gl.zeros((C, BK), gl.float32, acc)
     none = gl.zeros((C, C), gl.bfloat16, left(C))
-    one = zeros + 1.0
-    gate = gates(bg, C)
+    gate = gates(bg, BK)
     high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     put_terms(high, rest, gate)
     met *= gl.exp2(gl.sum(gate, 0))
-    ones = gl.allocate_shared_memory(gl.bfloat16, [C, C], tiles, gl.where(s <= t, one, 0.0).to(gl.bfloat16))
+    ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tiles)
+    before = gl.where(s <= t, zeros + 1.0, 0.0)
+    ones.index(0).store(before.to(gl.bfloat16))
+    ones.index(1).store((1.0 - before).to(gl.bfloat16))
     XA = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     XL = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
+    crossing = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     fence_async_shared()
     gl.thread_barrier()
-    early = gl.exp2(warpgroup_mma_wait(0, [begin_total(ones, high, rest, C, BK)]))
+    early = gl.exp2(warpgroup_mma_wait(0, [begin_total(ones.index(0), high, rest, C, BK)]))
     key = bk.load(acc).to(gl.float32)
     asked = bq.load(acc).to(gl.float32)
     dq *= early
-    crossing = asked * dq
+    across = asked * dq
     dk = own * asked
+    dq += own * key
     if KEYS:
         dread *= early
-        crossing += key * dread
+        across += key * dread
         dk += dread
-    dq += own * key
-    put_terms(XA, XL, crossing)
+    put_terms(XA, XL, across)
     fence_async_shared()
     gl.thread_barrier()
-    dg = warpgroup_mma_wait(0, [begin_total(ones.permute((1, 0)), XA, XL, C, BK)])
+    dg = begin_total(ones.index(0).permute((1, 0)), XA, XL, C, BK)
+    later = begin_total(ones.index(1), high, rest, C, BK)
+    dg, later = warpgroup_mma_wait(0, [dg, later])
     dg += met[None, :]
-    gl.thread_barrier()
-    ones.store(gl.where(s > t, one, 0.0).to(gl.bfloat16))
-    fence_async_shared()
-    gl.thread_barrier()
-    dwrote *= gl.exp2(warpgroup_mma_wait(0, [begin_total(ones, high, rest, C, BK)]))
+    dwrote *= gl.exp2(later)
     dk += dwrote
-    put_terms(XA, XL, key * dwrote)
+    gl.thread_barrier()
+    put_terms(XA, XL, bk.load(acc).to(gl.float32) * dwrote)
+    put_between(ones.index(0), 1, C)
     fence_async_shared()
     gl.thread_barrier()
-    dg = issue(ones.permute((1, 0)), XA, dg, False)
-    dg = warpgroup_mma_wait(0, [issue(ones.permute((1, 0)), XL, dg, False)])
+    dg = issue(ones.index(1).permute((1, 0)), XA, dg, False)
+    dg = issue(ones.index(1).permute((1, 0)), XL, dg, False)
+    e = begin_total(ones.index(0), high, rest, C, BK)
+    dg, e = warpgroup_mma_wait(0, [dg, e])
     gl.thread_barrier()
-
     for level in range(6):
         half = 1 << level
-        upper = (t & half) != 0
-        put_between(ones, half, C)
-        fence_async_shared()
-        gl.thread_barrier()
-        e = gl.exp2(warpgroup_mma_wait(0, [begin_total(ones, high, rest, C, BK)]))
+        e = gl.exp2(e)
+        upper = gl.where((t & half) != 0, 1.0, 0.0)
         key = bk.load(acc).to(gl.float32)
-        asked = gl.where(upper, bq.load(acc).to(gl.float32), key)
-        XA.store((asked * e).to(gl.bfloat16))
+        XA.store(((bq.load(acc).to(gl.float32) * upper + key * (1.0 - upper)) * e).to(gl.bfloat16))
         if KEYS:
             XL.store((key * e).to(gl.bfloat16))
-        apart = (u + in_loop(half)) ^ (w + in_loop(half))
-        pairs = (apart >= half) & (apart < 2 * half)
-        dA = gl.where(pairs, sA.load(left(C)), none)
+        apart = (r + in_loop(half)) ^ (w + in_loop(half)) ^ half
+        dA = gl.where(apart < half, sA.load(left(C)), none)
+        if KEYS:
+            dL = gl.where(apart < half, sL.load(left(C)), none)
         fence_async_shared()
         gl.thread_barrier()
         Z = issue(dA, XA, zeros, True)
         if KEYS:
-            dL = gl.where(pairs, sL.load(left(C)), none)
             Y = issue(dL, XL, zeros, True)
+        put_between(ones.index((level + 1) & 1), 2 * half, C)
+        if KEYS:
             Y, dL = warpgroup_mma_wait(0, [Y, dL])
         Z, dA = warpgroup_mma_wait(0, [Z, dA])
         Z = Z * e
-        dq = dq + gl.where(upper, Z, 0.0)
-        dk = dk + gl.where(upper, 0.0, Z)
-        crossing = asked * Z
+        across = Z * upper
+        dq = dq + across
+        across = bq.load(acc).to(gl.float32) * across
+        Z = Z * (1.0 - upper)
         if KEYS:
-            Y = Y * e
-            dk = dk + Y
-            crossing += key * Y
-        gl.thread_barrier()
-        XA.store(crossing.to(gl.bfloat16))
+            Z += Y * e
+        dk = dk + Z
+        crossing.store((across + bk.load(acc).to(gl.float32) * Z).to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
-        dg = warpgroup_mma_wait(0, [issue(ones.permute((1, 0)), XA, dg, False)])
-        gl.thread_barrier()
+        dg = issue(ones.index(level & 1).permute((1, 0)), crossing, dg, False)
+        e = begin_total(ones.index((level + 1) & 1), high, rest, C, BK)
+        dg, e = warpgroup_mma_wait(0, [dg, e])
     high._keep_alive()
     rest._keep_alive()
     ones._keep_alive()
     XA._keep_alive()
     XL._keep_alive()
+    crossing._keep_alive()
     return dq, dk, dg

@@ -178,8 +178,7 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
 def whole_lines(*arrays: Tensor | None) -> bool:
     """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
     return all(
-        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in strides(x)) and x.stride(1) < 1 << 24)
-        for x in arrays
+        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in strides(x)) and x.stride(1) < 1 << 24) for x in arrays
     )
 
 

@@ -8,13 +8,12 @@ from .hopper import (
     any_marked,
     bring_chunk,
     copy,
-    decayed_rows,
-    gates,
-    level_scores,
     rows_of,
     spread,
+    strong_chunk,
     strong_gradients,
     sums,
+    unknown_zero,
 )
 from .kernels import at_head, sequence_of
 
@@ -24,10 +23,10 @@ __all__ = ["intra", "scores"]
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def scores(
     q, k, g, A, read, write, stops, owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.vector.scores` if ``STRONG``, by levels down to pairs of neighbours: all ``stops`` stay 0."""
-    NK: gl.constexpr = K // BK
+    NK: gl.constexpr = K // 64  # tiles that the plain products took, each with a mark
     pid = gl.program_id(0)
     if any_marked(stops, pid, COUNT, NK, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
@@ -35,20 +34,14 @@ def scores(
             for ik in gl.static_range(NK):
                 least = gl.minimum(least, gl.load(stops + item * NK + ik))
             if least < C // 2:
+                none = unknown_zero(item)
                 gs, qs, ks, here, head, count = bring_chunk(
-                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
-                    K, C, BK, GROUP, GATE_GROUP, PACKED
+                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
+                    K, C, K, GROUP, GATE_GROUP, PACKED
                 )  # fmt: skip
-                async_copy.wait_group(0)
-                gl.thread_barrier()
-                for ik in gl.static_range(NK):
-                    place = head + ik * BK
-                    decayed_rows(
-                        read + place, write + place, write + place, qs.index(ik), ks.index(ik), gates(gs.index(ik), C), scale,
-                        HV * K, count, C, BK, False
-                    )  # fmt: skip
-                    gl.thread_barrier()
-                made, _ = level_scores(gs, qs, ks, C, BK, NK, False)
+                made, _ = strong_chunk(
+                    read + head, write + head, write + head, gs, qs, ks, scale, (HV + none) * K, count, C, K, False
+                )  # fmt: skip
                 spread(A + here * (C * C), (made * scale).to(gl.bfloat16), C, C, C, C)
                 gl.thread_barrier()
 
@@ -64,8 +57,10 @@ def intra(
     if any_marked(stops, pid, COUNT, 1, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
             if gl.load(stops + item) < C // 2:
+                none = unknown_zero(item)
                 tile_gradients(
-                    item, q, k, g, dA, own, met, dq, dk, dg, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
+                    item, q, k, g, dA, own, met, dq, dk, dg, owner, first, cu, T, PER, HV + none,
+                    qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, BK, GROUP, GATE_GROUP, PACKED
                 )  # fmt: skip
                 gl.thread_barrier()

@@ -106,7 +106,7 @@ def for_hopper(call: Diagonal) -> ModuleType | None:
 def hopper_facts(call: Diagonal) -> dict[str, Any]:
     """Compile-time facts of its kernels."""
     return dict(
-        K=call.q.shape[-1], C=call.tiles.chunk, BK=64, GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2],
+        K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2],
         PACKED=call.cu is not None, num_warps=4,
     )  # fmt: skip
 
@@ -251,7 +251,7 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
         launch(
             fast.intra, few(call, count), call,
             call.q, call.k, call.g, met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, *places(call, chunks), count,
-            *strides(call.q), *strides(call.k), *strides(call.g), **hopper_facts(call),
+            *strides(call.q), *strides(call.k), *strides(call.g), BK=64, **hopper_facts(call),
         )  # fmt: skip
     return dg, du
 
