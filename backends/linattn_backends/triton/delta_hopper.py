@@ -839,8 +839,9 @@ def vector_prepare(
     q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+    RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products, whatever the chunk decays by; without ``SCORES`` as ``decayed``."""
+    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -867,6 +868,7 @@ def vector_prepare(
         least = gl.minimum(least, gl.min(whole, 0))
         place = head + ik * BK
         if SCORES:
+            kept = gl.where(least > -RANGE, count, 0)
             c = whole * 0.5
             half = gl.exp2(c)[None, :]
             G = totals(before, gate, C, BK) - c[None, :]
@@ -874,7 +876,7 @@ def vector_prepare(
             right = key * gl.exp2(-G)
             wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
             fence_async_shared()
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
             early = gl.exp2(G)
             key = key * early
             left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
@@ -883,8 +885,8 @@ def vector_prepare(
             asked = qs.index(ik).load(acc).to(gl.float32) * early
             left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
             qw = issue(left_q, wrote.permute((1, 0)), qw, False)
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
-            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
             rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
             wrote._keep_alive()
             gl.thread_barrier()
@@ -900,17 +902,17 @@ def vector_prepare(
             gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        put_scores(A, L, qw * scale, rw, here, C)
+        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
 
 
 @gluon.jit
-def put_scores(A, L, a, m, here, C: gl.constexpr):
-    """Store a chunk's scores: what is above their diagonals is zero, or not read."""
+def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
+    """Store the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
     t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
     square = here * (C * C)
-    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
-    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=s // 16 <= t // 16)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
+    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
@@ -935,5 +937,5 @@ def strong_prepare(
                 a, m = strong_chunk(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
-                put_scores(A, L, a * scale, m, here, C)
+                put_scores(A, L, a * scale, m, here, C, C)
                 gl.thread_barrier()

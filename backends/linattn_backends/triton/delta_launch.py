@@ -201,7 +201,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     if module is not kernels:
         given = (call.q, call.k, call.g, ready.A, L)
         rows = (ready.q, ready.k, ready.write, ready.ranges)
-        sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, num_warps=4)
+        sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
         launch(
             module.vector_prepare, count, call,
             *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
@@ -210,7 +210,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             return ready
         launch(
             module.strong_prepare, few(call, count), call,
-            *given, *rows, *where, count, call.scale, *strided, RANGE=call.tiles.range, **sizes,
+            *given, *rows, *where, count, call.scale, *strided, **sizes,
         )  # fmt: skip
         return ready._replace(M=solved(call, chunks, L, ready.M))
     strided = (*strided, *strides(call.a), *strides(call.b))

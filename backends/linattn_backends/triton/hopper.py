@@ -135,9 +135,9 @@ def bring_chunk(
 def decayed_rows(
     read, compare, write, bq, bk, high, rest, ones, scale, stride, count, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
 ):  # fmt: skip
-    """Store ``scale q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates, whose terms are ``high, rest``.
+    """Store ``scale q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates.
 
-    ``ones`` has room for two matrices ``[C, C]``.
+    ``high, rest`` are the gates' terms; ``ones`` has room for two matrices ``[C, C]``.
     """
     acc: gl.constexpr = sums(BK)
     s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]

@@ -52,7 +52,6 @@ def intra(
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.vector.intra` if ``STRONG``."""
-    NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if any_marked(stops, pid, COUNT, 1, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
