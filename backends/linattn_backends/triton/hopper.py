@@ -161,9 +161,10 @@ def decayed_rows(
 
 @gluon.jit
 def unknown_zero(item):
-    """Zero, a multiple of 16, which no compiler can know: offsets that depend on it are not held in memory from one item of a loop to the next.
+    """Zero, a multiple of 16, which no compiler can know.
 
-    Registers are short, and so is what the processor's memory has left for the cache.
+    Offsets that depend on it are not held in memory from one item of a loop to the next: registers are short, and so is what
+    the processor's memory has left for the cache.
     """
     return (item >> 31) * 16
 
