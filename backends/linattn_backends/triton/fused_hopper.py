@@ -14,10 +14,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from .delta_hopper import barriers, copy, issue, left, put, sums
+from .delta_hopper import add, barriers, copy, issue, left, put, sums
 from .kernels import nth, span_of
 
-__all__ = ["fused"]
+__all__ = ["fused", "gradients"]
 
 
 @gluon.jit
@@ -252,4 +252,238 @@ def fused(
                 REVERSE, STAGES,
             )),
         ], [4, 4, 4], [112, 72, 72],
+    )  # fmt: skip
+
+
+@gluon.jit
+def ask(
+    n, do, v, k, q, dkept, found, before, dos, vs, ks, qs, dSs, rates, ready, low, limit, HV, ot, vt, kt, qt,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy what a chunk brings to the gradients."""
+    stage = n % STAGES
+    row = (low + n) * C
+    count = limit - row
+    far = row.to(gl.int64)
+    copy(dos.index(stage), do + far * ot, ot, count, C, V)
+    copy(vs.index(stage), v + far * vt, vt, count, C, V)
+    copy(dSs.index(stage), dkept + (far // C) * HV * (K * V), V, BK, BK, V)
+    copy(ks.index(stage), k + far * kt, kt, count, C, BK)
+    copy(qs.index(stage), q + far * qt, qt, count, C, BK)
+    last = gl.min(found, 0)
+    rates.index(stage).slice(0, C).store(gl.exp2(found))
+    rates.index(stage).slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
+    rates.index(stage).slice(2 * C, C).store(found)
+    rates.index(stage).slice(3 * C, C).store(found - before)
+    async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+    gl.thread_barrier()
+    mbarrier.arrive(ready.index(stage), count=1)
+
+
+@gluon.jit
+def gates_of(G, n, low, high, limit, gt, C: gl.constexpr):
+    """Running sums of a chunk's tokens, and those before them; of the last chunk, if there is no such one."""
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    row = gl.minimum(low + n, high - 1) * C
+    at = gl.minimum(t, limit - row - 1)
+    far = row.to(gl.int64)
+    before = gl.load(G + (far + gl.maximum(at - 1, 0)) * gt)
+    return gl.load(G + (far + at) * gt), gl.where(t == 0, 0.0, before)
+
+
+@gluon.jit
+def move(
+    do, v, k, q, dkept, G, dq, dk, dos, vs, ks, qs, dSs, rates, ready, made_q, made_k, low, high, limit, HV, ot, vt, kt, qt, gt,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy what the chunks bring, and store what stands in its place when it has been used."""
+    for n in range(gl.minimum(high - low, STAGES)):
+        found, before = gates_of(G, n, low, high, limit, gt, C)
+        ask(
+            n, do, v, k, q, dkept, found, before, dos, vs, ks, qs, dSs, rates, ready, low, limit, HV, ot, vt, kt, qt, K, V, C,
+            BK, STAGES
+        )  # fmt: skip
+    for n in range(high - low):
+        stage = n % STAGES
+        row = (low + n) * C
+        found, before = gates_of(G, n + STAGES, low, high, limit, gt, C)
+        far = row.to(gl.int64) * (HV * K)
+        mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
+        put(dk + far, qs.index(stage), HV * K, limit - row, C, BK)
+        mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
+        put(dq + far, ks.index(stage), HV * K, limit - row, C, BK)
+        gl.thread_barrier()
+        if low + n + STAGES < high:
+            ask(
+                n + STAGES, do, v, k, q, dkept, found, before, dos, vs, ks, qs, dSs, rates, ready, low, limit, HV, ot, vt, kt,
+                qt, K, V, C, BK, STAGES
+            )  # fmt: skip
+
+
+@gluon.jit
+def queries(
+    start, dos, vs, ks, qs, dSs, As, rates, lines, ready, scored, taken, crossed, made_q, low, high, scale, at, ik,
+    V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The walk of ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
+    wide: gl.constexpr = sums(V)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    S = gl.zeros((BK, V), gl.float32, wide)
+    if START:
+        columns_v = gl.arange(0, V, gl.SliceLayout(0, wide))[None, :]
+        columns_k = (ik * BK + gl.arange(0, BK, gl.SliceLayout(1, wide)))[:, None]
+        S = S + gl.load(start + at + (columns_k * V + columns_v)).to(gl.float32)
+    zeros = gl.zeros((BK, C), gl.float32, narrow)
+    t = gl.arange(0, C, by_token)
+    for n in range(high - low):
+        stage = n % STAGES
+        phase = (n // STAGES) & 1
+        mbarrier.wait(ready.index(stage), phase)
+        fence_async_shared()
+        before = (S * scale).to(gl.bfloat16)
+        S = S * rates.index(stage).slice(C - 1, 1).load(gl.SliceLayout(0, wide))[None, :]
+        met = gl.sum(gl.sum(S * dSs.index(stage).load(wide).to(gl.float32), 1), 0)
+        old = gl.convert_layout(before, left(C))
+        x = issue(old, dos.index(stage).permute((1, 0)), zeros, True)
+        given = ks.index(stage).permute((1, 0)).load(left(C))
+        decayed = given.to(gl.float32) * rates.index(stage).slice(C, C).load(gl.SliceLayout(0, left(C)))[None, :]
+        added = gl.convert_layout(decayed.to(gl.bfloat16), left(V))
+        S = issue(added, vs.index(stage), S, False)
+        mbarrier.wait(scored.index(stage), phase)
+        x, old = warpgroup_mma_wait(1, [x, old])
+        x = x * rates.index(stage).slice(0, C).load(by_token)[None, :]
+        x = issue(given, As.index(stage).permute((1, 0)), x, False)
+        query = qs.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
+        S, added = warpgroup_mma_wait(1, [S, added])
+        x, given = warpgroup_mma_wait(0, [x, given])
+        across = gl.sum(query * x, 0)
+        lines.index(stage).store(gl.where(t == C - 1, across + met, across))
+        gl.thread_barrier()
+        mbarrier.arrive(crossed.index(stage), count=1)
+        mbarrier.wait(taken.index(stage), phase)
+        ks.index(stage).permute((1, 0)).store(x.to(gl.bfloat16))
+        gl.thread_barrier()
+        mbarrier.arrive(made_q.index(stage), count=1)
+
+
+@gluon.jit
+def keys(
+    dg, vs, ks, qs, dSs, As, rates, lines, ready, scored, taken, crossed, made_k, low, high, limit, HV,
+    C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``dk`` and ``dg``."""
+    acc: gl.constexpr = sums(BK)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    zeros = gl.zeros((C, BK), gl.float32, acc)
+    j = gl.arange(0, C, scan)
+    for n in range(high - low):
+        stage = n % STAGES
+        phase = (n // STAGES) & 1
+        mbarrier.wait(ready.index(stage), phase)
+        fence_async_shared()
+        x = issue(vs.index(stage), dSs.index(stage).permute((1, 0)), zeros, True)
+        key = ks.index(stage).load(acc).to(gl.float32)
+        gl.thread_barrier()
+        mbarrier.arrive(taken.index(stage), count=1)
+        mbarrier.wait(scored.index(stage), phase)
+        x = warpgroup_mma_wait(0, [x])
+        x = x * rates.index(stage).slice(C, C).load(of_rows)[:, None]
+        crossing = gl.sum(gl.sum(key * x, 1), 0)
+        x = issue(As.index(stage).permute((1, 0)), qs.index(stage), x, False)
+        x = warpgroup_mma_wait(0, [x])
+        own = gl.sum(key * x, 1)
+        mbarrier.wait(crossed.index(stage), phase)
+        gl.thread_barrier()
+        qs.index(stage).store(x.to(gl.bfloat16))
+        across = lines.index(stage).load(scan) - gl.convert_layout(own, scan)
+        gate = rates.index(stage).slice(3 * C, C).load(scan)
+        gl.thread_barrier()
+        mbarrier.arrive(made_k.index(stage), count=1)
+        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
+        across = gl.where(gate > -125.0, across + passed + crossing, 0.0)  # e^g is zero, and so is its gradient
+        row = (low + n) * C
+        gl.store(dg + (row.to(gl.int64) + j) * HV, across, mask=j < limit - row)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    WHOLE: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``dq, dk`` and these channels' part of ``dg`` of a scalar gate, from the gradients of the states after the chunks.
+
+    One walk from the first chunk, with a ``[BK, V]`` tile of the state in registers, so no state is read or written.
+    """
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = (pid // NK % HV).to(gl.int64)
+    i = pid // (NK * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = gl.to_tensor(low).to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += row * qb + bos * qt + hv // GROUP * qh + ik * BK
+    k += row * kb + bos * kt + hv // GROUP * kh + ik * BK
+    v += row * vb + bos * vt + hv * vh
+    do += row * ob + bos * ot + hv * oh
+    G += row * gb + bos * gt + hv * gh
+    head = (row * T + bos) * HV + hv
+    dq += head * K + ik * BK
+    dk += head * K + ik * BK
+    dg += ik * tiles_stride + head
+    if PACKED:
+        chunk0 = gl.load(chunk_first + n).to(gl.int64)
+    else:
+        chunk0 = n * ((T + C - 1) // C)
+    dkept += (chunk0 * HV + hv) * (K * V) + ik * BK * V
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    dos = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, V], wide)
+    vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, V], wide)
+    dSs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BK, V], wide)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BK], square)
+    qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BK], square)
+    As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], square)
+    rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)
+    lines = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    crossed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made_q = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
+        mbarrier.init(scored.index(stage), count=1)
+        mbarrier.init(taken.index(stage), count=1)
+        mbarrier.init(crossed.index(stage), count=1)
+        mbarrier.init(made_q.index(stage), count=1)
+        mbarrier.init(made_k.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (queries, (
+                start, dos, vs, ks, qs, dSs, As, rates, lines, ready, scored, taken, crossed, made_q, low, high, scale, at, ik,
+                V, C, BK, START, STAGES,
+            )),
+            (keys, (
+                dg, vs, ks, qs, dSs, As, rates, lines, ready, scored, taken, crossed, made_k, low, high, limit, HV, C, BK,
+                STAGES,
+            )),
+            (scores, (dos, vs, As, rates, ready, scored, low, high, scale, C, 1, False, STAGES)),
+            (move, (
+                do, v, k, q, dkept, G, dq, dk, dos, vs, ks, qs, dSs, rates, ready, made_q, made_k, low, high, limit, HV, ot, vt,
+                kt, qt, gt, K, V, C, BK, STAGES,
+            )),
+        ], [4, 4, 4], [120, 88, 96],
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from .launch import (
     over_tiles,
     rows_contiguous,
     scalar_gradients,
+    scalar_tiles,
     scan,
     segment_starts,
     strides,
@@ -58,17 +59,17 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
     return Starts(segment, *segment_starts(call, x, y, None, start, reverse, segment))
 
 
-def kernel_for(call: Diagonal, out: Tensor, *arrays: Tensor) -> tuple[Any, dict[str, int]]:
-    """The kernel that takes these arrays, and its stages: the one for Hopper copies 16 bytes at once, of whole tiles."""
-    usual = call.tiles.chunk == 64 and {out.shape[-1], arrays[0].shape[-1]} <= {64, 128}
+def for_hopper(call: Diagonal, out: Tensor, *arrays: Tensor) -> ModuleType | None:
+    """The module whose kernels take these arrays, on Hopper: they copy 16 bytes at once, of whole tiles."""
+    usual = call.tiles.chunk == 64 and {call.q.shape[-1], call.v.shape[-1]} <= {64, 128}
     if not usual or not hopper(out.device) or any(x.dtype != torch.bfloat16 for x in (out, *arrays)):
-        return fused, {}
+        return None
     for x in arrays:
         if x.data_ptr() % 16 or any(n % 8 for n in strides(x)) or x.stride(1) >= 1 << 24:
-            return fused, {}
+            return None
     from . import fused_hopper
 
-    return fused_hopper.fused, dict(STAGES=call.tiles.ring)
+    return fused_hopper
 
 
 def walk(
@@ -78,17 +79,17 @@ def walk(
     """Launch one walk; ``kept`` takes the state before it meets each of ``chunks``."""
     _, T, HV, V = out.shape
     tile, pieces = call.tiles.fused, begin.pieces
-    kernel, shared = kernel_for(call, out, a, b, y)
+    module = for_hopper(call, out, a, b, y)
     count = (call.N if pieces is None else pieces.count) * HV * programs(1, V, 1, tile.BV)
     launch(
-        kernel, count, call,
+        module.fused if module else fused, count, call,
         a, b, y, call.g, begin.state, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
         chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale,
         *strides(a), *strides(b), *strides(y), *strides(call.g),
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
-        **shared, num_warps=tile.warps,
+        **(dict(STAGES=call.tiles.ring) if module else {}), num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
 
@@ -105,6 +106,26 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
     walk(call, call.q, call.k, call.v, out, begin, end)
     return out, end, None
+
+
+def gradients(call: Diagonal, chunks: Cut, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+    """Write ``dq`` and ``dk`` of a scalar gate, and return the tiles' parts of ``dg``."""
+    (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    module = for_hopper(call, dq, call.q, call.k, call.v, do)
+    if module is None:
+        kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
+        return scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
+    dg, begin, width = scalar_tiles(call), starts(call, call.k, call.v, call.start, False), call.tiles.gradients.BK
+    pieces = begin.pieces
+    launch(
+        module.gradients, (call.N if pieces is None else pieces.count) * HV * programs(K, 1, width, 1), call,
+        call.q, call.k, call.v, do, call.g, begin.state, dkept, dq, dk, dg, pieces and pieces.owner, pieces and pieces.first,
+        chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
+        K=K, V=V, C=call.tiles.chunk, BK=width, GROUP=call.group, PACKED=call.cu is not None, WHOLE=pieces is None,
+        START=begin.state is not None, STAGES=call.tiles.ring, num_warps=4,
+    )  # fmt: skip
+    return dg
 
 
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
@@ -128,8 +149,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         walk(call, do, v, k, dq, starts(call, k, v, call.start, False), transposed=True)
     else:
         chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-        kept, _ = scan(call, k, v, chunks, call.start, False, False)
-        dkept = torch.empty_like(kept)
+        dkept = new((chunks.count, HV, K, V), dtype=call.state_dtype)
         walk(call, k, q, do, dv, late, there, reverse=True, kept=dkept, chunks=chunks)
-        dg = over_tiles(scalar_gradients(call, chunks, do, kept, dkept, dq, dk))
+        dg = over_tiles(gradients(call, chunks, do, dkept, dq, dk))
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=None, start=dstart)
