@@ -40,10 +40,10 @@ def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr
 
 
 @gluon.jit
-def sums_of(G, row, count, gt, C: gl.constexpr):
-    """Running sums of a chunk's tokens; past the last one, the last one's."""
+def sums_of(G, row, count, gt, there, C: gl.constexpr):
+    """Running sums of a chunk's tokens, if it is ``there``; past the last one, the last one's."""
     t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
-    return gl.load(G + (row.to(gl.int64) + gl.minimum(t, count - 1)) * gt)
+    return gl.load(G + (row.to(gl.int64) + gl.minimum(t, count - 1)) * gt, mask=(t < C) & there, other=0.0)
 
 
 @gluon.jit
@@ -54,7 +54,7 @@ def bring(
     """Copy what the chunks bring; of a gate, the factors from the chunk's start and to its end, and the sums themselves."""
     if GATE == 1:
         row = nth(low, low, high, REVERSE) * C
-        coming = sums_of(G, row, limit - row, gt, C)
+        coming = sums_of(G, row, limit - row, gt, low < high, C)
     for n in range(high - low):
         row = nth(low + n, low, high, REVERSE) * C
         stage = n % STAGES
@@ -63,7 +63,7 @@ def bring(
         if GATE == 1:
             found = coming
             row = nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE) * C
-            coming = sums_of(G, row, limit - row, gt, C)
+            coming = sums_of(G, row, limit - row, gt, True, C)
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
         copy(rows.index(stage), a + far * at, at, count, C, W)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
