@@ -17,10 +17,10 @@ __all__ = ["delta", "delta_backward", "delta_call"]
 
 
 def gradient_after(args: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-    """The backward pass of a call that keeps something for it, as it is if nobody asks for the final state's gradient."""
-    *arrays, _, scale, chunk, _, keep = args
+    """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
+    *arrays, _, scale, chunk, final, keep = args
     o, _, *kept = results
-    if keep:
+    if keep and not final:
         delta_backward._init_fn(o, None, *(x if x.numel() else None for x in kept), *arrays, scale, chunk)
 
 

@@ -28,10 +28,10 @@ def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
 
 
 def gradient_after(args: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-    """The backward pass of a call that keeps something for it, as it is if nobody asks for the final state's gradient."""
-    *arrays, _, scale, chunk, _, _, keep = args
+    """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
+    *arrays, _, scale, chunk, final, _, keep = args
     o, _, *kept = results
-    if keep:
+    if keep and not final:
         diagonal_backward._init_fn(o, None, *all_or_none(kept), *arrays, scale, chunk)
 
 
