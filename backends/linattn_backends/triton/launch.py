@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
+from .ahead import compile_ahead
 from .devices import processors, roomy, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
@@ -216,6 +217,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     key = (kernel, device, *config.values(), *map(trait, args))
     found = COMPILED.get(key)
     if found is None:
+        compile_ahead(device)
         compiled = kernel[(count,)](*args, **config)
         COMPILED[key] = compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]]
     else:
