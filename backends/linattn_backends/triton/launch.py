@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
+from .ahead import compile_ahead
 from .devices import processors, roomy, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
@@ -175,6 +176,13 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else x.stride()[:3]
 
 
+def whole_lines(*arrays: Tensor | None) -> bool:
+    """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
+    return all(
+        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in strides(x)) and x.stride(1) < 1 << 24) for x in arrays
+    )
+
+
 def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:
     """Launch on ``call``'s device; an error names the family, the kernel, the shapes and the configuration."""
     if count == 0:
@@ -216,6 +224,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     key = (kernel, device, *config.values(), *map(trait, args))
     found = COMPILED.get(key)
     if found is None:
+        compile_ahead(device)
         compiled = kernel[(count,)](*args, **config)
         COMPILED[key] = compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]]
     else:
