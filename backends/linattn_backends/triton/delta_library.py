@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
+from .ahead import foreseen
 from .delta_launch import Delta, Scores, backward, forward
 from .steps import Tokens, filled, final_shape, walk
 
 __all__ = ["delta", "delta_backward", "delta_call"]
 
 
+def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
+    """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
+    *arrays, _, scale, chunk, final, keep = args
+    o, _, *kept = results
+    if keep and not final:
+        delta_backward._init_fn(o, None, *(x if x is not None and x.numel() else None for x in kept), *arrays, scale, chunk)
+
+
+@foreseen(gradient_after)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
     initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
@@ -57,6 +69,7 @@ def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, fin
 
 
 @torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
+@foreseen()
 def delta_backward(
     do: Tensor,
     dfinal: Tensor | None,

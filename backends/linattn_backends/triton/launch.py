@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
+from .ahead import compile_ahead
 from .devices import processors, roomy, stand_in
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
@@ -251,6 +252,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     key = (id(kernel), device, *config.values(), *map(trait, args))
     ready = COMPILED.get(key)
     if ready is None:
+        compile_ahead(device)
         compiled = kernel[(count,)](*args, **config)
         COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from . import launch, one_pass, vector_launch
+from .ahead import foreseen
 from .launch import Applied, Diagonal
 from .steps import Tokens, filled, final_shape, walk
 
@@ -24,6 +27,15 @@ def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
     return one_pass if one_pass.fits(call, backward) else launch
 
 
+def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
+    """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
+    *arrays, _, scale, chunk, final, _, keep = args
+    o, _, *kept = results
+    if keep and not final:
+        diagonal_backward._init_fn(o, None, *all_or_none(kept), *arrays, scale, chunk)
+
+
+@foreseen(gradient_after)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, wide: bool, keep: bool,
@@ -72,6 +84,7 @@ def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, w
 
 
 @torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
+@foreseen()
 def diagonal_backward(
     do: Tensor,
     dfinal: Tensor | None,
@@ -111,6 +124,11 @@ def _(do, dfinal, A, read, write, decay, stops, q, k, v, g, gv, u, initial_state
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
+def all_or_none(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """What was kept for the backward pass; of no tokens, some arrays are empty anyhow."""
+    return kept if kept[0] is not None and kept[0].numel() else [None] * len(kept)
+
+
 def _setup_context(ctx, inputs, output):
     *arrays, _, ctx.scale, ctx.chunk, ctx.final, _, _ = inputs
     ctx.set_materialize_grads(False)
@@ -120,9 +138,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, do, dfinal, *_):
     *floats, cu_seqlens = ctx.saved_tensors[:8]
-    kept = ctx.saved_tensors[8:]
-    if kept[0] is not None and kept[0].numel() == 0:  # all or none: of no tokens, some are empty anyhow
-        kept = (None,) * len(kept)
+    kept = all_or_none(ctx.saved_tensors[8:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14
