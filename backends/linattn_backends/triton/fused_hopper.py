@@ -291,7 +291,8 @@ def move(
     t = gl.arange(0, C, layout)
     for n in range(gl.minimum(high - low, STAGES)):
         ask(
-            n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, STAGES
+            n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
+            STAGES
         )  # fmt: skip
     for n in range(high - low):
         stage = n % STAGES
