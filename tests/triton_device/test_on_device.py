@@ -85,12 +85,8 @@ def test_the_first_call_takes_under_fifteen_seconds(tmp_path):
     assert max(seconds.values()) < 15, seconds
 
 
-@pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda"])
-def test_long_packed_sequences(family):
-    """In segments, the last sequence empty: outputs and gradients are those of float64."""
-    case = case_of(f"chunk_{family}", T=4096, K=128)
-    arrays, _ = prepared(case)
-    offsets = torch.tensor([0, 700, 700, 4096, 4096], device="cuda", dtype=torch.int32)
+def close_to_float64(case: Case, arrays, offsets):
+    """Outputs, final states and gradients."""
 
     def results(given, backend):
         leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
@@ -106,6 +102,27 @@ def test_long_packed_sequences(family):
     for name, x in wanted.items():
         assert torch.isfinite(found[name]).all(), name
         assert (found[name].double() - x).norm() < 2e-2 * x.norm(), name
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda"])
+def test_long_packed_sequences(family):
+    """In segments, the last sequence empty: outputs and gradients are those of float64."""
+    case = case_of(f"chunk_{family}", T=4096, K=128)
+    arrays, _ = prepared(case)
+    close_to_float64(case, arrays, torch.tensor([0, 700, 700, 4096, 4096], device="cuda", dtype=torch.int32))
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 17, 17, 600, 1000]])
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("family", ["gla", "rwkv6", "kda", "dplr"])
+def test_strong_gates(family, K, offsets):
+    """Chunks that decay by more than one product takes, beside others, and resets."""
+    case = case_of(f"chunk_{family}", K=K)
+    arrays, _ = prepared(case)
+    tokens = torch.arange(case.size["T"], device="cuda")[None, :, None, None]
+    arrays["g"] = torch.where(tokens // 100 % 2 == 0, 20 * arrays["g"], arrays["g"])
+    arrays["g"] = arrays["g"].masked_fill(torch.rand(arrays["g"].shape, device="cuda") < 0.01, -torch.inf)
+    close_to_float64(case, arrays, offsets and torch.tensor(offsets, device="cuda", dtype=torch.int32))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,47 +9,35 @@ product prefetches. Here a product is waited for where its result is used.
   in shared memory, so a program's warps run on their own, and registers go to the first.
 * The gradients ask for everything at once and use it as it comes; two programs share a processor.
 
-Two rules of this file. A buffer's place is given to another after its last use in the program, which for a product is where it
-is issued: ``_keep_alive`` says where it is done. And a warp waits for its own rows of a product only: whoever overwrites an
-operand needs a barrier after the wait.
+What a product's operands ask for is said in :mod:`.hopper`.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from .delta_kernels import span
+from .hopper import (
+    any_marked,
+    bring_chunk,
+    copy,
+    decayed_rows,
+    gates,
+    issue,
+    left,
+    put_terms,
+    rows_of,
+    spread,
+    strong_chunk,
+    strong_gradients,
+    sums,
+    totals,
+    unknown_zero,
+)
 from .kernels import sequence_of
 
 __all__ = ["backwards", "forwards", "gradients", "vector_gradients", "vector_prepare"]
-
-
-@gluon.constexpr_function
-def sums(width):
-    """Of a product's ``[64, width]`` results in registers."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-
-
-@gluon.constexpr_function
-def left(width):
-    """Of a left operand; ``sums`` has the same registers, whatever ``width``."""
-    return gl.DotOperandLayout(0, sums(width), 2)
-
-
-@gluon.constexpr_function
-def rows_of(width):
-    """Of a tile's rows as they are copied, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
-
-
-@gluon.jit
-def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
-    layout: gl.constexpr = rows_of(W)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
-    async_copy.async_copy_global_to_shared(buffer, p + (r[:, None] * stride + columns[None, :]), mask=(r < count)[:, None])
 
 
 @gluon.jit
@@ -66,12 +54,6 @@ def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
-
-
-@gluon.jit
-def issue(a, b, acc, START: gl.constexpr):
-    """Begin ``acc + a b``, without ``acc`` if ``START``."""
-    return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
 
 
 @gluon.jit
@@ -631,47 +613,18 @@ def gradients(
 
 
 @gluon.jit
-def totals(ones, x, C: gl.constexpr, BK: gl.constexpr):
-    """``ones @ x`` in two bfloat16 terms, for a matrix of ones and zeros ``[C, C]`` and float32 ``x [C, BK]``.
-
-    Ones in registers, whose contents the compiler knows, came out wrong in rows 8 to 15 of every 16 (Triton 3.6.0).
-    """
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
-    part = x.to(gl.bfloat16)
-    high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, part)
-    rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, (x - part.to(gl.float32)).to(gl.bfloat16))
-    left = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, ones.to(gl.bfloat16))
-    fence_async_shared()
-    gl.thread_barrier()
-    acc = gl.zeros((C, BK), gl.float32, sums(BK))
-    acc = issue(left, high, acc, True)
-    acc = issue(left, rest, acc, False)
-    acc = warpgroup_mma_wait(0, [acc])
-    left._keep_alive()
-    high._keep_alive()
-    rest._keep_alive()
-    return acc
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def vector_gradients(
-    q, k, do, g, beta, errors, adjoint, dA, dL, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
-    owner, first, cu, T, PER, N, HV, scale,
+def tile_gradients(
+    item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    RANGE: gl.constexpr,
+    STRONG: gl.constexpr,
 ):  # fmt: skip
-    """``dv, dbeta`` of one chunk and, by plain products, ``dq, dk, dg [C, BK]``; of a chunk that decays by ``2^RANGE``, in the
-    place of those, gradients of scores for :func:`.delta_vector.gradients`.
-    """
+    """Of one chunk, ``dq, dk, dg [C, BK]``, a part of ``dv`` and ``dbeta``; by plain products or, if ``STRONG``, by levels."""
     NK: gl.constexpr = K // BK
-    pid = gl.program_id(0)
-    ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
-            return
+    ik = item % NK
+    hv = item // NK % HV
+    i = item // (NK * HV)
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     row = piece.to(gl.int64) * C
     count = (L - row).to(gl.int32)
@@ -704,30 +657,32 @@ def vector_gradients(
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
     beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
-    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
-    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
-    least = gl.load(ranges + here)
+    beta_t = gl.load(beta + t.to(gl.int64) * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s.to(gl.int64) * bt, mask=s < count, other=0.0).to(gl.float32)
     one = zeros + 1.0
 
-    async_copy.wait_group(2)
-    gl.thread_barrier()
-    gate = gl.maximum(bg.load(acc).to(gl.float32), -112.0) * 1.4426950408889634
-    c = gl.sum(gate, 0) * 0.5
-    half = gl.exp2(c)
-    G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
-    gl.thread_barrier()
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        gate = gates(bg, BK)
+        c = gl.sum(gate, 0) * 0.5
+        half = gl.exp2(c)
+        G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+        gl.thread_barrier()
     S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
     dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
     copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    async_copy.wait_group(2)
-    gl.thread_barrier()
-    key = bk.load(acc).to(gl.float32)
-    right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
-    early = gl.exp2(G)
-    behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
-    reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (bq.load(acc).to(gl.float32) * early).to(gl.bfloat16))
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        key = bk.load(acc).to(gl.float32)
+        right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
+        early = gl.exp2(G)
+        behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
+        asked = bq.load(acc).to(gl.float32) * early
+        reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, asked.to(gl.bfloat16))
 
     async_copy.wait_group(1)
     fence_async_shared()
@@ -744,78 +699,139 @@ def vector_gradients(
         gl.store(dbeta + head + t * HV, both.to(dbeta.dtype.element_ty), mask=t < count)
     A = gl.where(s[None, :] <= t[:, None], A * (scale * beta_s[None, :]), 0.0).to(gl.bfloat16)
     own = gl.where(s[None, :] < t[:, None], own * (-beta_t[:, None] * beta_s[None, :]), 0.0).to(gl.bfloat16)
-    if (least <= -RANGE) & (ik == 0):
-        place = here * (C * C) + t[:, None] * C + s[None, :]
-        gl.store(dA + place, A.to(dA.dtype.element_ty))
-        gl.store(dL + place, own.to(dL.dtype.element_ty))
     read = warpgroup_mma_wait(0, [read])
     given._keep_alive()
-    gl.thread_barrier()
-    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
-    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
-    fence_async_shared()
-    gl.thread_barrier()
+    if not STRONG:
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        fence_async_shared()
+        gl.thread_barrier()
     compared = issue(y, S, zeros, True)
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
-    read = issue(sA, right, read * (scale * half)[None, :], False)
-    compared = warpgroup_mma_wait(2, [compared])
-    compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
-    wrote = warpgroup_mma_wait(2, [wrote])
-    e._keep_alive()
-    S._keep_alive()
-    dS._keep_alive()
-    gl.thread_barrier()
-    wrote = wrote * beta_t[:, None] * half[None, :]
-    through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
-    wrote = issue(sA.permute((1, 0)), reads, wrote, False)
-    wrote = issue(sL.permute((1, 0)), behind, wrote, False)
-
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
-    if NK == 1:
-        mine = y.load(layout)
-    elif ik == 0:
-        mine = y.slice(0, part, 1).load(layout)
+    place = head * K + ik * BK
+    mine = dv + head * V + ik * (V // NK)
+    if STRONG:
+        compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        gl.thread_barrier()
+        both = gl.sum(gl.where(t[:, None] == s[None, :], A.to(gl.float32), 0.0), 1)[:, None]
+        mirror(sA, C)
+        mirror(sL, C)
+        read *= scale
+        compared *= -beta_t[:, None]
+        wrote *= beta_t[:, None]
+        met = gl.convert_layout(met, of_columns)
+        read, compared, crossing = strong_gradients(
+            bg, bq, bk, sA, sL, both, read, compared, wrote, met, C, BK, True
+        )  # fmt: skip
+        spread(dq + place, read.to(dq.dtype.element_ty), HV * K, count, C, BK)
+        spread(dk + place, compared.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
     else:
-        mine = y.slice(part, part, 1).load(layout)
-    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
-    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+        read = issue(sA, right, read * (scale * half)[None, :], False)
+        compared = warpgroup_mma_wait(2, [compared])
+        compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+        wrote = warpgroup_mma_wait(2, [wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        gl.thread_barrier()
+        wrote = wrote * beta_t[:, None] * half[None, :]
+        through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
+        wrote = issue(sA.permute((1, 0)), reads, wrote, False)
+        wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+        put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        early = gl.exp2(G)
+        read = warpgroup_mma_wait(3, [read])
+        spread(dq + place, (read * early).to(dq.dtype.element_ty), HV * K, count, C, BK)
+        crossing = reads.load(acc).to(gl.float32) * read
+        compared = warpgroup_mma_wait(2, [compared])
+        crossing += behind.load(acc).to(gl.float32) * compared
+        wrote = warpgroup_mma_wait(0, [wrote])
+        sA._keep_alive()
+        sL._keep_alive()
+        reads._keep_alive()
+        behind._keep_alive()
+        gl.thread_barrier()
+        crossing -= right.load(acc).to(gl.float32) * wrote
+        wrote = compared * early + wrote * gl.exp2(-G)
+        spread(dk + place, wrote.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
 
-    out: gl.constexpr = rows_of(BK)
-    r = gl.arange(0, C, gl.SliceLayout(1, out))
-    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
-    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
-    inside = (r < count)[:, None] & (least > -RANGE)
-    early = gl.exp2(G)
-    read = warpgroup_mma_wait(3, [read])
-    gl.store(dq + place, gl.convert_layout((read * early).to(dq.dtype.element_ty), out), mask=inside)
-    crossing = reads.load(acc).to(gl.float32) * read
-    compared = warpgroup_mma_wait(2, [compared])
-    crossing += behind.load(acc).to(gl.float32) * compared
-    wrote = warpgroup_mma_wait(0, [wrote])
-    sA._keep_alive()
-    sL._keep_alive()
-    reads._keep_alive()
-    behind._keep_alive()
-    gl.thread_barrier()
-    crossing -= right.load(acc).to(gl.float32) * wrote
-    wrote = compared * early + wrote * gl.exp2(-G)
-    gl.store(dk + place, gl.convert_layout(wrote.to(dk.dtype.element_ty), out), mask=inside)
-    gates = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
-    gl.store(dg + place, gl.convert_layout(gates.to(dg.dtype.element_ty), out), mask=inside)
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def vector_gradients(
+    q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    RANGE: gl.constexpr, STRONG: gl.constexpr,
+):  # fmt: skip
+    """``tile_gradients`` for every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; others leave those."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    if STRONG:
+        if any_marked(ranges, pid, COUNT, 1, NK, -RANGE):
+            for item in range(pid, COUNT, gl.num_programs(0)):
+                wanted = gl.load(ranges + item // NK) <= -RANGE
+                if PACKED:
+                    wanted = wanted & (gl.load(owner + item // (NK * HV)) < N)
+                if wanted:
+                    none = unknown_zero(item)
+                    tile_gradients(
+                        item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+                        owner, first, cu, T, PER, HV + none, scale, qb, qt + none, qh, kb, kt + none, kh, ob, ot + none, oh,
+                        gb, gt + none, gh, bb, bt + none, bh,
+                        K, V, C, BK, GROUP, PACKED, STRONG
+                    )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if gl.load(owner + pid // (NK * HV)) >= N:
+                return
+        if gl.load(ranges + pid // NK) <= -RANGE:
+            return
+        tile_gradients(
+            pid, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+            owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+            K, V, C, BK, GROUP, PACKED, STRONG
+        )  # fmt: skip
 
 
 @gluon.jit
-def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
-    layout: gl.constexpr = rows_of(W)
+def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
+    """Store part ``ik`` of ``NK`` of ``beta ∘ buffer [C, V]``."""
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
-    gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    if NK == 1:
+        mine = buffer.load(layout)
+    elif ik == 0:
+        mine = buffer.slice(0, part, 1).load(layout)
+    else:
+        mine = buffer.slice(part, part, 1).load(layout)
+    spread(p, (mine.to(gl.float32) * scaled).to(p.dtype.element_ty), stride, count, C, part)
+
+
+@gluon.jit
+def mirror(buffer, C: gl.constexpr):
+    """Make a lower triangular matrix symmetric, without its diagonal."""
+    acc: gl.constexpr = sums(C)
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    lower = buffer.load(acc)
+    upper = buffer.permute((1, 0)).load(acc)
+    gl.thread_barrier()
+    buffer.store(gl.where(s < t, lower, gl.where(s > t, upper, gl.zeros((C, C), buffer.dtype, acc))))
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
@@ -823,36 +839,19 @@ def vector_prepare(
     q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+    RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products, whatever the chunk decays by; without ``SCORES`` as ``decayed``."""
+    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
-    hv = pid % HV
-    i = pid // HV
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
+        if gl.load(owner + pid // HV) >= N:
             return
-    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    row = piece.to(gl.int64) * C
-    count = (length - row).to(gl.int32)
-    here = i.to(gl.int64) * HV + hv
-    head = ((b * T + bos + row) * HV + hv) * K
-    q += b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh
-    g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
-
-    type: gl.constexpr = g.dtype.element_ty
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
-    gs = gl.allocate_shared_memory(type, [NK, C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
-    qs = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
-    for ik in gl.static_range(NK):
-        copy(gs.index(ik), g + ik * BK, gt, count, C, BK)
-        copy(qs.index(ik), q + ik * BK, qt, count, C, BK)
-        copy(ks.index(ik), k + ik * BK, kt, count, C, BK)
-        async_copy.commit_group()
-
+    gs, qs, ks, here, head, count = bring_chunk(
+        pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
+    )
     acc: gl.constexpr = sums(C)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
     one = gl.full((C, C), 1.0, gl.float32, acc)
@@ -863,21 +862,21 @@ def vector_prepare(
     for ik in gl.static_range(NK):
         async_copy.wait_group(NK - 1 - ik)
         gl.thread_barrier()
-        gate = gl.maximum(gs.index(ik).load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+        gate = gates(gs.index(ik), BK)
         whole = gl.sum(gate, 0)
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
-        G = totals(before, gate, C, BK)
         place = head + ik * BK
         if SCORES:
+            kept = gl.where(least > -RANGE, count, 0)
             c = whole * 0.5
             half = gl.exp2(c)[None, :]
-            G = G - c[None, :]
+            G = totals(before, gate, C, BK) - c[None, :]
             key = ks.index(ik).load(acc).to(gl.float32)
             right = key * gl.exp2(-G)
             wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
             fence_async_shared()
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
             early = gl.exp2(G)
             key = key * early
             left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
@@ -886,23 +885,57 @@ def vector_prepare(
             asked = qs.index(ik).load(acc).to(gl.float32) * early
             left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
             qw = issue(left_q, wrote.permute((1, 0)), qw, False)
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
-            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
             rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
             wrote._keep_alive()
             gl.thread_barrier()
         else:
-            later = gl.exp2(totals(one - before, gate, C, BK))
-            early = gl.exp2(G)
-            key = ks.index(ik).load(acc).to(gl.float32)
-            spread(write + place, (key * later).to(gl.bfloat16), HV * K, count, C, BK)
-            spread(compare + place, (key * early).to(gl.bfloat16), HV * K, count, C, BK)
-            asked = qs.index(ik).load(acc).to(gl.float32) * early
-            spread(read + place, asked.to(gl.bfloat16), HV * K, count, C, BK)
+            high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+            put_terms(high, rest, gate)
+            decayed_rows(
+                read + place, compare + place, write + place, qs.index(ik), ks.index(ik), high, rest, ones, 1.0, HV * K, count,
+                C, BK, True
+            )  # fmt: skip
+            gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        square = here * (C * C)
-        qw = gl.where(s[None, :] <= t[:, None], qw * scale, 0.0)
-        spread(A + square, qw.to(gl.bfloat16), C, C, C, C)
-        rw = gl.where(s[None, :] < t[:, None], rw, 0.0)
-        gl.store(L + square + t[:, None] * C + s[None, :], rw, mask=s[None, :] // 16 <= t[:, None] // 16)
+        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
+
+
+@gluon.jit
+def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
+    """Store the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
+    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def strong_prepare(
+    q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
+):  # fmt: skip
+    """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
+    pid = gl.program_id(0)
+    if any_marked(ranges, pid, COUNT, 1, 1, -RANGE):
+        for item in range(pid, COUNT, gl.num_programs(0)):
+            wanted = gl.load(ranges + item) <= -RANGE
+            if PACKED:
+                wanted = wanted & (gl.load(owner + item // HV) < N)
+            if wanted:
+                none = unknown_zero(item)
+                gs, qs, ks, here, head, count = bring_chunk(
+                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
+                    K, C, K, GROUP, 1, PACKED
+                )  # fmt: skip
+                a, m = strong_chunk(
+                    read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
+                )  # fmt: skip
+                put_scores(A, L, a * scale, m, here, C, C)
+                gl.thread_barrier()

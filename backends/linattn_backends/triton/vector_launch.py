@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import gates, vector
+from .devices import hopper
 from .launch import (
     Applied,
     Cut,
@@ -22,6 +24,7 @@ from .launch import (
     scan,
     segment_starts,
     strides,
+    whole_lines,
 )
 from .tuning import Tile, programs
 
@@ -67,6 +70,24 @@ def few(call: Diagonal, count: int) -> int:
     return min(count, 2 * call.tiles.processors)
 
 
+def for_hopper(call: Diagonal) -> ModuleType | None:
+    """The module with kernels for Hopper that take strong chunks of this call, if there is one."""
+    usual = call.q.dtype == torch.bfloat16 and call.u is None and call.tiles.chunk == 64 and call.q.shape[-1] in (64, 128)
+    if not usual or not hopper(call.q.device) or not whole_lines(call.q, call.k, call.g):
+        return None
+    from . import vector_hopper
+
+    return vector_hopper
+
+
+def hopper_facts(call: Diagonal) -> dict[str, Any]:
+    """Compile-time facts of its kernels."""
+    return dict(
+        K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2],
+        PACKED=call.cu is not None, num_warps=4,
+    )  # fmt: skip
+
+
 def prepare(call: Diagonal) -> Prepared:
     """Scores, and rows that have decayed to the start and the end of their chunks: made, unless ``call`` brings them."""
     C, HV, tile = call.tiles.chunk, call.v.shape[2], call.tiles.scores
@@ -75,11 +96,18 @@ def prepare(call: Diagonal) -> Prepared:
     if made is None:
         made, masks = Applied.empty(call), masks_of(call)
         count = chunks.count * HV
-        for strong, wanted in ((False, count), (True, few(call, count))):
+        fast = for_hopper(call)
+        for strong in (False,) if fast else (False, True):
             launch(
-                vector.scores, wanted, call,
+                vector.scores, few(call, count) if strong else count, call,
                 call.q, call.k, call.g, call.u, masks, *made, *places(call, chunks), count, call.scale,
                 *strides(call.q), *strides(call.k), *strides(call.g), STRONG=strong, **facts(call, tile), **gate_facts(call),
+            )  # fmt: skip
+        if fast:
+            launch(
+                fast.scores, few(call, count), call,
+                call.q, call.k, call.g, made.A, made.read, made.write, made.stops, *places(call, chunks), count, call.scale,
+                *strides(call.q), *strides(call.k), *strides(call.g), **hopper_facts(call),
             )  # fmt: skip
     applied = replace(call, q=made.read, k=made.write, g=made.decay, u=None, given=call, applied=made)
     return Prepared(applied, made.A, chunks)
@@ -187,13 +215,20 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
     count, masks = chunks.count * HV * programs(K, 1, tile.BK, 1), masks_of(call)
-    for strong in (False, True):
+    fast = for_hopper(call)
+    for strong in (False,) if fast else (False, True):
         launch(
             vector.intra, few(call, count), call,
             call.q, call.k, call.g, call.u, masks, met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
             dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
             TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
             **{name: value for name, value in gate_facts(call).items() if name != "RANGE"},
+        )  # fmt: skip
+    if fast:
+        launch(
+            fast.intra, few(call, count), call,
+            call.q, call.k, call.g, met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, *places(call, chunks), count,
+            *strides(call.q), *strides(call.k), *strides(call.g), BK=64, **hopper_facts(call),
         )  # fmt: skip
     return dg, du
 
