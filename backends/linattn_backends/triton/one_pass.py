@@ -23,6 +23,7 @@ from .launch import (
     scan,
     segment_starts,
     strides,
+    whole_lines,
     with_running_sums,
 )
 from .tuning import programs
@@ -63,9 +64,8 @@ def for_hopper(call: Diagonal, out: Tensor, *arrays: Tensor) -> ModuleType | Non
     usual = call.tiles.chunk == 64 and {call.q.shape[-1], call.v.shape[-1]} <= {64, 128}
     if not usual or not hopper(out.device) or any(x.dtype != torch.bfloat16 for x in (out, *arrays)):
         return None
-    for x in arrays:
-        if x.data_ptr() % 16 or any(n % 8 for n in strides(x)) or x.stride(1) >= 1 << 24:
-            return None
+    if not whole_lines(*arrays):
+        return None
     from . import fused_hopper
 
     return fused_hopper
