@@ -1,4 +1,4 @@
-# FlashQLA 0.1.3: of packed sequences none may be empty, though the kernels need not mind.
+# FlashQLA 0.1.3: of packed sequences none may be empty. The code that decides on splitting says so; without it?
 import torch
 from flash_qla import chunk_gated_delta_rule
 

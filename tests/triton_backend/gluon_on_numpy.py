@@ -202,8 +202,9 @@ class Barriers:
 class Machine:
     """What the warpgroups of one program share, and for each what it has begun."""
 
-    def begin(self, program):
-        self.program, self.changed, self.errors, self.own = program, threading.Condition(), [], threading.local()
+    def begin(self, program, programs):
+        self.program, self.programs = program, programs
+        self.changed, self.errors, self.own = threading.Condition(), [], threading.local()
 
     def begun(self, what):
         if not hasattr(self.own, what):
@@ -339,12 +340,15 @@ class Language(SimpleNamespace):
     def __init__(self):
         super().__init__(
             load=load, store=store, allocate_shared_memory=allocate, warp_specialize=warp_specialize, thread_barrier=nothing,
-            program_id=lambda axis: Value(machine.program), constexpr=lambda x: x, static_range=range,
+            program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
+            constexpr=lambda x: x, static_range=range,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
             arange=lambda low, high, layout=None: Value(np.arange(low, high)),
             zeros=lambda shape, dtype, layout: Value(np.zeros(shape, np.float32), dtype.name),
             full=lambda shape, x, dtype, layout: Value(np.full(shape, x, np.float32), dtype.name),
-            minimum=lambda a, b: elementwise(np.minimum, a, b), maximum=lambda a, b: elementwise(np.maximum, a, b),
+            minimum=lambda a, b, **nan: elementwise(np.minimum, a, b),
+            maximum=lambda a, b, **nan: elementwise(np.maximum, a, b),
+            PropagateNan=SimpleNamespace(ALL=None),
             where=lambda c, a, b: elementwise(lambda a, b: np.where(numbers(c), a, b), a, b),
             exp2=lambda x: elementwise(np.exp2, x), sum=reduction(np.sum), min=reduction(np.min), max=reduction(np.max),
             associative_scan=lambda x, axis, add: Value(np.cumsum(numbers(x), axis, dtype=np.float32)),
@@ -407,7 +411,7 @@ def run(kernel, count, args, config):
             given.append(Value(x) if type(x) is int else x)
     config = {name: x for name, x in config.items() if name not in ("num_warps", "num_stages")}
     for program in range(count):
-        machine.begin(program)
+        machine.begin(program, count)
         function(*given, **config)
     for flat, array in tensors:
         flat.copy_(torch.from_numpy(array))
