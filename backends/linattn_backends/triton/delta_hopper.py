@@ -14,15 +14,19 @@ is issued: ``_keep_alive`` says where it is done. And a warp waits for its own r
 operand needs a barrier after the wait.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from .delta_kernels import span
-from .kernels import sequence_of
+from .kernels import chunk_within, sequence_of
+from .tiles import FLOOR, LOG2E
 
-__all__ = ["backwards", "forwards", "gradients", "vector_gradients", "vector_prepare"]
+__all__ = ["backwards", "forwards", "gradients", "prepare", "solve", "vector_gradients", "vector_prepare"]
+
+PROPAGATE = gl.constexpr(tl.PropagateNan.ALL)
 
 
 @gluon.constexpr_function
@@ -41,6 +45,12 @@ def left(width):
 def rows_of(width):
     """Of a tile's rows as they are copied, 16 bytes a thread."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def by_warp():
+    """Of products of four pairs of blocks ``[4, 16, 16]``, a warp each."""
+    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
 
 
 @gluon.jit
@@ -72,6 +82,33 @@ def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
 def issue(a, b, acc, START: gl.constexpr):
     """Begin ``acc + a b``, without ``acc`` if ``START``."""
     return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
+
+
+@gluon.jit
+def numbers(p, i, stride, count):
+    """Of tokens ``i``, float32; zero from ``count`` on."""
+    return gl.load(p + i.to(gl.int64) * stride, mask=i < count, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def row_of(x, b, token, head, xb, xt, xh):
+    """Where row ``b, token, head`` of ``x`` begins."""
+    return x + b * xb + token * xt + head.to(gl.int64) * xh
+
+
+@gluon.jit
+def parts(TILES: gl.constexpr, HV):
+    """What a program does: which tile, value head, and piece."""
+    pid = gl.program_id(0)
+    return pid % TILES, pid // TILES % HV, pid // (TILES * HV)
+
+
+@gluon.jit
+def chunk_of(i, owner, first, cu, T, PER, C: gl.constexpr, PACKED: gl.constexpr):
+    """Of chunk ``i``: batch row, first token, and how many it has, perhaps more than ``C``."""
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    return b, bos + row, (L - row).to(gl.int32)
 
 
 @gluon.jit
@@ -143,7 +180,7 @@ def bring(
         row = chunk * C
         count = limit - row
         far = row.to(gl.int64)
-        strengths = gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+        strengths = numbers(beta + far * bt, t, bt, count)
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
         copy(ks.index(stage), k + far * kt, kt, count, C, K)
         if GATE == 2:
@@ -341,24 +378,20 @@ def forwards(
     PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.forwards`."""
-    NV: gl.constexpr = V // BV
-    pid = gl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    i = pid // (NV * HV)
+    iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    q = row_of(q, b, bos, hv // GROUP, qb, qt, qh)
+    k = row_of(k, b, bos, hv // GROUP, kb, kt, kh)
     if GATE == 2:
-        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+        write = row_of(write, b, bos, hv, kb, kt, kh)
     if not IDENTITY:
-        v += b * vb + bos * vt + hv.to(gl.int64) * vh + iv * BV
-    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+        v = row_of(v, b, bos, hv, vb, vt, vh) + iv * BV
+    beta = row_of(beta, b, bos, hv, bb, bt, bh)
     head = ((b * T + bos) * HV + hv) * V + iv * BV
     if OUT:
         out += head
@@ -412,23 +445,19 @@ def backwards(
     END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.backwards`."""
-    NV: gl.constexpr = V // BV
-    pid = gl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    i = pid // (NV * HV)
+    iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    q = row_of(q, b, bos, hv // GROUP, qb, qt, qh)
+    k = row_of(k, b, bos, hv // GROUP, kb, kt, kh)
     if GATE == 2:
-        write += b * kb + bos * kt + hv.to(gl.int64) * kh
-    do += b * ob + bos * ot + hv.to(gl.int64) * oh + iv * BV
-    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+        write = row_of(write, b, bos, hv, kb, kt, kh)
+    do = row_of(do, b, bos, hv, ob, ot, oh) + iv * BV
+    beta = row_of(beta, b, bos, hv, bb, bt, bh)
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         kept += iv * BV * K
@@ -474,6 +503,246 @@ def add(a, b):
     return a + b
 
 
+@gluon.jit
+def quarters(x):
+    """The columns of ``x [R, W]`` in four parts."""
+    W: gl.constexpr = x.shape[1] // 4
+    even, odd = gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, 2, W)), (0, 3, 1, 2)))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    return a, b, c, d
+
+
+@gluon.jit
+def halves(x, N: gl.constexpr):
+    """``N`` tensors of ``2 N``: each beside the one ``N`` places on, in a new last axis."""
+    y = ()
+    for i in gl.static_range(N):
+        y = y + (gl.join(x[i], x[i + N]),)  # noqa: RUF005
+    return y
+
+
+@gluon.jit
+def stacked(x, W: gl.constexpr):
+    """Four ``[W]`` as ``[4, W]``."""
+    return gl.reshape(gl.permute(halves(halves(x, 2), 1)[0], (1, 2, 0)), (4, W))
+
+
+@gluon.jit
+def substitute(own, beta):
+    """``M`` of blocks on the diagonal, ``L [4, 16 · 16]``, row after row."""
+    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    done = ()
+    scaled = ()
+    for i in gl.static_range(16):
+        x = own.slice(i * 16, 16, 1).load(row)
+        for j in gl.static_range(0, i, 4):
+            factors = quarters(own.slice(i * 16 + j, 4, 1).load(four))
+            for n in gl.static_range(4):
+                if j + n < i:
+                    x -= gl.convert_layout(factors[n], row) * scaled[j + n]
+        done = done + (x,)  # noqa: RUF005
+        scaled = scaled + (x * beta.slice(i, 1, 1).load(row),)  # noqa: RUF005
+    together = halves(halves(halves(halves(done, 8), 4), 2), 1)[0]
+    return gl.reshape(gl.permute(together, (0, 2, 3, 4, 5, 1)), (4, 256))
+
+
+@gluon.jit
+def less(x, y, beta, z):
+    """``x - y (beta z)`` for blocks ``y, z [4, 16, 16]`` in shared memory and ``x`` in registers."""
+    rows: gl.constexpr = gl.DotOperandLayout(0, by_warp(), 1)
+    scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
+    return mma_v2(scaled, z.load(gl.DotOperandLayout(1, by_warp(), 1)), x, "tf32")
+
+
+@gluon.jit
+def solve_in_place(P, betas):
+    """``M`` in the place of ``L``, of four chunks, as :func:`.delta_kernels.solve`: a chunk is a warp's.
+
+    ``P``: four columns of blocks, each ``[4, 64 · 16]``; ``betas [4, 64]``.
+    """
+    form: gl.constexpr = by_warp()
+    blocks = ()
+    for n in gl.static_range(4):
+        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
+    for n in gl.static_range(4):
+        P[n].slice(n * 256, 256, 1).store(blocks[n])
+    first = P[0].reshape((4, 64, 16))
+    second = P[1].reshape((4, 64, 16))
+    third = P[2].reshape((4, 64, 16))
+    M00 = first.slice(0, 16, 1)
+    M10 = first.slice(16, 16, 1)
+    M20 = first.slice(32, 16, 1)
+    M30 = first.slice(48, 16, 1)
+    M11 = second.slice(16, 16, 1)
+    M21 = second.slice(32, 16, 1)
+    M31 = second.slice(48, 16, 1)
+    M22 = third.slice(32, 16, 1)
+    M32 = third.slice(48, 16, 1)
+    M33 = P[3].reshape((4, 64, 16)).slice(48, 16, 1)
+    b0 = betas.slice(0, 16, 1)
+    b1 = betas.slice(16, 16, 1)
+    b2 = betas.slice(32, 16, 1)
+    b3 = betas.slice(48, 16, 1)
+    Y10 = less(M10.load(form), M11, b1, M10)
+    Y32 = less(M32.load(form), M33, b3, M32)
+    Y20 = less(M20.load(form), M22, b2, M20)
+    Y21 = less(M21.load(form), M22, b2, M21)
+    Y30 = less(M30.load(form), M33, b3, M30)
+    Y31 = less(M31.load(form), M33, b3, M31)
+    M10.store(Y10)
+    M32.store(Y32)
+    Y10 = less(Y10, M10, b0, M00)
+    Y32 = less(Y32, M32, b2, M22)
+    M10.store(Y10)
+    M32.store(Y32)
+    Y30 = less(Y30, M32, b2, M20)
+    Y31 = less(Y31, M32, b2, M21)
+    M20.store(Y20)
+    M21.store(Y21)
+    M30.store(Y30)
+    M31.store(Y31)
+    Y20 = less(less(Y20, M20, b0, M00), M21, b1, M10)
+    Y30 = less(less(Y30, M30, b0, M00), M31, b1, M10)
+    Y21 = less(Y21, M21, b1, M11)
+    Y31 = less(Y31, M31, b1, M11)
+    M20.store(Y20)
+    M21.store(Y21)
+    M30.store(Y30)
+    M31.store(Y31)
+
+
+@gluon.jit
+def columns(C: gl.constexpr):
+    """Places for four chunks' ``[C, C]`` in four columns of blocks."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    P0 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P1 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P2 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P3 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    return (P0, P1, P2, P3), gl.allocate_shared_memory(gl.float32, [4, C], plain)
+
+
+@gluon.jit
+def put_columns(M, P, left, C: gl.constexpr):
+    """Store the first ``left`` of four chunks."""
+    layout: gl.constexpr = rows_of(16)
+    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
+    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
+    for n in gl.static_range(4):
+        x = P[n].reshape((4 * C, 16)).load(layout).to(M.dtype.element_ty)
+        gl.store(M + (r[:, None] * C + 16 * n + c[None, :]), x, mask=(r < left * C)[:, None])
+
+
+@gluon.jit
+def chunk_at(item, total, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
+    """Of the ``item``-th of ``total`` pairs of chunk and value head: batch row, first token, tokens, at most 0 if there is none,
+    value head and number.
+    """
+    last = gl.minimum(item, total - 1)
+    hv = last % HV
+    i = last // HV
+    _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+    row = piece.to(gl.int64) * C
+    return b, bos + row, gl.where(item < total, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
+def solve(
+    L, M, beta, owner, first, cu, T, PER, N, HV, total, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr
+):  # fmt: skip
+    """As :func:`.delta_kernels.solve`, four chunks a program; ``L`` is kept."""
+    item = gl.program_id(0) * 4
+    P, betas = columns(C)
+    square = item.to(gl.int64) * (C * C)
+    layout: gl.constexpr = rows_of(16)
+    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
+    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
+    for n in gl.static_range(4):  # no block above the diagonal is read
+        there = (r < (total - item) * C) & (r % C >= 16 * n)
+        place = P[n].reshape((4 * C, 16))
+        async_copy.async_copy_global_to_shared(place, L + square + (r[:, None] * C + 16 * n + c[None, :]), mask=there[:, None])
+    async_copy.commit_group()
+    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
+    strengths = ()
+    for w in gl.static_range(4):
+        b, row, count, hv, _ = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        strengths = strengths + (numbers(row_of(beta, b, row, hv, bb, bt, bh), j, bt, count),)  # noqa: RUF005
+    betas.store(stacked(strengths, C))
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    solve_in_place(P, betas)
+    put_columns(M + square, P, total - item, C)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
+def prepare(
+    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, total, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.prepare` and :func:`.delta_kernels.solve`, four chunks a program.
+
+    ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
+    """
+    item = gl.program_id(0) * 4
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    qs = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    P, betas = columns(C)
+    acc: gl.constexpr = sums(C)
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+    copy(ks, row_of(k, b, row, hv // GROUP, kb, kt, kh), kt, count, C, K)
+    copy(qs, row_of(q, b, row, hv // GROUP, qb, qt, qh), qt, count, C, K)
+    async_copy.commit_group()
+    strengths = ()
+    gates = ()
+    for w in gl.static_range(4):  # asked for at once
+        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        strengths = strengths + (numbers(row_of(beta, b, row, hv, bb, bt, bh), j, bt, count),)  # noqa: RUF005
+        if GATE == 1:
+            gates = gates + (numbers(row_of(g, b, row, hv, gb, gt, gh), j, gt, count),)  # noqa: RUF005
+    betas.store(stacked(strengths, C))
+    for w in gl.static_range(4):
+        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        if GATE == 1:
+            bg = gl.maximum(gates[w], FLOOR, propagate_nan=PROPAGATE) * LOG2E
+            G = gl.associative_scan(bg, 0, add)
+            gl.store(rates + here * (2 * C) + j, gl.exp2(G), mask=count > 0)
+            gl.store(rates + here * (2 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+        square = here * (C * C)
+        there = gl.where(count > 0, C, 0)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        kk = issue(ks, ks.permute((1, 0)), zeros, True)
+        qk = issue(qs, ks.permute((1, 0)), zeros, True)
+        kk, qk = warpgroup_mma_wait(0, [kk, qk])
+        gl.thread_barrier()  # every warp waits for its own rows of a product only
+        if w < 3:
+            b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+            copy(ks, row_of(k, b, row, hv // GROUP, kb, kt, kh), kt, count, C, K)
+            copy(qs, row_of(q, b, row, hv // GROUP, qb, qt, qh), qt, count, C, K)
+            async_copy.commit_group()
+        if GATE == 1:
+            E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
+            D = gl.exp2(gl.minimum(E, 0.0))
+            qk = qk * D
+            kk = kk * D
+        parts_of_k = quarters(gl.where(s < t, kk, 0.0))
+        for n in gl.static_range(4):
+            P[n].slice(w, 1).store(gl.reshape(parts_of_k[n], (1, C * 16)))
+        spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
+    qs._keep_alive()
+    ks._keep_alive()
+    solve_in_place(P, betas)
+    put_columns(M + item.to(gl.int64) * (C * C), P, total - item, C)
+
+
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
     q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
@@ -485,18 +754,13 @@ def gradients(
 ):  # fmt: skip
     """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
     NK: gl.constexpr = K // BK
-    pid = gl.program_id(0)
-    ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    row = piece.to(gl.int64) * C
-    count = (L - row).to(gl.int32)
+    b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
     here = i.to(gl.int64) * HV + hv
-    head = (b * T + bos + row) * HV + hv
+    head = (b * T + row) * HV + hv
 
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -509,15 +773,15 @@ def gradients(
     bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
-    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(given, row_of(do, b, row, hv, ob, ot, oh), ot, count, C, V)
     copy(e, errors + head * V, HV * V, count, C, V)
     copy(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
     copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
-    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    copy(bq, row_of(q, b, row, hv // GROUP, qb, qt, qh) + ik * BK, qt, count, C, BK)
+    copy(bk, row_of(k, b, row, hv // GROUP, kb, kt, kh) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
     acc: gl.constexpr = sums(C)
@@ -527,18 +791,18 @@ def gradients(
     zeros = gl.zeros((C, C), gl.float32, acc)
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
-    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
-    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
-    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    beta = row_of(beta, b, row, hv, bb, bt, bh)
+    beta_t = numbers(beta, t, bt, count)
+    beta_s = numbers(beta, s, bt, count)
     if GATE == 1:
         rates += here * (2 * C)
         early = gl.load(rates + t)
         late = gl.load(rates + C + t)
         decay = gl.load(rates + C - 1)
-        g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
         j = gl.arange(0, C, scan)
-        bg = gl.maximum(gl.load(g + j * gt, mask=j < count, other=0.0).to(gl.float32), -112.0)
-        G = gl.associative_scan(bg, 0, add) * 1.4426950408889634
+        bg = numbers(row_of(g, b, row, hv, gb, gt, gh), j, gt, count)
+        bg = gl.maximum(bg, FLOOR, propagate_nan=PROPAGATE)
+        G = gl.associative_scan(bg, 0, add) * LOG2E
         E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
         D = gl.exp2(gl.minimum(E, 0.0))
 
@@ -595,7 +859,7 @@ def gradients(
     layout: gl.constexpr = rows_of(part)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    scaled = numbers(beta, r, bt, count)[:, None]
     if NK == 1:
         mine = y.load(layout)
     elif ik == 0:
