@@ -181,7 +181,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     module = module_for(call, call.q, call.k, call.g if call.gate == 2 else None)
     if call.gate < 2 and module is not kernels:
         launch(
-            module.prepare, -(-count // 4), call,
+            module.prepare, min(-(-count // 4), call.tiles.processors if hasattr(module, "PERSISTENT") else 1 << 30), call,
             call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
             *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
             num_warps=4,
