@@ -85,10 +85,12 @@ class SideBySide(Made):
 
     def text(self, files: list[Path]) -> str:
         made = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-        checks = [name for name in made[0]["errors"] if name.startswith(self.options["of"])]
+        checks = dict.fromkeys(name for found in made for name in found["errors"] if name.startswith(self.options["of"]))
         rows = [["check", "computed by", *(found["where"] for found in made)], ["---", "---", *["---:"] * len(made)]]
         for check in checks:
-            for which in made[0]["errors"][check]:
+            for which in dict.fromkeys(
+                which for found in made for which in found["errors"].get(check, {}) if which != "not run"
+            ):
                 errors = [found["errors"].get(check, {}).get(which, "–") for found in made]
                 rows.append([f"`{check}`", which, *(x if isinstance(x, str) else f"{x:.1e}" for x in errors)])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
 from .environment import RESULTS, document, keep, read, write
+from .subjects import PEERS, Subject, subjects
 
 NAMED = ("overhead", "torch-cpu", "report")
 
@@ -47,6 +48,7 @@ def bench(
         str, typer.Option(help="Comma-separated: fwd, fwdbwd, decode; operators named decode_* only decode.")
     ] = "fwd,fwdbwd",
     peers: Annotated[bool, typer.Option(help="Time installed peers on the same arrays.")] = True,
+    peer: Annotated[list[str] | None, typer.Option(help="Only this peer; repeat for more. Default: every one.")] = None,
     fresh: Annotated[bool, typer.Option(help="Time first calls, and look at memory, in fresh processes.")] = True,
     seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on the repeats of one row.")] = 1.0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of PyTorch. Default: its own choice.")] = None,
@@ -69,7 +71,7 @@ def bench(
             "seed": secrets.randbits(32) if seed is None else seed,
         }
         chosen = wanted_cases(operators, what, shape or default_shapes(operators, device), settings)
-        timed = wanted_subjects(backend or ["auto"], framework, peers)
+        timed = wanted_subjects(backend or ["auto"], framework, (peer or list(PEERS)) if peers else [])
         found = measure(chosen, timed, seconds, fresh, out)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
@@ -142,11 +144,10 @@ def default_shapes(operators: Sequence[str], device: str) -> Sequence[str]:
     return known.get(device, known["cpu"])
 
 
-def wanted_subjects(backends: Sequence[str], framework: str | None, peers: bool) -> Any:
+def wanted_subjects(backends: Sequence[str], framework: str | None, peers: Sequence[str]) -> list[Subject]:
     """Backends and peers."""
-    from .subjects import subjects
-
-    return subjects(list(backends), framework and one_of("--framework", framework, KNOWN), peers)
+    chosen = [one_of("--peer", name, list(PEERS)) for name in peers]
+    return subjects(list(backends), framework and one_of("--framework", framework, KNOWN), chosen)
 
 
 def limit_threads(threads: int | None) -> None:

@@ -6,7 +6,7 @@ A peer is called only for the operators it has, with the arguments it documents,
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from linattn.errors import BackendError
@@ -287,8 +287,8 @@ def subject_named(library: str, backend: str | None, framework: str) -> Subject:
     return PEERS[library]() if library in PEERS else Linattn(backend or "auto", framework)
 
 
-def subjects(backends: list[str], framework: str | None, peers: bool) -> list[Subject]:
-    """The backends asked for, then the peers.
+def subjects(backends: Sequence[str], framework: str | None, peers: Iterable[str]) -> list[Subject]:
+    """The backends asked for, then the peers, by their names in :data:`PEERS`.
 
     Raises:
         UnknownBackend: No backend has one of the names.
@@ -298,7 +298,7 @@ def subjects(backends: list[str], framework: str | None, peers: bool) -> list[Su
         if name != "auto":
             registry.record(name)
         ours.append(Linattn(name, framework or usable_framework(name)))
-    return ours + ([peer() for peer in PEERS.values()] if peers else [])
+    return ours + [PEERS[name]() for name in peers]
 
 
 def usable_framework(backend: str) -> str:

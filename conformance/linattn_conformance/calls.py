@@ -151,8 +151,14 @@ class Run:
         return phi.make(**{key: self.adapter.from_float64(value, "float32") for key, value in phi.parameters.items()})
 
     def gradients(self, arrays: Arrays, form: str | None = None) -> tuple[Arrays, Arrays]:
-        """Outputs, and gradients by name, of one call."""
-        return self.adapter.gradients(_Differentiable(self, form), arrays, self.cotangents())
+        """Outputs, and gradients by name of all that are no constants, of one call."""
+        constants = {name: x for name, x in arrays.items() if self.is_constant(name)}
+        others = {name: x for name, x in arrays.items() if name not in constants}
+        return self.adapter.gradients(_Differentiable(self, form, constants), others, self.cotangents())
+
+    def is_constant(self, name: str) -> bool:
+        """True if the case asks for no gradient of an array."""
+        return not {f"constant.{name}", f"constant.{name.partition('.')[0]}"}.isdisjoint(self.case.flags)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
@@ -203,13 +209,16 @@ class Run:
 
 
 class _Differentiable:
-    """A call as adapters see it: arrays to outputs; ``vjp`` for frameworks without gradients of their own."""
+    """A call as adapters see it: arrays to outputs; ``vjp`` for frameworks without gradients of their own.
 
-    def __init__(self, run: Run, form: str | None) -> None:
-        self.run, self.form = run, form
+    Constants are arrays of the call that adapters do not see.
+    """
+
+    def __init__(self, run: Run, form: str | None, constants: Arrays) -> None:
+        self.run, self.form, self.constants = run, form, constants
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        return self.run.call(arrays, self.form)
+        return self.run.call(arrays | self.constants, self.form)
 
     def vjp(self, arrays: Arrays, cotangents: Arrays) -> Arrays:
         run = self.run
@@ -219,7 +228,7 @@ class _Differentiable:
         if isinstance(d_state, dict):
             d_state = complete(d_state, FAMILIES[run.case.op].state_type(*[None] * 5))
         pulled = run.backend.vjp(
-            run.case.op, call_arguments(run.case.op, arrays), run.problem.options, cotangents.get("o"), d_state
+            run.case.op, call_arguments(run.case.op, arrays | self.constants), run.problem.options, cotangents.get("o"), d_state
         )
         return flat_gradients(pulled)
 

@@ -33,6 +33,7 @@ flag gets its cases by being declared. Flags mean:
 ``phi.NAME``         the feature map of that name
 ``mixed``            generated: gates of every size from 0 to -inf
 ``pack.3.0.5``       generated: packed sequences of these lengths
+``constant.NAME``    generated: no gradient is asked of the array of that name, nor of the parts of a state of that name
 ``seed.N``           generated: other values
 ===================  ==================================================================================================
 """

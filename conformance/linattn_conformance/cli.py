@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,6 +95,7 @@ def conformance(
             entries = [entry for entry in entries if any(fnmatchcase(other.id, entry.pattern) for other in wanted)]
         done = {result.id for result in earlier.results}
         left = [other for other in wanted if other.id not in done]
+        stack.enter_context(ended_by_sigterm(pool))
         started = time.perf_counter()
         found = [*earlier.results, *progress(console, pool, by_profile(left) if budget else left)]
         seconds = time.perf_counter() - started + earlier.seconds
@@ -106,6 +108,16 @@ def conformance(
     summary(console, made, results, judged, backend, bool(case))
     failed = any(result.status in ("failed", "not-run") for result in results) or made["complaints"]
     raise typer.Exit(int(bool(failed)) if case else int(not judged.conformant))
+
+
+@contextlib.contextmanager
+def ended_by_sigterm(pool: Pool) -> Iterator[None]:
+    """SIGTERM ends a run as its budget does, so that what has been found is reported."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pool.end("the run was ended by SIGTERM"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None) -> list[Case]:

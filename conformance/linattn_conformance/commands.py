@@ -1,4 +1,4 @@
-"""``linattn verify-report``, ``compare-reports`` and ``render-report``: what is done with reports of conformance."""
+"""What is done with reports of conformance: ``linattn verify-report``, ``compare-reports``, ``join-reports`` and others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from . import comparing, manifest, reading, rendering
+from . import comparing, joining, manifest, reading, rendering, report
 
-__all__ = ["compare_reports", "render_report", "verify_report"]
+__all__ = ["compare_reports", "join_reports", "render_report", "verify_report"]
 
 SHOWN = 30
 
@@ -28,9 +28,9 @@ def verify_report(path: Annotated[Path, typer.Argument(metavar="REPORT", help="A
 
     Exit status 0: intact and conformant. 1: intact, with another verdict. 2: no report. 3: edited, or of another suite.
     """
-    report = read(path)
-    found = reading.verify(report)
-    print(f"{report['backend']['name']}: {report['framework']} on {report['device']}, {len(report['results'])} results")
+    told = read(path)
+    found = reading.verify(told)
+    print(f"{told['backend']['name']}: {told['framework']} on {told['device']}, {len(told['results'])} results")
     for fault in found.faults:
         print(f"fault    {fault}")
     listed([f"against  {problem}" for problem in found.judged.problems])
@@ -52,6 +52,22 @@ def compare_reports(
     if not (found.worse or found.better or found.grown):
         print("\nno case changed")
     raise typer.Exit(found.status)
+
+
+def join_reports(
+    parts: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="Reports of parts of one run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The report of all of it.")],
+) -> None:
+    """Make one report of those of its parts: run with --case, at the same time or on several machines.
+
+    They must be of one backend, suite, device, profile and kind of run, and agree on the cases that several of them ran.
+    """
+    try:
+        joined = joining.join([(str(path), read(path)) for path in parts], manifest.load())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    output.write_text(report.text(joined), encoding="utf-8")
+    print(f"wrote {output}: {len(joined['results'])} results; {joined['verdict']['outcome']}: {joined['verdict']['profile']}")
 
 
 def render_report(

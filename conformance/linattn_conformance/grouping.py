@@ -1,4 +1,7 @@
-"""What failed in a report, in few rows: results alike in what was tried and in what came of it, whatever the figures."""
+"""What failed in a report, in few rows: results alike in what was tried and in what came of it, whatever the figures.
+
+Things tried on the same operators and dtypes of which the same came share a row.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,30 @@ SHOWN = 160
 
 def rows(results: Iterable[Result]) -> list[list[str]]:
     """A row a group, the largest first: what was tried, how many cases, of which operators and dtypes, what came, one id."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        groups[tried(result["id"]), NUMBER.sub("#", line(result))].append(result)
-    return [_row(what, group) for (what, _), group in sorted(groups.items(), key=lambda item: -len(item[1]))]
+        alike[tried(result["id"]), NUMBER.sub("#", line(result))].append(result)
+    groups: dict[tuple[str, str, str], dict[str, list[Result]]] = defaultdict(dict)
+    for (what, came), group in sorted(alike.items(), key=lambda item: -len(item[1])):
+        groups[*_where(group), came][what] = group
+    made = [_row(operators, dtypes, group) for (operators, dtypes, _), group in groups.items()]
+    return sorted(made, key=lambda row: -int(row[1]))
 
 
-def _row(what: str, group: Sequence[Result]) -> list[str]:
+def _row(operators: str, dtypes: str, group: Mapping[str, Sequence[Result]]) -> list[str]:
+    """One row, of results by what was tried."""
+    results = [result for part in group.values() for result in part]
+    return ["; ".join(group), str(len(results)), operators, dtypes, outcome([*map(line, results)]), f"`{results[0]['id']}`"]
+
+
+def _where(group: Sequence[Result]) -> tuple[str, str]:
+    """The operators and the dtypes of a group."""
     ids = [result["id"].split("/") for result in group]
     forms: dict[str, list[str]] = defaultdict(list)
     for family, form, *_ in ids:
         forms[form] += [] if family in forms[form] else [family]
     operators = "; ".join(f"{form} {', '.join(sorted(families))}" for form, families in sorted(forms.items()))
-    dtypes = ", ".join(dict.fromkeys(parts[2] for parts in ids))
-    return [what, str(len(group)), operators, dtypes, outcome([line(result) for result in group]), f"`{group[0]['id']}`"]
+    return operators, ", ".join(sorted({parts[2] for parts in ids}))
 
 
 def tried(name: str) -> str:

@@ -156,6 +156,7 @@ class Pool:
         self.folder = Path(tempfile.mkdtemp(prefix="linattn-conformance-"))
         self.born = 0
         self.looked = time.monotonic()
+        self.until, self.over = math.inf, f"the {budget:g} s of the run were over"
 
     def __enter__(self) -> Pool:
         try:
@@ -167,6 +168,10 @@ class Pool:
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+    def end(self, reason: str) -> None:
+        """Give up what is left, for this reason, within a second; :meth:`run` still has a result for each case."""
+        self.until, self.over = 0.0, reason
 
     def close(self) -> None:
         """End every worker."""
@@ -205,7 +210,7 @@ class Pool:
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Run cases, about in order, those that need much memory of a device at the end; each has a result."""
         self.operators = {case.id: case.operator for case in cases}
-        self.until = time.monotonic() + self.budget
+        self.until = min(self.until, time.monotonic() + self.budget)
         alone = {case.id for case in cases if case.memory} if self.subject.memory and self.count > 1 else set[str]()
         yield from self._run([case.id for case in cases if case.id not in alone], self.count)
         if alone:
@@ -249,10 +254,12 @@ class Pool:
 
     def _give_up(self) -> Iterator[Result]:
         """The time is over: the cases that are left, those that are being run among them, are not run."""
+        for worker in list(self.workers):
+            yield from self._listen(worker)
         left = [name for worker in self.workers for name in worker.ids] + [name for part in self.parts for name in part]
         self._end_workers()
         self.parts.clear()
-        yield from (Result(name, "not-run", message=f"not tried: the {self.budget:g} s of the run were over") for name in left)
+        yield from (Result(name, "not-run", message=f"not tried: {self.over}") for name in left)
 
     def _given_up(self, operator: str) -> str:
         """Why the other cases of an operator are not run; empty while they are."""

@@ -7,7 +7,8 @@ Trust in a report comes from where it was published: next to the log of the run 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,40 @@ from .verdict import PROFILES, Verdict, verdict
 
 __all__ = ["ReportError", "Verification", "edits", "read", "verify"]
 
-KEYS: dict[str, type | tuple[type, ...]] = {
-    "suite": str, "api": str, "backend": dict, "framework": str, "device": str, "memory": (int, float), "versions": dict,
-    "platform": dict, "profile": str, "tighten": (int, float), "manifest": str, "results": list, "results_hash": str,
-    "complaints": list, "seconds": (int, float), "verdict": dict, "hash": str,
+Holds = Callable[[Any], bool]
+
+
+def of(*kinds: type) -> Holds:
+    """True for a value of one of these types; ``True`` and ``False`` are no numbers."""
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+TEXT, NUMBER, LIST = of(str), of(int, float), of(list)
+
+
+def texts(value: Any) -> bool:
+    """True for a list of texts."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def named(*names: str) -> Holds:
+    """True for texts by name, these among them."""
+    return lambda value: isinstance(value, dict) and texts([*value.values()]) and value.keys() >= set(names)
+
+
+KEYS: dict[str, Holds] = {
+    "suite": TEXT, "api": TEXT, "backend": named("name", "distribution", "version", "class"), "framework": TEXT, "device": TEXT,
+    "memory": NUMBER, "versions": named(), "platform": named("python", "system", "release", "machine"), "environment": named(),
+    "profile": TEXT, "tighten": NUMBER, "manifest": TEXT, "results": LIST, "results_hash": TEXT, "complaints": texts,
+    "seconds": NUMBER, "verdict": of(dict), "hash": TEXT,
 }  # fmt: skip
-RESULT_KEYS: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "status": str,
-    "error": (int, float, type(None)),
-    "seconds": (int, float),
-    "message": str,
+VERDICT_KEYS: dict[str, Holds] = {"outcome": TEXT, "profile": TEXT, "problems": texts}
+RESULT_KEYS: dict[str, Holds] = {
+    "id": lambda value: isinstance(value, str) and value.count("/") >= 4,
+    "status": TEXT,
+    "error": lambda value: value is None or (NUMBER(value) and value >= 0),
+    "seconds": NUMBER,
+    "message": TEXT,
 }
 MOST_SHOWN = 5
 
@@ -44,16 +68,17 @@ class ReportError(ValueError):
 def read(path: Path) -> dict[str, Any]:
     """Read a report; ``ReportError`` says what is wrong with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"{path}: no JSON: {error}") from None
     if not isinstance(found, dict) or "schema" not in found:
         raise ReportError(f"{path}: no conformance report: it has no 'schema'")
     if found["schema"] != SCHEMA:
         raise ReportError(f"{path}: its layout is version {found['schema']}, and this linattn reads version {SCHEMA}")
     _check_keys(str(path), found, KEYS)
+    _check_keys(f"{path}: its verdict", found["verdict"], VERDICT_KEYS)
     for i, result in enumerate(found["results"]):
         _check_keys(f"{path}: result {i + 1}", result, RESULT_KEYS)
     if found["profile"] not in PROFILES:
@@ -61,13 +86,18 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_keys(where: str, found: Any, keys: Mapping[str, Any]) -> None:
+def _no_number(text: str) -> None:
+    """Python reads ``NaN`` and ``Infinity``, which are not JSON, and which no run writes."""
+    raise ValueError(f"{text} is no number")
+
+
+def _check_keys(where: str, found: Any, keys: Mapping[str, Holds]) -> None:
     if not isinstance(found, dict):
         raise ReportError(f"{where}: expected an object, got {type(found).__name__}")
-    for name, kind in keys.items():
+    for name, holds in keys.items():
         if name not in found:
             raise ReportError(f"{where}: has no {name!r}")
-        if not isinstance(found[name], kind) or isinstance(found[name], bool):
+        if not holds(found[name]):
             raise ReportError(f"{where}: {name!r} is {found[name]!r:.60}")
 
 
@@ -136,6 +166,9 @@ def _results(report: Mapping[str, Any], held: Manifest) -> list[str]:
         faults.append(
             f"{len(unknown)} results are of no case for {report['framework']} on {report['device']}: {_some(unknown)}"
         )
+    twice = [name for name, count in Counter(result["id"] for result in report["results"]).items() if count > 1]
+    if twice:
+        faults.append(f"{len(twice)} cases have more than one result: {_some(twice)}")
     odd = [f"{result['id']} ({result['status']})" for result in report["results"] if result["status"] not in STATUSES]
     if odd:
         faults.append(f"{len(odd)} results have an unknown status: {_some(odd)}")

@@ -11,7 +11,7 @@ from typing import Any
 from . import known_failures, reading
 from .runner import Result
 
-__all__ = ["NONE", "Earlier", "read"]
+__all__ = ["HAS_RUN", "NONE", "Earlier", "belongs", "read"]
 
 SAME = (
     "suite", "api", "backend", "framework", "device", "memory", "versions", "environment", "profile", "tighten", "manifest",
@@ -49,11 +49,7 @@ def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = (), wanted:
             together; or a pattern of ``again`` matches no result, or one that is not to be run.
     """
     report = reading.read(path)
-    for edit in reading.edits(report):
-        raise ValueError(f"--resume {path}: {edit}")
-    for name in SAME:
-        if report.get(name) != here[name]:
-            raise ValueError(f"--resume {path}: its {name} is {report.get(name)!r}, and here it is {here[name]!r}")
+    belongs(f"--resume {path}", report, here, "here it is")
     dropped: set[str] = set()
     for pattern in again:
         matched = [result["id"] for result in report["results"] if fnmatchcase(result["id"], pattern)]
@@ -65,3 +61,16 @@ def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = (), wanted:
     results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN and result["id"] not in dropped]
     complaints = [text for text in report["complaints"] if not text.startswith(known_failures.COMPLAINT)]
     return Earlier(tuple(results), tuple(complaints), report["seconds"])
+
+
+def belongs(what: str, report: Mapping[str, Any], other: Mapping[str, Any], there: str) -> None:
+    """Check that a report was not edited, and that its results belong together with those of another.
+
+    Raises:
+        ValueError: Otherwise; the text begins with ``what`` it is, and has ``there`` before what the other says.
+    """
+    for edit in reading.edits(report):
+        raise ValueError(f"{what}: {edit}")
+    for name in SAME:
+        if report.get(name) != other.get(name):
+            raise ValueError(f"{what}: its {name} is {report.get(name)!r}, and {there} {other.get(name)!r}")

@@ -169,8 +169,10 @@ def strategy(subject: Subject, families: tuple[str, ...], dtypes: tuple[str, ...
         if dtype == "fp32" and "varlen" not in flags and draw(st.booleans()):
             name, sizes = mapped(draw, st, spec, flags, sizes)
             flags, checks = [*flags, f"phi.{name}"], ("forward",)
+        check = draw(st.sampled_from(checks))
+        flags += constants(draw, st, spec, flags) if check == "gradient" else []
         flags.append(f"seed.{draw(st.integers(0, 999))}")
-        made = list(make(spec, form, dtype, "-".join(filter(None, flags)), draw(st.sampled_from(checks)), sizes))
+        made = list(make(spec, form, dtype, "-".join(filter(None, flags)), check, sizes))
         return made[0] if made else reject()
 
     return cases()
@@ -233,6 +235,14 @@ def ways(spec: OpSpec) -> list[tuple[str, ...]]:
     """Choices of values that the arrays of a family have."""
     names = {arg.name for arg in spec.args}
     return [*([GATES] if "g" in names else []), *([("", "strong")] if "beta" in names else [])]
+
+
+def constants(draw: Any, st: Any, spec: OpSpec, flags: list[str]) -> list[str]:
+    """Arrays that no gradient is asked of; mostly none, and never all."""
+    names = ["initial_state"] if "state" in flags else []
+    names += [arg.name for arg in spec.args if not arg.optional or arg.name in flags]
+    chosen = draw(st.just([]) | st.lists(st.sampled_from(names), max_size=len(names) - 1, unique=True))
+    return [f"constant.{name}" for name in chosen]
 
 
 def chunk(draw: Any, st: Any, spec: OpSpec, form: str) -> dict[str, int]:

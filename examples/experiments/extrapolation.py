@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from models.blocks import Attention, parameter_count, transformer
-from models.gla import GatedLinearAttention, RetNet
+from models.gla import GatedLinearAttention, RetNet, ScalarGate, Ungated
 from rich.progress import Progress
 from torch import nn
 
@@ -22,7 +22,9 @@ from .record import COLOURS, Record, axes, numbers, options
 
 MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "softmax, RoPE": Attention,
+    "no gate": Ungated,
     "RetNet": RetNet,
+    "one gate a head": ScalarGate,
     "GLA": GatedLinearAttention,
 }
 
@@ -45,18 +47,22 @@ def by_octave(bits: torch.Tensor, first: int) -> dict[str, float]:
 
 
 def main() -> None:
-    chosen = options(__doc__, width=96, depth=2, heads=4, length=512, longest=16384, steps=400, batch=8, rate=4e-3, seeds="0,1")
+    chosen = options(
+        __doc__, width=96, depth=2, heads=4, length=512, longest=16384, steps=400, batch=8, rate=4e-3, seeds="0,1",
+        mixers="softmax, RoPE;RetNet;GLA",
+    )  # fmt: skip
     torch.set_num_threads(1)
     record, text = Record("extrapolation", chosen), read()
-    runs = [(name, seed) for seed in numbers(chosen.seeds) for name in MIXERS]
-    results: dict[str, list[Any]] = {name: [] for name in MIXERS}
+    mixers = chosen.mixers.split(";")
+    runs = [(name, seed) for seed in numbers(chosen.seeds) for name in mixers]
+    results: dict[str, list[Any]] = {name: [] for name in mixers}
     with Progress() as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)
         for i, (name, seed) in enumerate(runs):
             work = lambda n=name, s=seed: run(n, text, s, chosen, lambda: progress.advance(task))  # noqa: E731
             results[name].append(record.once(f"{name}, seed {seed}", work))
             progress.update(task, completed=(i + 1) * chosen.steps)
-    ends = list(results["GLA"][0]["bits"])
+    ends = list(results[mixers[0]][0]["bits"])
     means = {name: {end: mean(one["bits"][end] for one in found) for end in ends} for name, found in results.items()}
     rows = [(name, *of.values()) for name, of in means.items()]
     record.finish(
@@ -71,8 +77,9 @@ def plot(results: dict[str, list[Any]], length: int) -> Figure:
         for i, one in enumerate(found):
             places = [int(end) for end in one["bits"]]
             ax.plot(places, one["bits"].values(), color=colour, marker=".", label="" if i else name)
-    ax.axvline(length, color="#5c6b73", linestyle=":")
-    ax.annotate("trained to here", (length, ax.get_ylim()[1]), xytext=(4, -10), textcoords="offset points", fontsize=8)
+    if places[-1] > length:
+        ax.axvline(length, color="#5c6b73", linestyle=":")
+        ax.annotate("trained to here", (length, ax.get_ylim()[1]), xytext=(4, -10), textcoords="offset points", fontsize=8)
     ax.set_xscale("log", base=2)
     ax.set_xticks(places, [str(place) for place in places])
     ax.set_xlabel("place in the text (bytes)")

@@ -60,12 +60,13 @@ def seconds(kind: str, T: int, chosen: Any) -> float:
 def main() -> None:
     chosen = options(
         __doc__, width=96, units=4, keys=64, chunk=64, length=512, steps=250, batch=8, rate=3e-3, seeds="0,1",
-        tokens=8192, contexts="256,512,1024,2048,4096,8192",
+        kinds=";".join(KINDS), tokens=8192, contexts="256,512,1024,2048,4096,8192",
     )  # fmt: skip
     torch.set_num_threads(1)
     record, text = Record("flash", chosen), read()
-    runs = [(kind, seed) for seed in numbers(chosen.seeds) for kind in KINDS]
-    scores: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    kinds = chosen.kinds.split(";")
+    runs = [(kind, seed) for seed in numbers(chosen.seeds) for kind in kinds]
+    scores: dict[str, list[Any]] = {kind: [] for kind in kinds}
     times: dict[str, dict[str, float]] = {kind: {} for kind in TIMED}
     with Progress() as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)

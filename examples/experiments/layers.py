@@ -2,6 +2,7 @@
 
 As many tokens, cut into contexts of growing length; a forward pass, and one with its backward pass, of whole layers and of the
 attention in them alone. Softmax is PyTorch's fused attention. Milliseconds, and the memory that a pass needs. On a GPU.
+Called one operation at a time, or compiled, by a compiler of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def cost(kind: str, T: int, chosen: Any) -> dict[str, float]:
     wide, make = KINDS[kind]
     dtype = torch.bfloat16 if chosen.device == "cuda" else torch.float32
     layer = make(chosen.width).to(chosen.device, dtype)
+    if chosen.compiler:
+        torch._dynamo.reset()
+        layer.compile(fullgraph=True, dynamic=False, backend=chosen.compiler)
     x = torch.randn(chosen.tokens // T, T, wide * chosen.width, device=chosen.device, dtype=dtype, requires_grad=True)
     gradient = torch.randn_like(layer(x)[0])
 
@@ -98,6 +102,7 @@ def main() -> None:
     chosen = options(
         __doc__, device="cuda" if torch.cuda.is_available() else "cpu", width=1024, tokens=32768, seed=0, repeats=10,
         contexts="1024,2048,4096,8192,16384,32768",
+        compiler="",
     )  # fmt: skip
     record, contexts = Record("layers", chosen), numbers(chosen.contexts)
     costs: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
@@ -124,7 +129,8 @@ def plot(costs: dict[str, dict[str, Any]]) -> Figure:
             style, colour = "--" if alone else "-", colours[kind.removesuffix(" alone")]
             ax.plot([int(T) for T in of], [one[what] for one in of.values()], style, color=colour, marker=".", label=kind)
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter("{x:g}")
         ax.set_title(what, loc="left", fontsize=10)
         ax.set_xlabel("context length")
     found[0].set_ylabel("milliseconds")

@@ -18,6 +18,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
+PLACES = ("weights", "tokens", "results")
+"""Options that say where files lie. A run goes on only with the same, but what it publishes is the same wherever they lay."""
 COLOURS = ("#1f5f8b", "#d1495b", "#3a7d44", "#8d6a9f", "#e09f3e", "#5c6b73")
 
 
@@ -95,6 +97,7 @@ def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
 def publish(folder: Path, whole: dict[str, Any], header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
     """Write ``NAME.json``, ``NAME.table.md`` and ``NAME.svg``, and print the table."""
     name, text = whole["experiment"], table(header, rows)
+    whole = whole | {"options": {key: value for key, value in whole["options"].items() if key not in PLACES}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.table.md").write_text(text, encoding="utf-8")

@@ -534,7 +534,8 @@ def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Fi
         (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths))
         for name in ordered
     ]
-    figure, (bars, lines) = axes(2, width=6.0, height=4.8)
+    learners = [name for name in maps if any(COURSE in key for key in maps[name])]
+    figure, (bars, *lines) = axes(1 + bool(learners), width=6.0, height=1.6 + 0.25 * len(ordered))
     for place, name in enumerate(ordered):
         for i, stage in enumerate(stages):
             if stage in maps[name]:
@@ -548,14 +549,14 @@ def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Fi
     bars.legend(
         [handles[stage] for stage in stages], stages, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3
     )
-    courses(lines, maps, lengths[0])
+    if learners:
+        courses(lines[0], {name: maps[name] for name in learners}, lengths[0])
     return ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
     """Perplexity against seconds of learning; dashed while a map is distilled, then on with finetuning."""
-    learners = [name for name in maps if any(COURSE in key for key in maps[name])]
-    for name, colour in zip(learners, COLOURS * 2, strict=False):
+    for name, colour in zip(maps, COLOURS * 2, strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
         stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
         for stage in stages:
@@ -566,8 +567,7 @@ def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
     ax.set_yscale("log")
     ax.set_xlabel("seconds of learning, dashed: distillation")
     ax.set_ylabel(f"perplexity, {length} tokens")
-    if learners:
-        ax.legend(frameon=False)
+    ax.legend(frameon=False)
 
 
 if __name__ == "__main__":

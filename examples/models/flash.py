@@ -24,7 +24,7 @@ class GatedAttentionUnit(nn.Module):
 
     Args:
         width: ``D``.
-        chunk_size: ``C``. For FLASH-Quad, the longest sequence there will be.
+        chunk_size: ``C``.
         linear: Attend across chunks; without it, and with a chunk as long as the sequence, this is FLASH-Quad.
         quadratic: Attend within chunks.
         causal: Tokens see those before them only.
@@ -74,6 +74,19 @@ class GatedAttentionUnit(nn.Module):
         return self.bias[t[:, None] - t + self.chunk_size - 1][None]
 
 
+class QuadraticUnit(GatedAttentionUnit):
+    """A unit of FLASH-Quad: its one chunk is the whole sequence, and what would not fit into it is refused."""
+
+    def __init__(self, width: int, longest: int, **options: Any) -> None:
+        super().__init__(width, longest, linear=False, **options)
+
+    def forward(self, x: Tensor, state: Any = None, position: int = 0) -> tuple[Tensor, Any]:
+        length = position + x.shape[1]
+        if length > self.chunk_size:
+            raise ValueError(f"this FLASH-Quad is for sequences up to longest={self.chunk_size}, got {length} tokens")
+        return super().forward(x, state, position)
+
+
 def flash(symbols: int, width: int, depth: int, chunk_size: int = 256, **options: Any) -> LanguageModel:
     """FLASH: ``depth`` units that attend within chunks and across them."""
     return LanguageModel(symbols, width, [GatedAttentionUnit(width, chunk_size, **options) for _ in range(depth)])
@@ -81,4 +94,4 @@ def flash(symbols: int, width: int, depth: int, chunk_size: int = 256, **options
 
 def flash_quad(symbols: int, width: int, depth: int, longest: int, **options: Any) -> LanguageModel:
     """FLASH-Quad for sequences up to ``longest``: quadratic in their length."""
-    return flash(symbols, width, depth, longest, linear=False, **options)
+    return LanguageModel(symbols, width, [QuadraticUnit(width, longest, **options) for _ in range(depth)])

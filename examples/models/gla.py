@@ -1,4 +1,4 @@
-"""The GLA layer (Yang et al. 2024, §4.4), and the same layer with the fixed decays of RetNet and with none.
+"""The GLA layer (Yang et al. 2024, §4.4), and the same layer with one gate a head, with RetNet's fixed decays, and with none.
 
 ``o = GLA(x W_q, x W_k, x W_v, g)``, ``g = logsigmoid(x W_1 W_2 + b)/16``, ``y = (swish(x W_r) ∘ norm(o)) W_o``: keys have half
 the width of values, and the whole has about ``4 D²`` parameters, as softmax attention does.
@@ -56,6 +56,19 @@ class GatedLinearAttention(LinearMixer):
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, position: int) -> tuple[Tensor, Any]:
         g = linattn.gates.gla(self.split(self.decay(x)), tau=self.tau)
         return linattn.gla(q, k, v, g, initial_state=state, output_final_state=True)
+
+
+class ScalarGate(LinearMixer):
+    """One decay a head, from the data, as in Mamba-2 (Dao & Gu 2024) and gated RetNet."""
+
+    def __init__(self, width: int, heads: int = 4, tau: float = 16.0) -> None:
+        super().__init__(width, heads)
+        self.tau = tau
+        self.decay = nn.Linear(width, heads)
+
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, position: int) -> tuple[Tensor, Any]:
+        g = linattn.gates.gla(self.decay(x), tau=self.tau)
+        return linattn.simple_gla(q, k, v, g, initial_state=state, output_final_state=True)
 
 
 class RetNet(LinearMixer):

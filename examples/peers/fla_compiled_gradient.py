@@ -1,4 +1,4 @@
-# flash-linear-attention 0.6.0: does fused_recurrent_gla give other gradients under torch.compile than without? Not run yet.
+# flash-linear-attention 0.6.0 with PyTorch 2.11: under torch.compile, the gradient of o is lost.
 import torch
 from fla.ops.gla import fused_recurrent_gla
 

@@ -1,4 +1,4 @@
-# flash-linear-attention 0.6.0: can chunk_gla be compiled as one graph, exported and mapped? Not run yet.
+# flash-linear-attention 0.6.0: chunk_gla cannot be compiled as one graph, exported or mapped.
 import torch
 from fla.ops.gla import chunk_gla
 

@@ -9,6 +9,7 @@ Each figure is ``|x - oracle| / |oracle|``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import platform
 import sys
@@ -23,7 +24,7 @@ from linattn_backends.numpy import oracle
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = {"scale": None, "output_final_state": True, "chunk_size": None}
-PACKAGES = ("torch", "triton", "flash-linear-attention", "jax", "jax-linear-attention", "mlx")
+PACKAGES = ("torch", "triton", "flash-linear-attention", "flash-qla", "jax", "jax-linear-attention", "mlx")
 
 Arrays = dict[str, torch.Tensor]
 Rows = dict[str, float | str]
@@ -47,13 +48,21 @@ def error(got: torch.Tensor, wanted: np.ndarray) -> float | str:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) if np.isfinite(found).all() else "not finite"
 
 
+def figure(call: Callable[[], torch.Tensor], wanted: np.ndarray) -> float | str:
+    """The error of what a call returns, or the name of what it raises."""
+    try:
+        return error(call(), wanted)
+    except Exception as failure:  # it is what the library does
+        return type(failure).__name__
+
+
 def outputs(family: str, x: Arrays, peers: dict[str, Callable[[Arrays], torch.Tensor]]) -> Iterator[tuple[str, float | str]]:
     """``o`` of ours in float64 and of the peer's operators."""
     truth = oracle.forward(family, {name: y.double().numpy() for name, y in x.items()}, OPTIONS)[0]
     ours = getattr(linattn, f"chunk_{family}")(**{name: y.double().to(DEVICE) for name, y in x.items()}, backend="torch")[0]
     yield "linattn torch float64", error(ours, truth)
     for name, call in peers.items():
-        yield name, error(call(x), truth)
+        yield name, figure(lambda call=call: call(x), truth)
 
 
 # -- flash-linear-attention ------------------------------------------------------------------------------------------
@@ -87,7 +96,7 @@ def gradients(
 
     yield "linattn torch float64", error(gradient(ours, torch.float64), truth)
     for name, call in peers.items():
-        yield f"fla {name} float32", error(gradient(call, torch.float32), truth)
+        yield f"fla {name} float32", figure(lambda call=call: gradient(call, torch.float32), truth)
 
 
 def fla_delta_tf32() -> Iterator[tuple[str, float | str]]:
@@ -114,6 +123,25 @@ def fla_delta_beta_gradient() -> Iterator[tuple[str, float | str]]:
     return gradients("delta_rule", "beta", x, False, {"fused_recurrent_delta_rule": lambda y: fused_recurrent_delta_rule(**y)})
 
 
+def fla_delta_state_gradient() -> Iterator[tuple[str, float | str]]:
+    """The gradient of ``q`` beside a state that needs none."""
+    from fla.ops.delta_rule import fused_recurrent_delta_rule
+
+    x = draw("q", "k", "v", "beta", T=16) | {"initial_state": torch.ones(1, 2, 64, 64)}
+    return gradients("delta_rule", "q", x, False, {"fused_recurrent_delta_rule": lambda y: fused_recurrent_delta_rule(**y)})
+
+
+def fla_compiled_gradient() -> Iterator[tuple[str, float | str]]:
+    from fla.ops.simple_gla import fused_recurrent_simple_gla as op
+
+    peers = {"fused_recurrent_simple_gla": op}
+    if DEVICE == "cuda":  # a graph has no interpreter
+        peers["fused_recurrent_simple_gla, compiled,"] = torch.compile(op, backend="aot_eager", fullgraph=True)
+    return gradients(
+        "simple_gla", "q", draw("q", "k", "v", "g", T=16), False, {n: lambda y, f=f: f(**y) for n, f in peers.items()}
+    )
+
+
 def with_gate(value: float) -> Arrays:
     x = draw("q", "k", "v", "g")
     x["g"][:, 20] = value
@@ -124,6 +152,28 @@ def fla_gate(value: float) -> Iterator[tuple[str, float | str]]:
     from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
     return fla_outputs("simple_gla", with_gate(value), chunk_simple_gla, fused_recurrent_simple_gla)
+
+
+# -- FlashQLA --------------------------------------------------------------------------------------------------------
+
+
+def flash_qla(**changes: torch.Tensor) -> Iterator[tuple[str, float | str]]:
+    """``o`` in bfloat16; its bound is that of bfloat16, 0.4 %."""
+    from flash_qla import chunk_gated_delta_rule
+
+    x = draw("q", "k", "v", "g", "beta", K=128) | changes
+    x |= {name: x[name].bfloat16() for name in ("q", "k", "v")}
+
+    def peer(x: Arrays) -> torch.Tensor:
+        return chunk_gated_delta_rule(**{name: y.to(DEVICE) for name, y in x.items()})[0]
+
+    return outputs("gated_delta_rule", x, {f"flash_qla, gates in {str(x['g'].dtype)[6:]}": peer})
+
+
+def flash_qla_gate_dtype() -> Iterator[tuple[str, float | str]]:
+    """The same gates in two dtypes."""
+    gates = -torch.rand(1, 64, 2, generator=torch.Generator().manual_seed(0)).bfloat16()
+    return itertools.chain(flash_qla(g=gates), list(flash_qla(g=gates.float()))[1:])
 
 
 # -- the others ------------------------------------------------------------------------------------------------------
@@ -165,8 +215,12 @@ CHECKS: dict[str, Callable[[], Iterator[tuple[str, float | str]]]] = {
     "fla_delta_tf32": fla_delta_tf32,
     "fla_rwkv6_final_state": fla_rwkv6_final_state,
     "fla_delta_beta_gradient": fla_delta_beta_gradient,
+    "fla_delta_state_gradient": fla_delta_state_gradient,
+    "fla_compiled_gradient": fla_compiled_gradient,
     "fla_gate_reset": lambda: fla_gate(float("-inf")),
     "fla_gate_large": lambda: fla_gate(-1e4),
+    "flash_qla_gate_reset": lambda: flash_qla(g=with_gate(float("-inf"))["g"]),
+    "flash_qla_gate_dtype": flash_qla_gate_dtype,
     "jla_gate_reset": lambda: jla_gate(float("-inf")),
     "jla_gate_large": lambda: jla_gate(-1e4),
     "mlx_fast_gate_rounding": mlx_fast_gate_rounding,

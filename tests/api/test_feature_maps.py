@@ -136,7 +136,7 @@ def test_initial_parameters():
     q, k = draw(1, 1, H, K), draw(1, 1, H, K)
     phi = Rebased(**Rebased.init(H, K))
     unit = [(x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) for x in (q, k)]
-    np.testing.assert_allclose((phi(q) * phi(k)).sum(-1), (unit[0] * unit[1]).sum(-1) ** 2 / K, rtol=1e-3)
+    np.testing.assert_allclose((phi(q) * phi(k)).sum(-1), (unit[0] * unit[1]).sum(-1) ** 2 / K, rtol=1e-3, atol=1e-5)
     for parameters in (Hedgehog.init(H, K), T2r.init(H, K), Rebased.init(H, K)):
         assert all(p.dtype == np.float32 for p in parameters.values())
 
@@ -366,6 +366,26 @@ WRONG = {
         errors.FrameworkError,
         "hedgehog: W: expected an array of numpy, torch, jax or mlx, got list",
     ),
+    "whole numbers": (
+        Hedgehog(np.zeros((H, K, 5), np.int64)),
+        errors.DtypeError,
+        "hedgehog: W must be float16, bfloat16, float32 or float64, got int64",
+    ),
+    "a start for other rows": (
+        Cosformer(M=64, start=np.array([3])),
+        errors.ShapeError,
+        "cosformer: start must be [B] = [2], got [1]",
+    ),
+    "a start for every token": (
+        Cosformer(M=64, start=np.zeros((2, 5), np.int64)),
+        errors.ShapeError,
+        "cosformer: start must be [B] = [2], got [2, 5]",
+    ),
+    "a start between two tokens": (
+        Cosformer(M=64, start=1.5),
+        errors.FrameworkError,
+        "cosformer: start: expected an array of numpy, torch, jax or mlx, got float",
+    ),
     "too many rolls": (feature_maps.Dpfp(nu=16), errors.OptionError, "dpfp: nu must be in 1 … 2K-1 = 15, got 16"),
 }
 
@@ -383,11 +403,19 @@ def test_wrong_parameters(what):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Performer(features=0), "performer: features must be at least 1, got 0"),
-        (lambda: Rfa(features=-1), "rfa: features must be at least 1, got -1"),
-        (lambda: Cosformer(M=0), "cosformer: M must be at least 1, got 0"),
-        (lambda: feature_maps.Dpfp(nu=0), "dpfp: nu must be at least 1, got 0"),
-        (lambda: T2r.init(2, 3, features=0), "t2r: features must be at least 1, got 0"),
+        (lambda: Performer(features=0), "performer: features must be an integer of at least 1, got 0"),
+        (lambda: Performer(features=True), "performer: features must be an integer of at least 1, got True"),
+        (lambda: Performer(seed=-1), "performer: seed must be an integer of at least 0, got -1"),
+        (lambda: Rfa(features=-1), "rfa: features must be an integer of at least 1, got -1"),
+        (lambda: Rfa(seed=None), "rfa: seed must be an integer of at least 0, got None"),
+        (lambda: Cosformer(M=0), "cosformer: M must be an integer of at least 1, got 0"),
+        (lambda: Cosformer(M=2.5), "cosformer: M must be an integer of at least 1, got 2.5"),
+        (lambda: feature_maps.Dpfp(nu=0), "dpfp: nu must be an integer of at least 1, got 0"),
+        (lambda: feature_maps.Dpfp(nu="2"), "dpfp: nu must be an integer of at least 1, got '2'"),
+        (lambda: T2r.init(2, 3, features=0), "t2r: features must be an integer of at least 1, got 0"),
+        (lambda: T2r.init(2, 3, seed=0.5), "t2r: seed must be an integer of at least 0, got 0.5"),
+        (lambda: Hedgehog.init(2, 0), "hedgehog: K must be an integer of at least 1, got 0"),
+        (lambda: Rebased.init(0, 3), "rebased: H must be an integer of at least 1, got 0"),
     ],
 )
 def test_wrong_options(make, text):
@@ -407,6 +435,21 @@ def test_parameters_of_another_framework(torch):
     with pytest.raises(errors.FrameworkError) as caught:
         linattn.linear_attn(x, x, x, feature_map=Hedgehog(**Hedgehog.init(H, K)))
     assert str(caught.value) == "hedgehog: W is a numpy array but x is a torch array: convert it, nothing is copied for you"
+
+
+def test_a_start_of_another_framework(torch):
+    text = "^cosformer: start is a numpy array but x is a torch array: convert it, nothing is copied for you$"
+    with pytest.raises(errors.FrameworkError, match=text):
+        Cosformer(M=64, start=np.array([3, 3]))(torch.randn(2, 5, H, K))
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_features_are_not_rounded_to_another_kind_of_number(framework):
+    """In the dtype of x, features of whole numbers would be whole numbers, and those of truths truths."""
+    x = array(framework, draw(2, 5, H, K)) > 0
+    with pytest.raises(errors.DtypeError) as caught:
+        Exp()(x)
+    assert str(caught.value).startswith("exp: x must be float16, bfloat16, float32 or float64, got bool")
 
 
 def test_parameters_on_another_device(torch):
@@ -442,6 +485,8 @@ def test_cosformer_warns_of_more_tokens_than_its_distance(make):
         linattn.linear_attn(x, x, x, feature_map=Cosformer(M=3), normalize=True)
     with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
         linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4, start=1), normalize=True)
+    with pytest.warns(errors.SignedWeightsWarning, match="those of Cosformer can be negative"):
+        linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4, start=np.int64(1)), normalize=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         linattn.linear_attn(x, x, x, feature_map=Cosformer(M=4), normalize=True)

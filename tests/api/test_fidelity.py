@@ -33,16 +33,20 @@ def floored(w):
 
 
 def kendall(s, w, causal):
-    """Pair by pair, as the definition says."""
+    """Pair by pair, as the definition says, and how far float32 may be off: a pair nearly equal may count the other way."""
     _, H, T, _ = s.shape
-    counted = np.zeros(H)
+    counted, unclear = np.zeros(H), np.zeros(H)
     pairs = 0
     for i in range(T):
         for lag in (2**n for n in range(10)):
             for j in range((i + 1 if causal else T) - lag):
-                counted += (np.sign(s[:, :, i, j + lag] - s[:, :, i, j]) * np.sign(w[:, :, i, j + lag] - w[:, :, i, j])).mean(0)
+                steps = [x[:, :, i, j + lag] - x[:, :, i, j] for x in (s, w)]
+                sizes = [1.0, np.maximum(abs(w[:, :, i, j + lag]), abs(w[:, :, i, j]))]
+                counted += np.prod(np.sign(steps), 0).mean(0)
+                near = [abs(step) < 1e-4 * size for step, size in zip(steps, sizes, strict=True)]
+                unclear += np.logical_or(*near).mean(0)
                 pairs += 1
-    return counted / max(pairs, 1)
+    return counted / max(pairs, 1), 2 * unclear / max(pairs, 1)
 
 
 @pytest.mark.parametrize("framework", INSTALLED)
@@ -55,10 +59,12 @@ def test_fidelity(framework, name, causal):
     found = feature_maps.fidelity(phi, *given, causal=causal, scale=0.6)
     s, p = softmax_weights(q.astype(np.float64), k.astype(np.float64), causal, 0.6)
     w = map_weights(example, q, k, causal)
+    monotonicity, off = kendall(s, np.where(abs(w) < 1e-15, 0, w), causal)
+    assert (off < 0.05).all()
+    assert (abs(np.asarray(found.monotonicity) - monotonicity) <= off + 1e-6).all()
     expected = {
         "entropy": -(w * floored(w)).sum(-1).mean((0, 2)),
         "softmax_entropy": -(p * floored(p)).sum(-1).mean((0, 2)),
-        "monotonicity": kendall(s, np.where(abs(w) < 1e-15, 0, w), causal),
         "kl": (p * (floored(p) - floored(w))).sum(-1).mean((0, 2)),
     }
     for field, value in expected.items():
@@ -141,6 +147,32 @@ def test_wrong_shapes(call):
         with pytest.raises(errors.ShapeError) as caught:
             call("elu1", draw(*q), draw(*k))
         assert str(caught.value) == f"q and k must both be [B, T, H, K], got {list(q)} and {list(k)}"
+
+
+@pytest.mark.parametrize("call", [feature_maps.fidelity, feature_maps.distillation_loss, feature_maps.attention_weights])
+def test_wrong_dtypes(call):
+    q = draw(1, 5, 2, 8)
+    with pytest.raises(errors.DtypeError) as caught:
+        call("elu1", q, q.astype(np.float64))
+    assert str(caught.value) == "k must have the dtype of q, float32, got float64"
+    with pytest.raises(errors.DtypeError) as caught:
+        call("elu1", q.astype(np.int64), q)
+    assert str(caught.value) == "q must be float16, bfloat16, float32 or float64, got int64"
+
+
+@pytest.mark.parametrize("call", [feature_maps.fidelity, feature_maps.distillation_loss])
+@pytest.mark.parametrize("shape", [(1, 0, 2, 8), (0, 5, 2, 8)])
+def test_nothing_has_no_mean(call, shape):
+    with pytest.raises(errors.ShapeError) as caught:
+        call("elu1", draw(*shape), draw(*shape))
+    assert str(caught.value) == f"q and k must hold at least one token, got [B, T, H, K] = {list(shape)}"
+
+
+def test_arrays_on_two_devices(torch):
+    q = torch.randn(1, 5, 2, 8)
+    with pytest.raises(errors.DeviceError) as caught:
+        feature_maps.fidelity("elu1", q, q.to("meta"))
+    assert str(caught.value) == "k is on meta but q is on cpu: move it, nothing is copied for you"
 
 
 def test_arrays_of_two_frameworks(torch):

@@ -85,18 +85,19 @@ def test_a_plug_in_that_fails_to_import_is_reported_once_and_breaks_nothing(inst
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_built_in_backend_without_its_framework_says_what_to_install(call, monkeypatch):
+@pytest.mark.parametrize("name", ["jax", "jax_triton", "pallas"])
+def test_a_built_in_backend_without_its_framework_says_what_to_install(name, call, monkeypatch):
     import sys
 
-    for module in [name for name in sys.modules if name.startswith("linattn_backends.jax")]:
+    for module in [module for module in sys.modules if module.startswith(f"linattn_backends.{name}")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "jax", None)
     registry.refresh()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(errors.BackendLoadError) as caught:
-            linattn.chunk_gla(*call, backend="jax")
-    assert str(caught.value) == "needs the package jax: pip install 'linattn[jax]'"
+            linattn.chunk_gla(*call, backend=name)
+    assert str(caught.value) == f"needs the package jax: pip install 'linattn[{name}]'"
 
 
 def test_a_plug_in_that_exits_on_import_breaks_nothing(install, call):

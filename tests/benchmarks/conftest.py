@@ -6,7 +6,7 @@ import pytest
 from linattn.registry import registry
 from linattn_benchmarks import ceilings, operators
 from linattn_benchmarks.cases import Case, complete
-from linattn_benchmarks.subjects import subjects
+from linattn_benchmarks.subjects import PEERS, subjects
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,7 +44,7 @@ def rows():
     """``rows([case], ["numpy"])``: the rows of a run without fresh processes."""
 
     def run(cases, backends=(), peers=False, framework=None):
-        chosen = subjects(list(backends), framework, peers)
+        chosen = subjects(list(backends), framework, PEERS if peers else ())
         return operators.run(cases, chosen, seconds=0.01, fresh_process=False)["rows"]
 
     return run

@@ -72,6 +72,14 @@ def test_a_wrong_backend_fails_the_command(run):
     assert "WRONG" in done.output
 
 
+def test_only_the_peers_that_were_named_are_timed(run, tmp_path):
+    path = tmp_path / "x.json"
+    call = ("chunk_gla", "--backend", "torch", "--what", "fwd", *SMALL, "--out", str(path))
+    assert run(*call, "--peer", "jla", "--peer", "softmax (SDPA)").exit_code == 0
+    assert {row["library"] for row in environment.read(path)["results"]["rows"]} == {"linattn", "jla", "softmax (SDPA)"}
+    assert "--peer fls: expected fla, jla, FlashQLA, cuDNN, softmax (SDPA)" in said(run(*call, "--peer", "fls"))
+
+
 def test_a_run_that_is_cut_off_leaves_what_it_had(run, tmp_path, monkeypatch):
     rows = iter([operators.one_row])
 

@@ -1,8 +1,10 @@
 """The command and the pytest plug-in, as a vendor's CI runs them."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 from linattn_conformance import cli
@@ -102,6 +104,33 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     refused = conformance("--backend", HONEST, "--profile", "core", "--resume", str(part))
     assert refused.returncode == 2
     assert "its environment is {'tuned': 'no'}, and here it is {}" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_a_run_that_is_terminated_reports_what_it_has_found(tmp_path):
+    """As batch systems end one whose time is over."""
+    (tmp_path / "stuck.py").write_text(
+        "import pathlib, time\n"
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "class Stuck(OnProcess):\n"
+        "    name = 'stuck'\n"
+        "    def strike(self):\n"
+        "        pathlib.Path(__file__).with_name('hit').touch()\n"
+        "        time.sleep(600)\n"
+    )
+    report, hit = tmp_path / "report.json", tmp_path / "hit"
+    cases = "--case", "gla/chunk/fp32/plain/T65-K24-V40/forward", "--case", "gla/chunk/fp32/state/T97-K24-V40/forward"
+    command = [sys.executable, "-m", "linattn_conformance", "--backend", "stuck:Stuck", "--report", str(report), *cases]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, stderr=subprocess.PIPE)
+    while not hit.exists() and running.poll() is None:
+        time.sleep(0.1)
+    running.terminate()
+    assert (running.communicate(timeout=60)[1], running.returncode) == ("", 1)
+    results = json.loads(report.read_text())["results"]
+    assert [(result["status"], result["message"]) for result in results] == [
+        ("passed", ""),
+        ("not-run", "not tried: the run was ended by SIGTERM"),
+    ]
 
 
 def test_the_core_comes_first():

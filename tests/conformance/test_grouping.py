@@ -19,11 +19,25 @@ def test_results_that_differ_in_figures_are_one_row():
         ]
     )
     assert [row[:5] for row in found] == [
-        ["`huge`", "3", "chunk gla, kda; recurrent gla", "fp32, bf16", "o is off by 9.5 to 2.05e+03 times its bound"],
+        ["`huge`", "3", "chunk gla, kda; recurrent gla", "bf16, fp32", "o is off by 9.5 to 2.05e+03 times its bound"],
         ["ordinary", "1", "chunk gla", "fp32", "o is off by 9.5 times its bound"],
         ["`huge`", "1", "chunk gla", "fp32", "o is not finite"],
     ]
     assert found[0][5] == "`kda/chunk/fp32/huge-state/T97-K24-V40/forward`"
+
+
+def test_things_tried_on_the_same_operators_of_which_the_same_came_are_one_row():
+    """A fault of an operator shows whatever is tried on it."""
+    message = "o is off by 9 times its bound"
+    names = ["kda/chunk/fp32/state/T97-K24-V40/packed", "gla/chunk/fp32/state/T97-K24-V40/packed"]
+    plain = [failed(name.replace("packed", "forward"), message) for name in names]
+    found = grouping.rows(
+        [*(failed(name, message) for name in names), *plain, *plain, failed(names[0].replace("packed", "nan"), message)]
+    )
+    assert [row[:4] for row in found] == [
+        ["ordinary; `packed`", "6", "chunk gla, kda", "fp32"],
+        ["`nan`", "1", "chunk kda", "fp32"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def made_up_case(made):
     [
         (above_its_bound, "1 cases passed with an error above their bound: "),
         (made_up_status, "1 results have an unknown status: "),
+        (lambda made: made["results"].append(first_passed(made)), "1 cases have more than one result: "),
         (made_up_case, "1 results are of no case for numpy on cpu: gla/chunk/fp8/plain/T65/forward"),
     ],
 )
@@ -195,7 +196,16 @@ def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
         ('{"schema": 99}', "its layout is version 99, and this linattn reads version 2"),
         ('{"schema": 2}', "has no 'suite'"),
         (json.dumps({**GOOD, "memory": "much"}), "'memory' is 'much'"),
+        (json.dumps({**GOOD, "memory": float("nan")}), "no JSON: NaN is no number"),
+        ("[" * 100_000, "no JSON: maximum recursion depth exceeded"),
+        (json.dumps({**GOOD, "verdict": {}}), "its verdict: has no 'outcome'"),
+        (json.dumps({**GOOD, "verdict": {"outcome": ["conformant"]}}), "its verdict: 'outcome' is ['conformant']"),
+        (json.dumps({**GOOD, "backend": {}}), "'backend' is {}"),
+        (json.dumps({**GOOD, "environment": [1]}), "'environment' is [1]"),
+        (json.dumps({**GOOD, "complaints": [3]}), "'complaints' is [3]"),
         (json.dumps({**GOOD, "results": [{"id": 7}]}), "result 1: 'id' is 7"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "id": "gla"}]}), "result 1: 'id' is 'gla'"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "error": -1.0}]}), "result 1: 'error' is -1.0"),
         (json.dumps({**GOOD, "results": [3]}), "result 1: expected an object, got int"),
         (json.dumps({**GOOD, "profile": "most"}), "unknown profile 'most': known are core, inference, training, full"),
     ],
@@ -351,3 +361,71 @@ def test_rendering_needs_a_kind_of_page(tmp_path):
     done = command(commands.render_report, written(tmp_path, GOOD), "-o", str(tmp_path / "page.pdf"))
     assert done.exit_code == 2
     assert "expected a name that ends in .html or .md" in " ".join(done.output.replace("│", " ").split())
+
+
+# -- join-reports ----------------------------------------------------------------------------------------------------
+
+
+def halves():
+    """Two parts of the run of GOOD, and a base that both went on from."""
+    found = report_cases.passing()
+    unknown = [replace(result, status="not-run", error=None) for result in found[1::2]]
+    return report_cases.make(found[::2] + unknown), report_cases.make(found[1::2] + found[:4:2])
+
+
+def join(tmp_path, *parts):
+    paths = [written(tmp_path, part, f"{i}.json") for i, part in enumerate(parts)]
+    done = command(commands.join_reports, *paths, "--output", str(tmp_path / "whole.json"))
+    return done, " ".join(done.stderr.replace("│", " ").split()).replace(str(tmp_path) + "/", "")
+
+
+def test_parts_of_a_run_are_joined(tmp_path):
+    done, _ = join(tmp_path, *halves())
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip().endswith(f"whole.json: {len(GOOD['results'])} results; conformant: training")
+    assert read(tmp_path / "whole.json") == GOOD
+
+
+def test_what_is_in_no_part_is_not_run(tmp_path):
+    done, _ = join(tmp_path, report_cases.make(report_cases.passing()[::2]))
+    assert f"{len(GOOD['results'])} results; not conformant: training" in done.stdout
+    results = {result["id"]: result for result in read(tmp_path / "whole.json")["results"]}
+    missing = [results[result.id] for result in report_cases.passing()[1::2]]
+    assert {(result["status"], result["message"]) for result in missing} == {("not-run", "in none of the parts")}
+
+
+def with_results(change):
+    made = edited(change, halves()[1])
+    return with_new_hashes(made)
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (edited(pass_everything, BROKEN), "1.json: its results_hash does not belong to its results: they were edited"),
+        (
+            with_new_hashes(edited(lambda made: made.update(device="cuda"))),
+            "1.json: its device is 'cuda', and in 0.json it is 'cpu'",
+        ),
+        (
+            with_results(lambda made: made["results"].append(made["results"][0])),
+            "1.json: it has more than one result for a case",
+        ),
+        (BROKEN, "passed in 0.json, and failed in 1.json: run it again"),
+    ],
+    ids=["edited", "elsewhere", "twice", "differently"],
+)
+def test_what_does_not_belong_together_is_not_joined(tmp_path, other, complaint):
+    done, told = join(tmp_path, halves()[0], other)
+    assert done.exit_code == 2
+    assert complaint.replace(" ", "") in told.replace(" ", "")
+    assert not (tmp_path / "whole.json").exists()
+
+
+def test_complaints_of_all_parts_stay(tmp_path):
+    part = halves()[1]
+    complaining = report_cases.make([], complaints=["loading the backend again, the process died"])
+    join(tmp_path, halves()[0], part, complaining)
+    whole = read(tmp_path / "whole.json")
+    assert whole["complaints"] == ["loading the backend again, the process died"]
+    assert whole["verdict"]["outcome"] == "not conformant"

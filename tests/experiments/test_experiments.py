@@ -68,7 +68,7 @@ TINY = {
     "extrapolation": "--width 16 --depth 1 --heads 2 --length 16 --longest 64 --steps 2 --batch 1 --seeds 0",
     "estimators": "--maps 100",
     "flash": "--width 16 --units 2 --keys 8 --chunk 8 --length 64 --steps 2 --batch 1 --seeds 0 --tokens 32 --contexts 16,32",
-    "layers": "--device cpu --width 128 --tokens 32 --contexts 16,32 --repeats 1",
+    "layers": "--device cpu --width 128 --tokens 32 --contexts 16,32 --repeats 1 --compiler aot_eager",
 }
 
 
@@ -164,7 +164,7 @@ def test_a_model_with_rotary_positions_reads_long_texts_as_it_decodes_them():
 
 
 def test_a_record_goes_on_where_it_stopped(tmp_path):
-    options = argparse.Namespace(out=str(tmp_path), seed=3)
+    options = argparse.Namespace(out=str(tmp_path), seed=3, weights="/somewhere/weights")
     first = Record("some", options)
     assert first.once("a", lambda: 1.5) == 1.5
     again = Record("some", options)
@@ -187,12 +187,12 @@ def test_tables():
     assert table(["a"], [(0.12345,), (3,)]) == "| a |\n| --- |\n| 0.123 |\n| 3 |\n"
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.json")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_every_recorded_experiment_has_its_table_plot_and_page(path):
     assert path.with_suffix(".svg").is_file()
-    page = path.with_suffix(".md").read_text(encoding="utf-8")
-    assert f"{path.stem}.table.md" in page
-    assert f"{path.stem}.svg" in page
+    page, within = (DOCS / f"{path.stem}.md").read_text(encoding="utf-8"), path.relative_to(DOCS).with_suffix("")
+    assert f"{{include}} {within}.table.md" in page
+    assert f"({within}.svg)" in page
     cells = path.with_suffix(".table.md").read_text(encoding="utf-8").split()
     numbers = [cell for cell in cells if "." in cell and cell.lstrip("-")[0].isdigit()]
     recorded = path.read_text(encoding="utf-8")

@@ -149,6 +149,15 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_courses_are_drawn_if_there_are_any(learns):
+    course = {"distilled, course": [{"seconds": 1.0, "score": 5.0}], "distilled": {"16": 5.0}} if learns else {}
+    maps = {"softmax": {"converted": {"16": 3.0}}, "t2r": {"converted": {"16": 9.0}, **course}}
+    _, rows, figure = smollm.shown({"maps": maps})
+    assert [len(row) for row in rows] == [2 + learns] * 2
+    assert len(figure.axes) == 1 + learns
+
+
 @pytest.mark.parametrize("name", smollm.FIXED)
 def test_every_fixed_map_stands_in(decoder, name):
     assert 1 < perplexity(decoder, initial(name, decoder), torch.randint(SYMBOLS, (3, 20))) < 1e4

@@ -44,6 +44,15 @@ def test_vmap_of_packed_sequences():
     assert error([x[1] for x in mapped], problem.gradient()(*[x[1] for x in twice])) < 1e-6
 
 
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("op", EVERY)
+def test_one_packed_sequence_has_the_gradients_of_a_row(op, form):
+    """In a segment of one chunk, the state after the segment is that after the chunk: one array, and two cotangents."""
+    packed, row = (Problem(op, "state-varlen-pack.9", form=form, T=9, B=1) for _ in range(2))
+    del row.arrays["cu_seqlens"]
+    assert error(packed.gradient()(*packed.leaves), row.gradient()(*row.leaves)) < 1e-5
+
+
 @pytest.mark.parametrize("op", EVERY)
 def test_second_order_and_forward_mode(op):
     """Not promised by a custom VJP; what MLX makes of the operations inside is right."""

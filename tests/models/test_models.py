@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from models.blocks import Attention, Block, LanguageModel, SwiGLU, generate, parameter_count, transformer  # noqa: E402
 from models.delta import DeltaNet, GatedDeltaNet  # noqa: E402
 from models.flash import GatedAttentionUnit, flash, flash_quad  # noqa: E402
-from models.gla import GatedLinearAttention, RetNet, Ungated  # noqa: E402
+from models.gla import GatedLinearAttention, RetNet, ScalarGate, Ungated  # noqa: E402
 from models.hedgehog import HedgehogAttention  # noqa: E402
 
 SYMBOLS, WIDTH, HEADS = 11, 32, 2
@@ -19,6 +19,7 @@ SYMBOLS, WIDTH, HEADS = 11, 32, 2
 MODELS = {
     "softmax": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: Attention(WIDTH, HEADS)),
     "gla": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: GatedLinearAttention(WIDTH, HEADS)),
+    "scalar gate": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: ScalarGate(WIDTH, HEADS)),
     "retnet": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: RetNet(WIDTH, HEADS)),
     "ungated": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: Ungated(WIDTH, HEADS)),
     "delta": lambda: transformer(SYMBOLS, WIDTH, 2, lambda: DeltaNet(WIDTH, HEADS)),
@@ -91,6 +92,7 @@ D = 1024
     ("mixer", "extra"),
     [
         (lambda: GatedLinearAttention(D), 16 * D + 16 * D // 2 + D // 2),  # the decay's projection of rank 16, with bias
+        (lambda: ScalarGate(D), 4 * D + 4),
         (lambda: RetNet(D), 0),
         (lambda: Ungated(D), 0),
         (lambda: DeltaNet(D), 4 * D),
@@ -143,6 +145,14 @@ def test_hedgehog_distilled_from_softmax_comes_closer_to_it(causal):
         optimiser.step()
     assert all(p.grad is None for name, p in student.named_parameters() if name != "W")
     assert (student(x)[0] - target).square().mean().item() < 0.6 * before
+
+
+def test_flash_quad_says_when_a_sequence_is_too_long():
+    model, ids = flash_quad(SYMBOLS, WIDTH, 1, longest=20, keys=16), torch.randint(SYMBOLS, (1, 20))
+    _, states = model(ids)
+    for call in (lambda: model(ids.repeat(1, 2)[:, :21]), lambda: model(ids[:, :1], states, 20)):
+        with pytest.raises(ValueError, match=r"^this FLASH-Quad is for sequences up to longest=20, got 21 tokens$"):
+            call()
 
 
 def test_flash_encoders_see_the_whole_sequence():

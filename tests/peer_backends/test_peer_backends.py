@@ -155,6 +155,7 @@ LIMITS = {
         ("chunk_gated_delta_rule", "takes bfloat16 and float16, not float32", ["--dtype", "fp32"]),
         ("chunk_gated_delta_rule", "K and V must be 128, got 64 and 128", ["-s", "K=64"]),
         ("chunk_gated_delta_rule", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
+        ("chunk_gated_delta_rule", "takes one token at least", ["-s", "T=0"]),
     ],
     "jla": [
         ("chunk_gla", "computes in float32, so takes no float64", ["--dtype", "fp64"]),

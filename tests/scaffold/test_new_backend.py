@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from linattn.scaffold import Project, write
 from linattn.scaffold.project import FRAMEWORKS, WITHOUT_TEMPLATE
 from linattn.spec import FAMILIES
 from linattn_conformance.adapters import ADAPTERS
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -75,6 +77,16 @@ def test_what_is_written_is_tidy(framework, tmp_path):
             [sys.executable, "-m", "ruff", *words, "--no-cache", "."], cwd=tmp_path / "acme", capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mlx_is_required_with_a_library_to_load(tmp_path):
+    """Elsewhere than on a Mac, ``mlx`` by itself cannot be imported."""
+    write(Project("acme", "mlx"), tmp_path / "acme")
+    dependencies = tomllib.loads((tmp_path / "acme" / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert [Requirement(line) for line in dependencies[1:]] == [
+        Requirement("mlx; platform_system == 'Darwin'"),
+        Requirement("mlx[cpu]; platform_system == 'Linux'"),
+    ]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,21 +12,6 @@ if not triton.knobs.runtime.interpret:
         "tests/triton_backend expects Triton's interpreter, and Triton was imported without it: "
         "run TRITON_INTERPRET=1 python -m pytest tests/triton_backend"
     )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def readable_scalars():
-    """Triton 3.6 turns arrays of one element into integers in a way that NumPy 2.4 refuses."""
-    interpreter = sys.modules["triton.runtime.interpreter"]
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):
-        patch(tensor, scope)
-        tensor.__index__ = lambda self: self.handle.data.item()
-
-    interpreter._patch_lang_tensor = patched
-    yield
-    interpreter._patch_lang_tensor = patch
 
 
 @pytest.fixture(autouse=True)

@@ -98,6 +98,14 @@ def test_one_pass_with_scores_beyond_the_range_of_float16():
     check("linear_attn", given | {"k": given["k"].clone()}, scale=1 / 64)
 
 
+@pytest.mark.parametrize(("v", "d_o"), [(4000.0, 1.0), (1.0, 4000.0)])
+def test_one_pass_near_the_end_of_the_range_of_float16(v, d_o):
+    """Where chunks decay by ``2^9``, large values and gradients stay finite."""
+    given = arrays("simple_gla", T=130, K=16, V=16, dtype=torch.float16, state=False)
+    given |= dict(q=given["q"] / 100, k=given["k"] / 100, v=v * given["v"], g=torch.full((1, 130, 1), -0.1))
+    check("simple_gla", given, d_o=d_o)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_pass_under_any_gate(kind):
     check("simple_gla", arrays("simple_gla", T=70, dtype=torch.bfloat16, kind=kind))

@@ -90,8 +90,8 @@ def distance(found, wanted):
     return np.linalg.norm(found - wanted) / (norm if norm > 1e-6 else 1.0)
 
 
-def check(family, given, form="chunk", **options):
-    """Outputs, final state and every gradient agree with the oracle."""
+def check(family, given, form="chunk", d_o=1.0, **options):
+    """Outputs, final state and every gradient agree with the oracle. ``d_o``: size of the gradient of the outputs."""
     tolerance = TOLERANCE[given["v"].dtype]
     floats = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
     before = {name: x.detach().clone() for name, x in given.items()}
@@ -100,7 +100,7 @@ def check(family, given, form="chunk", **options):
     wanted_o, wanted_final = oracle.forward(family, exact, dict(options, output_final_state=True))
     assert o.dtype == given["v"].dtype
     assert final.dtype == torch.float32
-    d_o, d_final = torch.randn(o.shape).to(o.dtype), torch.randn(final.shape)
+    d_o, d_final = (d_o * torch.randn(o.shape)).to(o.dtype), torch.randn(final.shape)
     found = torch.autograd.grad([o, final], list(floats.values()), [d_o, d_final])
     wanted = oracle.vjp(family, exact, dict(options, output_final_state=True), d_o.double().numpy(), d_final.double().numpy())
     errors = dict(o=distance(o, wanted_o), final=distance(final, wanted_final))

@@ -1,11 +1,15 @@
 """What only a GPU can show of the Triton backend: recorded graphs, calls that never wait, compiled calls, memory.
 
-That the results are right is the conformance suite's matter: ``linattn conformance --backend triton --device cuda``.
+That the results are right is the conformance suite's matter (``linattn conformance --backend triton --device cuda``), but for
+sequences longer than its own, which are cut into segments.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import linattn
 import pytest
@@ -63,6 +67,52 @@ def test_a_recorded_graph_computes_from_what_it_finds(family, packed):
             x.copy_(fresh_arrays[name])
     graph.replay()
     same(found, call())
+
+
+@pytest.mark.parametrize("how", ["graph", "compile"])
+def test_the_first_call_of_a_process_is_recorded(how):
+    done = subprocess.run([sys.executable, Path(__file__).with_name("cold.py"), how], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def close_to_float64(case: Case, arrays, offsets):
+    """Outputs, final states and gradients."""
+
+    def results(given, backend):
+        leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+        options = case.options | dict(cu_seqlens=offsets, output_final_state=True, backend=backend)
+        o, final = getattr(linattn, case.operator)(**leaves, **options)
+        torch.manual_seed(3)
+        d_o, d_final = torch.randn(o.shape, device="cuda"), torch.randn(final.shape, device="cuda")
+        grads = torch.autograd.grad([o, final], tuple(leaves.values()), [d_o.to(o.dtype), d_final.to(final.dtype)])
+        return {"o": o, "final": final} | dict(zip(leaves, grads, strict=True))
+
+    found = results(arrays, "triton")
+    wanted = results({name: x.double() for name, x in arrays.items()}, "torch")
+    for name, x in wanted.items():
+        assert torch.isfinite(found[name]).all(), name
+        assert (found[name].double() - x).norm() < 2e-2 * x.norm(), name
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda"])
+def test_long_packed_sequences(family):
+    """In segments, the last sequence empty: outputs and gradients are those of float64."""
+    case = case_of(f"chunk_{family}", T=4096, K=128)
+    arrays, _ = prepared(case)
+    close_to_float64(case, arrays, torch.tensor([0, 700, 700, 4096, 4096], device="cuda", dtype=torch.int32))
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 17, 17, 600, 1000]])
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("family", ["gla", "rwkv6", "kda", "dplr"])
+def test_strong_gates(family, K, offsets):
+    """Chunks that decay by more than one product takes, beside others, and resets."""
+    case = case_of(f"chunk_{family}", K=K)
+    arrays, _ = prepared(case)
+    tokens = torch.arange(case.size["T"], device="cuda")[None, :, None, None]
+    arrays["g"] = torch.where(tokens // 100 % 2 == 0, 20 * arrays["g"], arrays["g"])
+    arrays["g"] = arrays["g"].masked_fill(torch.rand(arrays["g"].shape, device="cuda") < 0.01, -torch.inf)
+    close_to_float64(case, arrays, offsets and torch.tensor(offsets, device="cuda", dtype=torch.int32))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

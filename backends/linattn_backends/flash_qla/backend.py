@@ -5,7 +5,13 @@ Its conventions are ours. ``delta_rule`` is lowered to it with gates of zero.
 
 from __future__ import annotations
 
+import os
+
 import torch
+
+# TileLang announces on standard output what it compiles, which belongs to the caller. Its variable, if set, says otherwise.
+os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+
 from flash_qla import chunk_gated_delta_rule
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 from torch import Tensor
@@ -59,4 +65,4 @@ def _complaint(call: Call) -> str | None:
         return f"K and V must be {WIDTH}, got {call.K} and {call.V}"
     if call.shapes["beta"] != "B T HV":
         return "takes one beta for a token and head"
-    return None
+    return "takes one token at least" if call.sizes["T"] == 0 else None

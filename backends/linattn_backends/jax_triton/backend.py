@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import jax  # noqa: F401 - without it nothing here can be called, and the registry says what to install
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 
 DIAGONAL = ("linear_attn", "simple_gla", "gla", "rwkv6")

@@ -71,7 +71,10 @@ class Segmented:
             start = mx.split(given["start"].astype(self.dtype), len(begins)) if "start" in given else None
             bounds = Bounds(begins, start)
         o, S, after = self.compute(given, S, bounds, segment)
-        return (o, S, mx.concatenate(after)) if keep and bounds is not None else (o, S)
+        if not keep or bounds is None:
+            return o, S
+        # Of an array that is returned twice mx.vjp takes one cotangent, and joining one array gives that array.
+        return o, S, mx.concatenate(after) if len(after) > 1 else after[0] + 0
 
     # -- all of them -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import jax  # noqa: F401 - without it nothing here can be called, and the registry says what to install
 from linattn.plugin import Backend, Call, Unsupported, form_methods
 
 WIDEST = 256

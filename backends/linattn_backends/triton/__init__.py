@@ -1,5 +1,8 @@
 """The Triton backend: kernels for NVIDIA GPUs."""
 
 from .backend import TritonBackend
+from .interpreter import read_scalars
 
 __all__ = ["TritonBackend"]
+
+read_scalars()

@@ -9,57 +9,42 @@ product prefetches. Here a product is waited for where its result is used.
   in shared memory, so a program's warps run on their own, and registers go to the first.
 * The gradients ask for everything at once and use it as it comes; two programs share a processor.
 
-Two rules of this file. A buffer's place is given to another after its last use in the program, which for a product is where it
-is issued: ``_keep_alive`` says where it is done. And a warp waits for its own rows of a product only: whoever overwrites an
-operand needs a barrier after the wait.
+What a product's operands ask for is said in :mod:`.hopper`.
 """
 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from .delta_kernels import span
-from .kernels import chunk_within, sequence_of
+from .hopper import (
+    add,
+    any_marked,
+    bring_chunk,
+    chunk_of,
+    copy,
+    decayed_rows,
+    gates,
+    issue,
+    left,
+    numbers,
+    parts,
+    put_terms,
+    rows_of,
+    spread,
+    strong_chunk,
+    strong_gradients,
+    sums,
+    totals,
+    unknown_zero,
+)
+from .kernels import at_head, sequence_of
+from .scores_hopper import prepare, solve
 from .tiles import FLOOR, LOG2E
 
 __all__ = ["backwards", "forwards", "gradients", "prepare", "solve", "vector_gradients", "vector_prepare"]
-
-PROPAGATE = gl.constexpr(tl.PropagateNan.ALL)
-
-
-@gluon.constexpr_function
-def sums(width):
-    """Of a product's ``[64, width]`` results in registers."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-
-
-@gluon.constexpr_function
-def left(width):
-    """Of a left operand; ``sums`` has the same registers, whatever ``width``."""
-    return gl.DotOperandLayout(0, sums(width), 2)
-
-
-@gluon.constexpr_function
-def rows_of(width):
-    """Of a tile's rows as they are copied, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def by_warp():
-    """Of products of four pairs of blocks ``[4, 16, 16]``, a warp each."""
-    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
-
-
-@gluon.jit
-def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
-    layout: gl.constexpr = rows_of(W)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
-    async_copy.async_copy_global_to_shared(buffer, p + (r[:, None] * stride + columns[None, :]), mask=(r < count)[:, None])
 
 
 @gluon.jit
@@ -76,39 +61,6 @@ def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
-
-
-@gluon.jit
-def issue(a, b, acc, START: gl.constexpr):
-    """Begin ``acc + a b``, without ``acc`` if ``START``."""
-    return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
-
-
-@gluon.jit
-def numbers(p, i, stride, count):
-    """Of tokens ``i``, float32; zero from ``count`` on."""
-    return gl.load(p + i.to(gl.int64) * stride, mask=i < count, other=0.0).to(gl.float32)
-
-
-@gluon.jit
-def row_of(x, b, token, head, xb, xt, xh):
-    """Where row ``b, token, head`` of ``x`` begins."""
-    return x + b * xb + token * xt + head.to(gl.int64) * xh
-
-
-@gluon.jit
-def parts(TILES: gl.constexpr, HV):
-    """What a program does: which tile, value head, and piece."""
-    pid = gl.program_id(0)
-    return pid % TILES, pid // TILES % HV, pid // (TILES * HV)
-
-
-@gluon.jit
-def chunk_of(i, owner, first, cu, T, PER, C: gl.constexpr, PACKED: gl.constexpr):
-    """Of chunk ``i``: batch row, first token, and how many it has, perhaps more than ``C``."""
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    row = piece.to(gl.int64) * C
-    return b, bos + row, (L - row).to(gl.int32)
 
 
 @gluon.jit
@@ -385,13 +337,13 @@ def forwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q = row_of(q, b, bos, hv // GROUP, qb, qt, qh)
-    k = row_of(k, b, bos, hv // GROUP, kb, kt, kh)
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write = row_of(write, b, bos, hv, kb, kt, kh)
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
     if not IDENTITY:
-        v = row_of(v, b, bos, hv, vb, vt, vh) + iv * BV
-    beta = row_of(beta, b, bos, hv, bb, bt, bh)
+        v = at_head(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
     head = ((b * T + bos) * HV + hv) * V + iv * BV
     if OUT:
         out += head
@@ -452,12 +404,12 @@ def backwards(
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q = row_of(q, b, bos, hv // GROUP, qb, qt, qh)
-    k = row_of(k, b, bos, hv // GROUP, kb, kt, kh)
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write = row_of(write, b, bos, hv, kb, kt, kh)
-    do = row_of(do, b, bos, hv, ob, ot, oh) + iv * BV
-    beta = row_of(beta, b, bos, hv, bb, bt, bh)
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
+    do = at_head(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         kept += iv * BV * K
@@ -497,252 +449,6 @@ def backwards(
         )  # fmt: skip
 
 
-@gluon.jit
-def add(a, b):
-    """The sum, for scans."""
-    return a + b
-
-
-@gluon.jit
-def quarters(x):
-    """The columns of ``x [R, W]`` in four parts."""
-    W: gl.constexpr = x.shape[1] // 4
-    even, odd = gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, 2, W)), (0, 3, 1, 2)))
-    a, c = gl.split(even)
-    b, d = gl.split(odd)
-    return a, b, c, d
-
-
-@gluon.jit
-def halves(x, N: gl.constexpr):
-    """``N`` tensors of ``2 N``: each beside the one ``N`` places on, in a new last axis."""
-    y = ()
-    for i in gl.static_range(N):
-        y = y + (gl.join(x[i], x[i + N]),)  # noqa: RUF005
-    return y
-
-
-@gluon.jit
-def stacked(x, W: gl.constexpr):
-    """Four ``[W]`` as ``[4, W]``."""
-    return gl.reshape(gl.permute(halves(halves(x, 2), 1)[0], (1, 2, 0)), (4, W))
-
-
-@gluon.jit
-def substitute(own, beta):
-    """``M`` of blocks on the diagonal, ``L [4, 16 · 16]``, row after row."""
-    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    done = ()
-    scaled = ()
-    for i in gl.static_range(16):
-        x = own.slice(i * 16, 16, 1).load(row)
-        for j in gl.static_range(0, i, 4):
-            factors = quarters(own.slice(i * 16 + j, 4, 1).load(four))
-            for n in gl.static_range(4):
-                if j + n < i:
-                    x -= gl.convert_layout(factors[n], row) * scaled[j + n]
-        done = done + (x,)  # noqa: RUF005
-        scaled = scaled + (x * beta.slice(i, 1, 1).load(row),)  # noqa: RUF005
-    together = halves(halves(halves(halves(done, 8), 4), 2), 1)[0]
-    return gl.reshape(gl.permute(together, (0, 2, 3, 4, 5, 1)), (4, 256))
-
-
-@gluon.jit
-def less(x, y, beta, z):
-    """``x - y (beta z)`` for blocks ``y, z [4, 16, 16]`` in shared memory and ``x`` in registers."""
-    rows: gl.constexpr = gl.DotOperandLayout(0, by_warp(), 1)
-    scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
-    return mma_v2(scaled, z.load(gl.DotOperandLayout(1, by_warp(), 1)), x, "tf32")
-
-
-@gluon.jit
-def solve_in_place(P, betas):
-    """``M`` in the place of ``L``, of four chunks, as :func:`.delta_kernels.solve`: a chunk is a warp's.
-
-    ``P``: four columns of blocks, each ``[4, 64 · 16]``; ``betas [4, 64]``.
-    """
-    form: gl.constexpr = by_warp()
-    blocks = ()
-    for n in gl.static_range(4):
-        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
-    for n in gl.static_range(4):
-        P[n].slice(n * 256, 256, 1).store(blocks[n])
-    first = P[0].reshape((4, 64, 16))
-    second = P[1].reshape((4, 64, 16))
-    third = P[2].reshape((4, 64, 16))
-    M00 = first.slice(0, 16, 1)
-    M10 = first.slice(16, 16, 1)
-    M20 = first.slice(32, 16, 1)
-    M30 = first.slice(48, 16, 1)
-    M11 = second.slice(16, 16, 1)
-    M21 = second.slice(32, 16, 1)
-    M31 = second.slice(48, 16, 1)
-    M22 = third.slice(32, 16, 1)
-    M32 = third.slice(48, 16, 1)
-    M33 = P[3].reshape((4, 64, 16)).slice(48, 16, 1)
-    b0 = betas.slice(0, 16, 1)
-    b1 = betas.slice(16, 16, 1)
-    b2 = betas.slice(32, 16, 1)
-    b3 = betas.slice(48, 16, 1)
-    Y10 = less(M10.load(form), M11, b1, M10)
-    Y32 = less(M32.load(form), M33, b3, M32)
-    Y20 = less(M20.load(form), M22, b2, M20)
-    Y21 = less(M21.load(form), M22, b2, M21)
-    Y30 = less(M30.load(form), M33, b3, M30)
-    Y31 = less(M31.load(form), M33, b3, M31)
-    M10.store(Y10)
-    M32.store(Y32)
-    Y10 = less(Y10, M10, b0, M00)
-    Y32 = less(Y32, M32, b2, M22)
-    M10.store(Y10)
-    M32.store(Y32)
-    Y30 = less(Y30, M32, b2, M20)
-    Y31 = less(Y31, M32, b2, M21)
-    M20.store(Y20)
-    M21.store(Y21)
-    M30.store(Y30)
-    M31.store(Y31)
-    Y20 = less(less(Y20, M20, b0, M00), M21, b1, M10)
-    Y30 = less(less(Y30, M30, b0, M00), M31, b1, M10)
-    Y21 = less(Y21, M21, b1, M11)
-    Y31 = less(Y31, M31, b1, M11)
-    M20.store(Y20)
-    M21.store(Y21)
-    M30.store(Y30)
-    M31.store(Y31)
-
-
-@gluon.jit
-def columns(C: gl.constexpr):
-    """Places for four chunks' ``[C, C]`` in four columns of blocks."""
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    P0 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P1 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P2 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P3 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    return (P0, P1, P2, P3), gl.allocate_shared_memory(gl.float32, [4, C], plain)
-
-
-@gluon.jit
-def put_columns(M, P, left, C: gl.constexpr):
-    """Store the first ``left`` of four chunks."""
-    layout: gl.constexpr = rows_of(16)
-    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
-    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
-    for n in gl.static_range(4):
-        x = P[n].reshape((4 * C, 16)).load(layout).to(M.dtype.element_ty)
-        gl.store(M + (r[:, None] * C + 16 * n + c[None, :]), x, mask=(r < left * C)[:, None])
-
-
-@gluon.jit
-def chunk_at(item, total, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
-    """Of the ``item``-th of ``total`` pairs of chunk and value head: batch row, first token, tokens, at most 0 if there is none,
-    value head and number.
-    """
-    last = gl.minimum(item, total - 1)
-    hv = last % HV
-    i = last // HV
-    _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
-    row = piece.to(gl.int64) * C
-    return b, bos + row, gl.where(item < total, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
-def solve(
-    L, M, beta, owner, first, cu, T, PER, N, HV, total, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr
-):  # fmt: skip
-    """As :func:`.delta_kernels.solve`, four chunks a program; ``L`` is kept."""
-    item = gl.program_id(0) * 4
-    P, betas = columns(C)
-    square = item.to(gl.int64) * (C * C)
-    layout: gl.constexpr = rows_of(16)
-    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
-    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
-    for n in gl.static_range(4):  # no block above the diagonal is read
-        there = (r < (total - item) * C) & (r % C >= 16 * n)
-        place = P[n].reshape((4 * C, 16))
-        async_copy.async_copy_global_to_shared(place, L + square + (r[:, None] * C + 16 * n + c[None, :]), mask=there[:, None])
-    async_copy.commit_group()
-    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
-    strengths = ()
-    for w in gl.static_range(4):
-        b, row, count, hv, _ = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-        strengths = strengths + (numbers(row_of(beta, b, row, hv, bb, bt, bh), j, bt, count),)  # noqa: RUF005
-    betas.store(stacked(strengths, C))
-    async_copy.wait_group(0)
-    gl.thread_barrier()
-    solve_in_place(P, betas)
-    put_columns(M + square, P, total - item, C)
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
-def prepare(
-    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, total, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
-    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, PACKED: gl.constexpr,
-):  # fmt: skip
-    """As :func:`.delta_kernels.prepare` and :func:`.delta_kernels.solve`, four chunks a program.
-
-    ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
-    """
-    item = gl.program_id(0) * 4
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    qs = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    P, betas = columns(C)
-    acc: gl.constexpr = sums(C)
-    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
-    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
-    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
-    zeros = gl.zeros((C, C), gl.float32, acc)
-    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-    copy(ks, row_of(k, b, row, hv // GROUP, kb, kt, kh), kt, count, C, K)
-    copy(qs, row_of(q, b, row, hv // GROUP, qb, qt, qh), qt, count, C, K)
-    async_copy.commit_group()
-    strengths = ()
-    gates = ()
-    for w in gl.static_range(4):  # asked for at once
-        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-        strengths = strengths + (numbers(row_of(beta, b, row, hv, bb, bt, bh), j, bt, count),)  # noqa: RUF005
-        if GATE == 1:
-            gates = gates + (numbers(row_of(g, b, row, hv, gb, gt, gh), j, gt, count),)  # noqa: RUF005
-    betas.store(stacked(strengths, C))
-    for w in gl.static_range(4):
-        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-        if GATE == 1:
-            bg = gl.maximum(gates[w], FLOOR, propagate_nan=PROPAGATE) * LOG2E
-            G = gl.associative_scan(bg, 0, add)
-            gl.store(rates + here * (2 * C) + j, gl.exp2(G), mask=count > 0)
-            gl.store(rates + here * (2 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
-        square = here * (C * C)
-        there = gl.where(count > 0, C, 0)
-        async_copy.wait_group(0)
-        fence_async_shared()
-        gl.thread_barrier()
-        kk = issue(ks, ks.permute((1, 0)), zeros, True)
-        qk = issue(qs, ks.permute((1, 0)), zeros, True)
-        kk, qk = warpgroup_mma_wait(0, [kk, qk])
-        gl.thread_barrier()  # every warp waits for its own rows of a product only
-        if w < 3:
-            b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-            copy(ks, row_of(k, b, row, hv // GROUP, kb, kt, kh), kt, count, C, K)
-            copy(qs, row_of(q, b, row, hv // GROUP, qb, qt, qh), qt, count, C, K)
-            async_copy.commit_group()
-        if GATE == 1:
-            E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
-            D = gl.exp2(gl.minimum(E, 0.0))
-            qk = qk * D
-            kk = kk * D
-        parts_of_k = quarters(gl.where(s < t, kk, 0.0))
-        for n in gl.static_range(4):
-            P[n].slice(w, 1).store(gl.reshape(parts_of_k[n], (1, C * 16)))
-        spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
-    qs._keep_alive()
-    ks._keep_alive()
-    solve_in_place(P, betas)
-    put_columns(M + item.to(gl.int64) * (C * C), P, total - item, C)
-
-
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
     q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
@@ -773,15 +479,15 @@ def gradients(
     bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
-    copy(given, row_of(do, b, row, hv, ob, ot, oh), ot, count, C, V)
+    copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
     copy(e, errors + head * V, HV * V, count, C, V)
     copy(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
     copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    copy(bq, row_of(q, b, row, hv // GROUP, qb, qt, qh) + ik * BK, qt, count, C, BK)
-    copy(bk, row_of(k, b, row, hv // GROUP, kb, kt, kh) + ik * BK, kt, count, C, BK)
+    copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
+    copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
     acc: gl.constexpr = sums(C)
@@ -791,7 +497,7 @@ def gradients(
     zeros = gl.zeros((C, C), gl.float32, acc)
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
-    beta = row_of(beta, b, row, hv, bb, bt, bh)
+    beta = at_head(beta, b, row, hv, bb, bt, bh, 1)
     beta_t = numbers(beta, t, bt, count)
     beta_s = numbers(beta, s, bt, count)
     if GATE == 1:
@@ -800,8 +506,8 @@ def gradients(
         late = gl.load(rates + C + t)
         decay = gl.load(rates + C - 1)
         j = gl.arange(0, C, scan)
-        bg = numbers(row_of(g, b, row, hv, gb, gt, gh), j, gt, count)
-        bg = gl.maximum(bg, FLOOR, propagate_nan=PROPAGATE)
+        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
+        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL)
         G = gl.associative_scan(bg, 0, add) * LOG2E
         E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
         D = gl.exp2(gl.minimum(E, 0.0))
@@ -895,47 +601,18 @@ def gradients(
 
 
 @gluon.jit
-def totals(ones, x, C: gl.constexpr, BK: gl.constexpr):
-    """``ones @ x`` in two bfloat16 terms, for a matrix of ones and zeros ``[C, C]`` and float32 ``x [C, BK]``.
-
-    Ones in registers, whose contents the compiler knows, came out wrong in rows 8 to 15 of every 16 (Triton 3.6.0).
-    """
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
-    part = x.to(gl.bfloat16)
-    high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, part)
-    rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, (x - part.to(gl.float32)).to(gl.bfloat16))
-    left = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, ones.to(gl.bfloat16))
-    fence_async_shared()
-    gl.thread_barrier()
-    acc = gl.zeros((C, BK), gl.float32, sums(BK))
-    acc = issue(left, high, acc, True)
-    acc = issue(left, rest, acc, False)
-    acc = warpgroup_mma_wait(0, [acc])
-    left._keep_alive()
-    high._keep_alive()
-    rest._keep_alive()
-    return acc
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def vector_gradients(
-    q, k, do, g, beta, errors, adjoint, dA, dL, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
-    owner, first, cu, T, PER, N, HV, scale,
+def tile_gradients(
+    item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    RANGE: gl.constexpr,
+    STRONG: gl.constexpr,
 ):  # fmt: skip
-    """``dv, dbeta`` of one chunk and, by plain products, ``dq, dk, dg [C, BK]``; of a chunk that decays by ``2^RANGE``, in the
-    place of those, gradients of scores for :func:`.delta_vector.gradients`.
-    """
+    """Of one chunk, ``dq, dk, dg [C, BK]``, a part of ``dv`` and ``dbeta``; by plain products or, if ``STRONG``, by levels."""
     NK: gl.constexpr = K // BK
-    pid = gl.program_id(0)
-    ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
-            return
+    ik = item % NK
+    hv = item // NK % HV
+    i = item // (NK * HV)
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     row = piece.to(gl.int64) * C
     count = (L - row).to(gl.int32)
@@ -968,30 +645,32 @@ def vector_gradients(
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
     beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
-    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
-    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
-    least = gl.load(ranges + here)
+    beta_t = gl.load(beta + t.to(gl.int64) * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s.to(gl.int64) * bt, mask=s < count, other=0.0).to(gl.float32)
     one = zeros + 1.0
 
-    async_copy.wait_group(2)
-    gl.thread_barrier()
-    gate = gl.maximum(bg.load(acc).to(gl.float32), -112.0) * 1.4426950408889634
-    c = gl.sum(gate, 0) * 0.5
-    half = gl.exp2(c)
-    G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
-    gl.thread_barrier()
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        gate = gates(bg, BK)
+        c = gl.sum(gate, 0) * 0.5
+        half = gl.exp2(c)
+        G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+        gl.thread_barrier()
     S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
     dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
     copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    async_copy.wait_group(2)
-    gl.thread_barrier()
-    key = bk.load(acc).to(gl.float32)
-    right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
-    early = gl.exp2(G)
-    behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
-    reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (bq.load(acc).to(gl.float32) * early).to(gl.bfloat16))
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        key = bk.load(acc).to(gl.float32)
+        right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
+        early = gl.exp2(G)
+        behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
+        asked = bq.load(acc).to(gl.float32) * early
+        reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, asked.to(gl.bfloat16))
 
     async_copy.wait_group(1)
     fence_async_shared()
@@ -1008,78 +687,139 @@ def vector_gradients(
         gl.store(dbeta + head + t * HV, both.to(dbeta.dtype.element_ty), mask=t < count)
     A = gl.where(s[None, :] <= t[:, None], A * (scale * beta_s[None, :]), 0.0).to(gl.bfloat16)
     own = gl.where(s[None, :] < t[:, None], own * (-beta_t[:, None] * beta_s[None, :]), 0.0).to(gl.bfloat16)
-    if (least <= -RANGE) & (ik == 0):
-        place = here * (C * C) + t[:, None] * C + s[None, :]
-        gl.store(dA + place, A.to(dA.dtype.element_ty))
-        gl.store(dL + place, own.to(dL.dtype.element_ty))
     read = warpgroup_mma_wait(0, [read])
     given._keep_alive()
-    gl.thread_barrier()
-    sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
-    sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
-    fence_async_shared()
-    gl.thread_barrier()
+    if not STRONG:
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        fence_async_shared()
+        gl.thread_barrier()
     compared = issue(y, S, zeros, True)
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
-    read = issue(sA, right, read * (scale * half)[None, :], False)
-    compared = warpgroup_mma_wait(2, [compared])
-    compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
-    wrote = warpgroup_mma_wait(2, [wrote])
-    e._keep_alive()
-    S._keep_alive()
-    dS._keep_alive()
-    gl.thread_barrier()
-    wrote = wrote * beta_t[:, None] * half[None, :]
-    through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
-    wrote = issue(sA.permute((1, 0)), reads, wrote, False)
-    wrote = issue(sL.permute((1, 0)), behind, wrote, False)
-
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
-    if NK == 1:
-        mine = y.load(layout)
-    elif ik == 0:
-        mine = y.slice(0, part, 1).load(layout)
+    place = head * K + ik * BK
+    mine = dv + head * V + ik * (V // NK)
+    if STRONG:
+        compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        gl.thread_barrier()
+        both = gl.sum(gl.where(t[:, None] == s[None, :], A.to(gl.float32), 0.0), 1)[:, None]
+        mirror(sA, C)
+        mirror(sL, C)
+        read *= scale
+        compared *= -beta_t[:, None]
+        wrote *= beta_t[:, None]
+        met = gl.convert_layout(met, of_columns)
+        read, compared, crossing = strong_gradients(
+            bg, bq, bk, sA, sL, both, read, compared, wrote, met, C, BK, True
+        )  # fmt: skip
+        spread(dq + place, read.to(dq.dtype.element_ty), HV * K, count, C, BK)
+        spread(dk + place, compared.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
     else:
-        mine = y.slice(part, part, 1).load(layout)
-    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
-    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+        read = issue(sA, right, read * (scale * half)[None, :], False)
+        compared = warpgroup_mma_wait(2, [compared])
+        compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+        wrote = warpgroup_mma_wait(2, [wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        gl.thread_barrier()
+        wrote = wrote * beta_t[:, None] * half[None, :]
+        through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(met, of_columns) * half * half
+        wrote = issue(sA.permute((1, 0)), reads, wrote, False)
+        wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+        put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        early = gl.exp2(G)
+        read = warpgroup_mma_wait(3, [read])
+        spread(dq + place, (read * early).to(dq.dtype.element_ty), HV * K, count, C, BK)
+        crossing = reads.load(acc).to(gl.float32) * read
+        compared = warpgroup_mma_wait(2, [compared])
+        crossing += behind.load(acc).to(gl.float32) * compared
+        wrote = warpgroup_mma_wait(0, [wrote])
+        sA._keep_alive()
+        sL._keep_alive()
+        reads._keep_alive()
+        behind._keep_alive()
+        gl.thread_barrier()
+        crossing -= right.load(acc).to(gl.float32) * wrote
+        wrote = compared * early + wrote * gl.exp2(-G)
+        spread(dk + place, wrote.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
 
-    out: gl.constexpr = rows_of(BK)
-    r = gl.arange(0, C, gl.SliceLayout(1, out))
-    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
-    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
-    inside = (r < count)[:, None] & (least > -RANGE)
-    early = gl.exp2(G)
-    read = warpgroup_mma_wait(3, [read])
-    gl.store(dq + place, gl.convert_layout((read * early).to(dq.dtype.element_ty), out), mask=inside)
-    crossing = reads.load(acc).to(gl.float32) * read
-    compared = warpgroup_mma_wait(2, [compared])
-    crossing += behind.load(acc).to(gl.float32) * compared
-    wrote = warpgroup_mma_wait(0, [wrote])
-    sA._keep_alive()
-    sL._keep_alive()
-    reads._keep_alive()
-    behind._keep_alive()
-    gl.thread_barrier()
-    crossing -= right.load(acc).to(gl.float32) * wrote
-    wrote = compared * early + wrote * gl.exp2(-G)
-    gl.store(dk + place, gl.convert_layout(wrote.to(dk.dtype.element_ty), out), mask=inside)
-    gates = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
-    gl.store(dg + place, gl.convert_layout(gates.to(dg.dtype.element_ty), out), mask=inside)
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def vector_gradients(
+    q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    RANGE: gl.constexpr, STRONG: gl.constexpr,
+):  # fmt: skip
+    """``tile_gradients`` for every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; others leave those."""
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    if STRONG:
+        if any_marked(ranges, pid, COUNT, 1, NK, -RANGE):
+            for item in range(pid, COUNT, gl.num_programs(0)):
+                wanted = gl.load(ranges + item // NK) <= -RANGE
+                if PACKED:
+                    wanted = wanted & (gl.load(owner + item // (NK * HV)) < N)
+                if wanted:
+                    none = unknown_zero(item)
+                    tile_gradients(
+                        item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+                        owner, first, cu, T, PER, HV + none, scale, qb, qt + none, qh, kb, kt + none, kh, ob, ot + none, oh,
+                        gb, gt + none, gh, bb, bt + none, bh,
+                        K, V, C, BK, GROUP, PACKED, STRONG
+                    )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if gl.load(owner + pid // (NK * HV)) >= N:
+                return
+        if gl.load(ranges + pid // NK) <= -RANGE:
+            return
+        tile_gradients(
+            pid, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
+            owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+            K, V, C, BK, GROUP, PACKED, STRONG
+        )  # fmt: skip
 
 
 @gluon.jit
-def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
-    layout: gl.constexpr = rows_of(W)
+def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
+    """Store part ``ik`` of ``NK`` of ``beta ∘ buffer [C, V]``."""
+    part: gl.constexpr = V // NK
+    layout: gl.constexpr = rows_of(part)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
-    gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+    scaled = numbers(beta, r, bt, count)[:, None]
+    if NK == 1:
+        mine = buffer.load(layout)
+    elif ik == 0:
+        mine = buffer.slice(0, part, 1).load(layout)
+    else:
+        mine = buffer.slice(part, part, 1).load(layout)
+    spread(p, (mine.to(gl.float32) * scaled).to(p.dtype.element_ty), stride, count, C, part)
+
+
+@gluon.jit
+def mirror(buffer, C: gl.constexpr):
+    """Make a lower triangular matrix symmetric, without its diagonal."""
+    acc: gl.constexpr = sums(C)
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    lower = buffer.load(acc)
+    upper = buffer.permute((1, 0)).load(acc)
+    gl.thread_barrier()
+    buffer.store(gl.where(s < t, lower, gl.where(s > t, upper, gl.zeros((C, C), buffer.dtype, acc))))
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
@@ -1087,36 +827,19 @@ def vector_prepare(
     q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+    RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products, whatever the chunk decays by; without ``SCORES`` as ``decayed``."""
+    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
-    hv = pid % HV
-    i = pid // HV
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
+        if gl.load(owner + pid // HV) >= N:
             return
-    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    row = piece.to(gl.int64) * C
-    count = (length - row).to(gl.int32)
-    here = i.to(gl.int64) * HV + hv
-    head = ((b * T + bos + row) * HV + hv) * K
-    q += b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh
-    g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
-
-    type: gl.constexpr = g.dtype.element_ty
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
-    gs = gl.allocate_shared_memory(type, [NK, C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
-    qs = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
-    for ik in gl.static_range(NK):
-        copy(gs.index(ik), g + ik * BK, gt, count, C, BK)
-        copy(qs.index(ik), q + ik * BK, qt, count, C, BK)
-        copy(ks.index(ik), k + ik * BK, kt, count, C, BK)
-        async_copy.commit_group()
-
+    gs, qs, ks, here, head, count = bring_chunk(
+        pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
+    )
     acc: gl.constexpr = sums(C)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
     one = gl.full((C, C), 1.0, gl.float32, acc)
@@ -1127,21 +850,21 @@ def vector_prepare(
     for ik in gl.static_range(NK):
         async_copy.wait_group(NK - 1 - ik)
         gl.thread_barrier()
-        gate = gl.maximum(gs.index(ik).load(acc).to(gl.float32), -112.0) * 1.4426950408889634
+        gate = gates(gs.index(ik), BK)
         whole = gl.sum(gate, 0)
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
-        G = totals(before, gate, C, BK)
         place = head + ik * BK
         if SCORES:
+            kept = gl.where(least > -RANGE, count, 0)
             c = whole * 0.5
             half = gl.exp2(c)[None, :]
-            G = G - c[None, :]
+            G = totals(before, gate, C, BK) - c[None, :]
             key = ks.index(ik).load(acc).to(gl.float32)
             right = key * gl.exp2(-G)
             wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
             fence_async_shared()
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
             early = gl.exp2(G)
             key = key * early
             left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
@@ -1150,23 +873,57 @@ def vector_prepare(
             asked = qs.index(ik).load(acc).to(gl.float32) * early
             left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
             qw = issue(left_q, wrote.permute((1, 0)), qw, False)
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
-            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
             rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
             wrote._keep_alive()
             gl.thread_barrier()
         else:
-            later = gl.exp2(totals(one - before, gate, C, BK))
-            early = gl.exp2(G)
-            key = ks.index(ik).load(acc).to(gl.float32)
-            spread(write + place, (key * later).to(gl.bfloat16), HV * K, count, C, BK)
-            spread(compare + place, (key * early).to(gl.bfloat16), HV * K, count, C, BK)
-            asked = qs.index(ik).load(acc).to(gl.float32) * early
-            spread(read + place, asked.to(gl.bfloat16), HV * K, count, C, BK)
+            high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+            ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+            put_terms(high, rest, gate)
+            decayed_rows(
+                read + place, compare + place, write + place, qs.index(ik), ks.index(ik), high, rest, ones, 1.0, HV * K, count,
+                C, BK, True
+            )  # fmt: skip
+            gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        square = here * (C * C)
-        qw = gl.where(s[None, :] <= t[:, None], qw * scale, 0.0)
-        spread(A + square, qw.to(gl.bfloat16), C, C, C, C)
-        rw = gl.where(s[None, :] < t[:, None], rw, 0.0)
-        gl.store(L + square + t[:, None] * C + s[None, :], rw, mask=s[None, :] // 16 <= t[:, None] // 16)
+        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
+
+
+@gluon.jit
+def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
+    """Store the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
+    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def strong_prepare(
+    q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
+):  # fmt: skip
+    """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
+    pid = gl.program_id(0)
+    if any_marked(ranges, pid, COUNT, 1, 1, -RANGE):
+        for item in range(pid, COUNT, gl.num_programs(0)):
+            wanted = gl.load(ranges + item) <= -RANGE
+            if PACKED:
+                wanted = wanted & (gl.load(owner + item // HV) < N)
+            if wanted:
+                none = unknown_zero(item)
+                gs, qs, ks, here, head, count = bring_chunk(
+                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
+                    K, C, K, GROUP, 1, PACKED
+                )  # fmt: skip
+                a, m = strong_chunk(
+                    read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
+                )  # fmt: skip
+                put_scores(A, L, a * scale, m, here, C, C)
+                gl.thread_barrier()

@@ -18,7 +18,7 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import hopper, processors, roomy
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .launch import Cut, cut, dtype, launch, rows_contiguous, strides, whole_lines
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
@@ -163,6 +163,11 @@ class Pieces(NamedTuple):
     through: Tensor
 
 
+def few(call: Delta, count: int) -> int:
+    """Programs that fill the device and share ``count`` pieces of work."""
+    return min(count, 2 * call.tiles.processors)
+
+
 def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared:
     """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not.
 
@@ -181,7 +186,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     module = module_for(call, call.q, call.k, call.g if call.gate == 2 else None)
     if call.gate < 2 and module is not kernels:
         launch(
-            module.prepare, min(-(-count // 4), call.tiles.processors if hasattr(module, "PERSISTENT") else 1 << 30), call,
+            module.prepare, -(-count // 4), call,
             call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
             *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
             num_warps=4,
@@ -202,25 +207,32 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     )  # fmt: skip
     L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     if module is not kernels:
+        given = (call.q, call.k, call.g, ready.A, L)
+        rows = (ready.q, ready.k, ready.write, ready.ranges)
+        sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
         launch(
             module.vector_prepare, count, call,
-            call.q, call.k, call.g, ready.A, L, ready.rates, ready.q, ready.k, ready.write, ready.ranges, *where, call.scale,
-            *strided, K=K, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None,
-            num_warps=4,
+            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
         )  # fmt: skip
+        if L is None:
+            return ready
+        launch(
+            module.strong_prepare, few(call, count), call,
+            *given, *rows, *where, count, call.scale, *strided, **sizes,
+        )  # fmt: skip
+        return ready._replace(M=solved(call, chunks, L, ready.M))
     strided = (*strided, *strides(call.a), *strides(call.b))
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
     if L is None:
-        if module is kernels:
-            del shared["PREC"]
-            launch(
-                vector.decayed, count, call,
-                call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
-            )  # fmt: skip
-        return ready
-    for slow in (False, True) if module is kernels else (True,):
+        del shared["PREC"]
         launch(
-            vector.prepare, min(count, 2 * call.tiles.processors) if slow else count, call,
+            vector.decayed, count, call,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+        )  # fmt: skip
+        return ready
+    for slow in (False, True):
+        launch(
+            vector.prepare, few(call, count) if slow else count, call,
             call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
             *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
@@ -253,11 +265,8 @@ def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
     """The module whose kernels take these arrays: the one for Hopper copies 16 bytes at once, of whole tiles."""
     K, V = call.q.shape[-1], call.v.shape[-1]
     usual = call.v.dtype == torch.bfloat16 and call.strength == 1 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
-    if not usual or not hopper(call.q.device):
+    if not usual or not hopper(call.q.device) or not whole_lines(*arrays):
         return kernels
-    for x in arrays:
-        if x is not None and (x.data_ptr() % 16 or any(n % 16 for n in strides(x)) or x.stride(1) >= 1 << 24):
-            return kernels
     from . import delta_hopper
 
     return delta_hopper
@@ -386,10 +395,12 @@ class ScoreGradients(NamedTuple):
     dL2: Tensor | None
 
 
-def pair_gradients(call: Delta, chunks: Cut) -> tuple[ScoreGradients, dict[str, Tensor | None]]:
-    """Arrays for the gradients of scores, ``v`` and ``beta``."""
+def pairs(
+    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
+) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
+    """Gradients of scores, ``v`` and ``beta``."""
     B, T, HV, V = call.v.shape
-    C, dplr = call.tiles.chunk, call.a is not None
+    C, dplr, tile = call.tiles.chunk, call.a is not None, call.tiles.pairs
     new = functools.partial(torch.empty, device=call.v.device)
     square = functools.partial(new, (chunks.count, HV, C, C))
     scores = ScoreGradients(
@@ -397,22 +408,13 @@ def pair_gradients(call: Delta, chunks: Cut) -> tuple[ScoreGradients, dict[str, 
         square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
     )  # fmt: skip
     dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
-    return scores, dict(v=dv, beta=None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype))
-
-
-def pairs(
-    call: Delta, do: Tensor, chunks: Cut, errors: Tensor, adjoint: Tensor
-) -> tuple[ScoreGradients, dict[str, Tensor | None]]:  # fmt: skip
-    """Gradients of scores, ``v`` and ``beta``."""
-    T, HV, V = call.v.shape[1:]
-    tile = call.tiles.pairs
-    scores, grads = pair_gradients(call, chunks)
+    grads = dict(v=dv, beta=None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype))
     launch(
         kernels.pairs, chunks.count * HV, call,
         do, call.beta, call.v, errors, adjoint, *scores, grads["v"], grads["beta"],
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
-        V=V, C=call.tiles.chunk, BV=tile.BV, BETA=call.strength, DPLR=call.a is not None, PACKED=call.cu is not None,
+        V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
         PREC=call.tiles.precision,
         DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -468,29 +470,32 @@ def vector_gradients(
     B, T, HV, V = call.v.shape
     K, dplr = call.q.shape[-1], call.a is not None
     module = module_for(call, call.q, call.k, call.g, do)
-    fused = module is not kernels
-    scores, grads = pair_gradients(call, chunks) if fused else pairs(call, do, chunks, errors, adjoint)
     new = functools.partial(torch.empty, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dg = new((B, T, HV, K), dtype=call.g.dtype)
-    da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    if module is not kernels:
+        dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
+        count = chunks.count * HV * (K // 64)
+        for strong in (False, True):
+            launch(
+                module.vector_gradients, few(call, count) if strong else count, call,
+                call.q, call.k, do, call.g, call.beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ready.ranges,
+                *where, count, call.scale,
+                *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
+                K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+                STRONG=strong, num_warps=4,
+            )  # fmt: skip
+        return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+    scores, grads = pairs(call, do, chunks, errors, adjoint)
+    da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
-    if fused:
-        launch(
-            module.vector_gradients, chunks.count * HV * (K // 64), call,
-            call.q, call.k, do, call.g, call.beta, errors, adjoint, scores.dA, scores.dL, kept, dkept,
-            dq, dk, grads["v"], dg, grads["beta"], ready.ranges, *where, call.scale,
-            *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
-            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-            num_warps=4,
-        )  # fmt: skip
-    for slow in (True,) if fused else (False, True):
+    for slow in (False, True):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
-            vector.gradients, min(count, 2 * call.tiles.processors) if slow else count, call,
+            vector.gradients, few(call, count) if slow else count, call,
             call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores,
             kept, dkept, dq, da, db, dk, dg, ready.ranges,
             *where, count, call.scale,

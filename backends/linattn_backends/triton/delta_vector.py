@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .delta_kernels import exchanges, facing
-from .kernels import above_transposed, below_transposed, sequence_of, strongest
+from .kernels import above_transposed, below_transposed, sequence_of
 from .tiles import (
     LOG2E,
     block_sums,
@@ -139,6 +139,18 @@ def prepare_of(
         tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
 
 
+@triton.jit
+def strongest(ranges, pid, COUNT, TILES: tl.constexpr):
+    """The least of the ``ranges`` of all that program ``pid`` has to look at; a chunk has ``TILES``."""
+    least = 0.0
+    jump = tl.num_programs(0)
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        found = tl.load(ranges + items // TILES, mask=items < COUNT, other=0.0)
+        least = tl.minimum(least, tl.min(found, 0))
+    return least
+
+
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def prepare(
     q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
@@ -149,7 +161,7 @@ def prepare(
     """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
     pid = tl.program_id(0)
     if SLOW:
-        if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
+        if strongest(ranges, pid, COUNT, 1) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = tl.load(ranges + item) <= -RANGE
@@ -465,7 +477,7 @@ def gradients(
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
     if SLOW:
-        if strongest(ranges, pid, COUNT, 1, NK) > -RANGE:
+        if strongest(ranges, pid, COUNT, NK) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = tl.load(ranges + item // NK) <= -RANGE

@@ -15,9 +15,9 @@ Backwards, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` ti
 
 If no chunk decays by ``2^RANGE``, both sides of a product are measured from ``c = G_C / 2``: ``out_t = scale e^{G_t - c}
 (Σ (a_t·b_s) y'_s + a_t e^c S)`` with ``y' = e^{c - G} y``, so the gate costs a factor on ``y``, ``S`` and ``out``; backwards
-with the signs of ``G - c`` changed. Otherwise (``STRONG``), the whole walk takes ``D`` itself. With a gate, what ``dq`` and
-``dk`` have in common must cancel in the gate's gradient to more than 16 bits, which these products do not give: they are
-:mod:`.scalar`'s.
+with the signs of ``G - c`` changed. Otherwise (``STRONG``), and in float16, the whole walk takes ``D`` itself. With a gate,
+what ``dq`` and ``dk`` have in common must cancel in the gate's gradient to more than 16 bits, which these products do not give:
+they are :mod:`.scalar`'s.
 """
 
 import triton
@@ -180,7 +180,10 @@ def fused(
         kept += hv.to(tl.int64) * (W * V)
     strong = False
     if GATE == 1:
-        strong = most_decay(G, low, high, L, gt, C) <= -RANGE
+        if y.dtype.element_ty == tl.float16:  # half a chunk's decay up or down is most of its range
+            strong = True
+        else:
+            strong = most_decay(G, low, high, L, gt, C) <= -RANGE
     if strong:
         S = walk(
             S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,

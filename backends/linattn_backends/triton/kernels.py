@@ -130,19 +130,6 @@ def end_of(G, chunk, L, stride, there, C: tl.constexpr):
     return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
 
 
-@triton.jit
-def strongest(ranges, pid, COUNT, PARTS: tl.constexpr, TILES: tl.constexpr):
-    """The least of all that program ``pid`` has to look at."""
-    least = 0.0
-    jump = tl.num_programs(0)
-    for base in range(pid, COUNT, jump * 64):
-        items = base + tl.arange(0, 64) * jump
-        for part in tl.static_range(PARTS):
-            found = tl.load(ranges + items // TILES * PARTS + part, mask=items < COUNT, other=0.0)
-            least = tl.minimum(least, tl.min(found, 0))
-    return least
-
-
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def states(
     x, y, g, w, start, end, decay, value_decay, kept,

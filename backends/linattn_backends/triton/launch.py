@@ -175,6 +175,13 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else x.stride()[:3]
 
 
+def whole_lines(*arrays: Tensor | None) -> bool:
+    """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
+    return all(
+        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in strides(x)) and x.stride(1) < 1 << 24) for x in arrays
+    )
+
+
 def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:
     """Launch on ``call``'s device; an error names the family, the kernel, the shapes and the configuration."""
     if count == 0:

@@ -14,7 +14,7 @@ In a block of tokens that decays by less than ``2^RANGE``, all decays are measur
 ``(q e^{G-c}) (k e^{c-G})ᵀ``. Where a chunk decays by more, the pairs on two sides of its middle are measured from there, where
 both exponents are sums of gates, so ``≤ 0``; and its halves are the next blocks. Every gate down to ``-inf`` is exact, and what
 strong gates cost is three to six products of ``[C, K]`` tiles in place of one. Sums over tokens are products with matrices of
-ones and zeros (``masks``), made once: a sum of its own for each use has no cancellation, so a reset leaves the others exact.
+ones and zeros (``masks``): a sum of its own for each use has no cancellation, so a reset leaves the others exact.
 
 RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLUSIVE``) and ``u`` weighs the diagonal of ``A``.
 """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import vector
+from . import gates, vector
+from .devices import hopper
 from .launch import (
     Applied,
     Cut,
@@ -22,6 +24,7 @@ from .launch import (
     scan,
     segment_starts,
     strides,
+    whole_lines,
 )
 from .tuning import Tile, programs
 
@@ -53,41 +56,36 @@ def gate_facts(call: Diagonal) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def make_masks(device: torch.device, C: int, exclusive: bool) -> Tensor:
-    """Matrices that sum over tokens, a row of ones and zeros for each token ``t``, in the order that :mod:`.vector` names.
-
-    ``UNTIL`` is ``j ≤ t`` (``j < t`` if ``exclusive``, as in all that a query reads), ``AFTER`` ``j > t``, ``BEFORE``
-    ``j < t``, ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``.
-    ``LEVELS``, for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t``
-    the tokens whose way to the middle crosses it.
-    """
-    j = torch.arange(C, device=device)
-    t = j[:, None]
-    after, before = j > t, j < t
-    until, since = (before, after) if exclusive else (j <= t, j >= t)
-    found = [until, after, before, since]
-    for length in (16, 4):
-        block = (t ^ j) < length
-        found += [block, block & until, block & since]
-    for level in reversed(range(C.bit_length() - 1)):
-        half = 1 << level
-        upper, beside = (t & half) > 0, (t ^ j) < half
-        found += [beside & torch.where(upper, until, after), beside & torch.where(upper, since, before)]
-    return torch.stack(found).to(torch.bfloat16)
-
-
-kept_masks = functools.lru_cache(maxsize=64)(make_masks)
-
-
 def masks_of(call: Diagonal) -> Tensor:
-    """Those of a call, made once a device that has memory."""
-    device = call.q.device
-    return (make_masks if device.type == "meta" else kept_masks)(device, call.tiles.chunk, call.u is not None)
+    """Matrices that sum over tokens, in the order that :mod:`.vector` names."""
+    C = call.tiles.chunk
+    count = vector.LEVELS.value + 2 * (C.bit_length() - 1)
+    out = torch.empty((count, C, C), dtype=torch.bfloat16, device=call.q.device)
+    launch(gates.sum_matrices, count, call, out, C=C, EXCLUSIVE=call.u is not None, num_warps=4)
+    return out
 
 
 def few(call: Diagonal, count: int) -> int:
     """Programs that fill the device and share ``count`` pieces of work."""
     return min(count, 2 * call.tiles.processors)
+
+
+def for_hopper(call: Diagonal) -> ModuleType | None:
+    """The module with kernels for Hopper that take strong chunks of this call, if there is one."""
+    usual = call.q.dtype == torch.bfloat16 and call.u is None and call.tiles.chunk == 64 and call.q.shape[-1] in (64, 128)
+    if not usual or not hopper(call.q.device) or not whole_lines(call.q, call.k, call.g):
+        return None
+    from . import vector_hopper
+
+    return vector_hopper
+
+
+def hopper_facts(call: Diagonal) -> dict[str, Any]:
+    """Compile-time facts of its kernels."""
+    return dict(
+        K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2],
+        PACKED=call.cu is not None, num_warps=4,
+    )  # fmt: skip
 
 
 def prepare(call: Diagonal) -> Prepared:
@@ -96,13 +94,20 @@ def prepare(call: Diagonal) -> Prepared:
     chunks = cut(call.v.shape[1], call.N, C, call.cu)
     made = call.applied
     if made is None:
-        made = Applied.empty(call)
+        made, masks = Applied.empty(call), masks_of(call)
         count = chunks.count * HV
-        for strong, wanted in ((False, count), (True, few(call, count))):
+        fast = for_hopper(call)
+        for strong in (False,) if fast else (False, True):
             launch(
-                vector.scores, wanted, call,
-                call.q, call.k, call.g, call.u, masks_of(call), *made, *places(call, chunks), count, call.scale,
+                vector.scores, few(call, count) if strong else count, call,
+                call.q, call.k, call.g, call.u, masks, *made, *places(call, chunks), count, call.scale,
                 *strides(call.q), *strides(call.k), *strides(call.g), STRONG=strong, **facts(call, tile), **gate_facts(call),
+            )  # fmt: skip
+        if fast:
+            launch(
+                fast.scores, few(call, count), call,
+                call.q, call.k, call.g, made.A, made.read, made.write, made.stops, *places(call, chunks), count, call.scale,
+                *strides(call.q), *strides(call.k), *strides(call.g), **hopper_facts(call),
             )  # fmt: skip
     applied = replace(call, q=made.read, k=made.write, g=made.decay, u=None, given=call, applied=made)
     return Prepared(applied, made.A, chunks)
@@ -209,14 +214,21 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
     if call.u is not None:
         zeros = torch.zeros if call.cu is not None else torch.empty
         du = zeros((chunks.count, HV, K), dtype=torch.float32, device=call.v.device)
-    count = chunks.count * HV * programs(K, 1, tile.BK, 1)
-    for strong in (False, True):
+    count, masks = chunks.count * HV * programs(K, 1, tile.BK, 1), masks_of(call)
+    fast = for_hopper(call)
+    for strong in (False,) if fast else (False, True):
         launch(
             vector.intra, few(call, count), call,
-            call.q, call.k, call.g, call.u, masks_of(call), met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
+            call.q, call.k, call.g, call.u, masks, met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
             dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
             TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
             **{name: value for name, value in gate_facts(call).items() if name != "RANGE"},
+        )  # fmt: skip
+    if fast:
+        launch(
+            fast.intra, few(call, count), call,
+            call.q, call.k, call.g, met.dA, met.own, met.dg, stops, met.dq, met.dk, dg, *places(call, chunks), count,
+            *strides(call.q), *strides(call.k), *strides(call.g), BK=64, **hopper_facts(call),
         )  # fmt: skip
     return dg, du
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..errors import FrameworkError, ShapeError
+from ..errors import DtypeError, ShapeError
 from ..frameworks import Framework, framework_of
-from .base import FeatureMap, rectified
+from .base import FeatureMap, check_float, check_place, rectified
 from .names import resolve
 
 __all__ = ["FLOOR", "Fidelity", "attention_weights", "distillation_loss", "fidelity"]
@@ -58,7 +58,7 @@ def fidelity(feature_map: str | FeatureMap, q: Any, k: Any, *, causal: bool = Tr
         causal: ``False`` lets every query see every key.
         scale: Of the softmax, ``softmax(scale · q·k)``. Default ``K ** -0.5``.
     """
-    xp, q, k = _wide(q, k)
+    xp, q, k = _some(q, k)
     scores = _scores(xp, q, k, scale)
     p = _softmax_weights(xp, scores, causal)
     w = _weights(xp, resolve(feature_map), q, k, causal)
@@ -83,18 +83,28 @@ def distillation_loss(feature_map: str | FeatureMap, q: Any, k: Any, *, causal: 
         causal: ``False`` lets every query see every key.
         scale: Of the softmax, ``softmax(scale · q·k)``. Default ``K ** -0.5``.
     """
-    xp, q, k = _wide(q, k)
+    xp, q, k = _some(q, k)
     p = _softmax_weights(xp, _scores(xp, q, k, scale), causal)
     return -_cross_entropy(xp, p, _weights(xp, resolve(feature_map), q, k, causal)).mean()
 
 
 def _wide(q: Any, k: Any) -> tuple[Framework, Any, Any]:
-    xp, other = framework_of(q, "q"), framework_of(k, "k")
-    if other is not xp:
-        raise FrameworkError(f"k is a {other.name} array but q is a {xp.name} array: convert it, nothing is copied for you")
+    xp = framework_of(q, "q")
+    check_place(xp, "", "q", q, "k", k)
+    check_float(xp, "", "q", q)
+    if xp.dtype(k) != xp.dtype(q):
+        raise DtypeError(f"k must have the dtype of q, {xp.dtype(q)}, got {xp.dtype(k)}")
     if len(q.shape) != 4 or tuple(q.shape) != tuple(k.shape):
         raise ShapeError(f"q and k must both be [B, T, H, K], got {list(q.shape)} and {list(k.shape)}")
     return xp, xp.astype(q, xp.accumulation(q)), xp.astype(k, xp.accumulation(k))
+
+
+def _some(q: Any, k: Any) -> tuple[Framework, Any, Any]:
+    """The same where a mean is taken, so that there must be something to take it of."""
+    xp, q, k = _wide(q, k)
+    if 0 in q.shape:
+        raise ShapeError(f"q and k must hold at least one token, got [B, T, H, K] = {list(q.shape)}")
+    return xp, q, k
 
 
 def _products(xp: Framework, q: Any, k: Any) -> Any:

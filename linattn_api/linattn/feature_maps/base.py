@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ..errors import DeviceError, FrameworkError, ShapeError
-from ..frameworks import Framework, framework_of
+import numpy as np
 
-__all__ = ["FeatureMap", "Wide", "outer", "parameter", "rectified"]
+from ..errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
+from ..frameworks import FLOAT_DTYPES, Framework, framework_of
+
+__all__ = ["FeatureMap", "Wide", "check_fit", "check_float", "check_place", "check_whole", "outer", "parameter", "rectified"]
 
 
 class FeatureMap:
@@ -35,6 +37,7 @@ class Wide(FeatureMap):
 
     def __call__(self, x: Any) -> Any:
         xp = framework_of(x, "x")
+        check_float(xp, type(self).__name__.lower() + ": ", "x", x)
         return xp.astype(self.features_of(xp, xp.astype(x, xp.accumulation(x))), xp.dtype(x))
 
     def features_of(self, xp: Framework, x: Any) -> Any:
@@ -53,7 +56,14 @@ def outer(x: Any) -> Any:
 
 
 def parameter(xp: Framework, x: Any, owner: str, name: str, value: Any, symbols: str, sizes: Sequence[int | None]) -> Any:
-    """A map's parameter in the dtype of ``x``, once it is known to fit.
+    """A map's parameter in the dtype of ``x``, once it is known to fit, as :func:`check_fit` has it, and to be floats."""
+    check_fit(xp, x, owner, name, value, symbols, sizes)
+    check_float(xp, f"{owner}: ", name, value)
+    return xp.astype(value, xp.dtype(x))
+
+
+def check_fit(xp: Framework, x: Any, owner: str, name: str, value: Any, symbols: str, sizes: Sequence[int | None]) -> None:
+    """An array that belongs to a map is of the framework, on the device and of the sizes it has to be.
 
     Args:
         xp: The framework of ``x``.
@@ -64,25 +74,34 @@ def parameter(xp: Framework, x: Any, owner: str, name: str, value: Any, symbols:
         symbols: Its symbolic shape, e.g. ``"H K D"``.
         sizes: The sizes expected, ``None`` where any will do.
     """
-    other = framework_of(value, name, f"{owner}: ")
-    if other is not xp:
-        raise FrameworkError(
-            f"{owner}: {name} is a {other.name} array but x is a {xp.name} array: convert it, nothing is copied for you"
-        )
-    _check_shape(owner, name, tuple(value.shape), symbols, sizes)
-    _check_device(xp, x, owner, name, value)
-    return xp.astype(value, xp.dtype(x))
-
-
-def _check_shape(owner: str, name: str, shape: tuple[int, ...], symbols: str, sizes: Sequence[int | None]) -> None:
-    named = symbols.split()
+    check_place(xp, f"{owner}: ", "x", x, name, value)
+    shape, named = tuple(value.shape), symbols.split()
     fits = len(shape) == len(sizes) and all(want in (None, size) for want, size in zip(sizes, shape, strict=True))
     if not fits:
         expected = ", ".join([symbol if size is None else str(size) for symbol, size in zip(named, sizes, strict=True)])
         raise ShapeError(f"{owner}: {name} must be [{', '.join(named)}] = [{expected}], got {list(shape)}")
 
 
-def _check_device(xp: Framework, x: Any, owner: str, name: str, value: Any) -> None:
+def check_place(xp: Framework, where: str, first: str, x: Any, name: str, value: Any) -> None:
+    """``value`` is an array of the framework and on the device of ``x``, which is called ``first``."""
+    other = framework_of(value, name, where)
+    if other is not xp:
+        raise FrameworkError(
+            f"{where}{name} is a {other.name} array but {first} is a {xp.name} array: convert it, nothing is copied for you"
+        )
     here, there = xp.placement(x), xp.placement(value)
     if here and there and here != there:
-        raise DeviceError(f"{owner}: {name} is on {there} but x is on {here}: move it, nothing is copied for you")
+        raise DeviceError(f"{where}{name} is on {there} but {first} is on {here}: move it, nothing is copied for you")
+
+
+def check_float(xp: Framework, where: str, name: str, value: Any) -> None:
+    """``value`` has a float dtype."""
+    if xp.dtype(value) not in FLOAT_DTYPES:
+        raise DtypeError(f"{where}{name} must be {', '.join(FLOAT_DTYPES[:-1])} or {FLOAT_DTYPES[-1]}, got {xp.dtype(value)}")
+
+
+def check_whole(owner: str, least: int = 1, **options: Any) -> None:
+    """Each option is an integer, of Python or NumPy, and at least ``least``."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise OptionError(f"{owner}: {name} must be an integer of at least {least}, got {value!r}")

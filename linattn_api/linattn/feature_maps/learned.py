@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OptionError, ShapeError
+from ..errors import ShapeError
 from ..frameworks import Framework
-from .base import Wide, outer, parameter, rectified
+from .base import Wide, check_whole, outer, parameter, rectified
 
 __all__ = ["Hedgehog", "Rebased", "T2r"]
 
@@ -57,6 +57,7 @@ class Hedgehog(Wide):
     @staticmethod
     def init(H: int, K: int) -> Parameters:
         """``W`` the identity, ``b`` zero: ``{"W": [H, K, K], "b": [H, K]}``, float32."""
+        check_whole("hedgehog", H=H, K=K)
         return {"W": np.tile(np.eye(K, dtype=np.float32), (H, 1, 1)), "b": np.zeros((H, K), np.float32)}
 
 
@@ -86,8 +87,8 @@ class T2r(Wide):
             seed: Of the random numbers.
         """
         D = K if features is None else features
-        if D < 1:
-            raise OptionError(f"t2r: features must be at least 1, got {D}")
+        check_whole("t2r", H=H, K=K, features=D)
+        check_whole("t2r", least=0, seed=seed)
         W = np.random.default_rng(seed).standard_normal((H, K, D)) * K**-0.5
         return {"W": W.astype(np.float32), "b": np.zeros((H, D), np.float32)}
 
@@ -119,4 +120,5 @@ class Rebased(Wide):
     @staticmethod
     def init(H: int, K: int) -> Parameters:
         """``γ = K^{-1/4}``, ``β`` zero: ``{"gamma": [H, K], "beta": [H, K]}``, float32. Then ``φ(q)·φ(k) = (q̂·k̂)²/K``."""
+        check_whole("rebased", H=H, K=K)
         return {"gamma": np.full((H, K), K**-0.25, np.float32), "beta": np.zeros((H, K), np.float32)}

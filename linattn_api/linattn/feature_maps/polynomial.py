@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import OptionError
 from ..frameworks import Framework
-from .base import Wide, outer, rectified
+from .base import Wide, check_whole, outer, rectified
 
 __all__ = ["Dpfp", "Taylor2"]
 
@@ -41,8 +41,7 @@ class Dpfp(Wide):
     nu: int = 1
 
     def __post_init__(self) -> None:
-        if self.nu < 1:
-            raise OptionError(f"dpfp: nu must be at least 1, got {self.nu}")
+        check_whole("dpfp", nu=self.nu)
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         if self.nu >= 2 * x.shape[-1]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
 
-from ..errors import OptionError, ShapeError
+from ..errors import ShapeError
 from ..frameworks import Framework
-from .base import Wide, rectified
+from .base import Wide, check_fit, check_whole, rectified
 
 __all__ = ["Cosformer"]
 
@@ -25,19 +26,18 @@ class Cosformer(Wide):
     Args:
         M: The largest distance; weights between tokens further apart than ``M`` are negative, of which a normalised call
             with so many tokens warns.
-        start: Position of the first token: an int, or integers of the caller's framework, ``[]`` or one for each row ``[B]``.
-            Default 0.
+        start: Position of the first token: an int, or integers of the caller's framework, ``[]`` or one for each row ``[B]``
+            (whose values no warning takes into account). Default 0.
     """
 
     M: int
     start: Any = 0
 
     def __post_init__(self) -> None:
-        if self.M < 1:
-            raise OptionError(f"cosformer: M must be at least 1, got {self.M}")
+        check_whole("cosformer", M=self.M)
 
     def signed_within(self, T: int) -> bool:
-        return T - 1 + (self.start if isinstance(self.start, int) else 0) > self.M
+        return T - 1 + (int(self.start) if isinstance(self.start, Integral) else 0) > self.M
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         if len(x.shape) < 3:
@@ -48,7 +48,9 @@ class Cosformer(Wide):
 
     def _start(self, xp: Framework, x: Any) -> Any:
         start = self.start
-        if isinstance(start, (int, np.generic)):  # a symbolic int, under torch.compile, is one
+        if isinstance(start, (int, np.integer)):  # a symbolic int, under torch.compile, is one
             return cast(Any, start)
+        rows = tuple(x.shape[-4:-3]) if len(getattr(start, "shape", ())) else ()
+        check_fit(xp, x, "cosformer", "start", start, "B" if rows else "", rows)
         start = xp.astype(start, xp.dtype(x))
-        return start[:, None, None, None] if len(start.shape) else start
+        return start[:, None, None, None] if rows else start

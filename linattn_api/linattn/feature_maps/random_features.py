@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OptionError
 from ..frameworks import Framework
-from .base import Wide
+from .base import Wide, check_whole
 
 __all__ = ["Performer", "Rfa"]
 
@@ -35,8 +34,9 @@ def directions(seed: int, K: int, m: int, orthogonal: bool) -> NDArray[np.float6
 
 def _settle(phi: Performer | Rfa, owner: str) -> None:
     """Check the options; a NumPy integer becomes an int, which ``torch.compile`` takes for the constant that it is."""
-    if phi.features is not None and phi.features < 1:
-        raise OptionError(f"{owner}: features must be at least 1, got {phi.features}")
+    if phi.features is not None:
+        check_whole(owner, features=phi.features)
+    check_whole(owner, least=0, seed=phi.seed)
     object.__setattr__(phi, "seed", operator.index(phi.seed))
 
 

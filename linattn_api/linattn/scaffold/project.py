@@ -22,6 +22,8 @@ NAME = re.compile(r"(?!auto$)[a-z][a-z0-9_-]*")
 SMALL = {"B": 2, "T": 20, "H": 2, "HV": 4, "K": 8, "V": 6}
 WITHOUT_TEMPLATE = ("mixed_attn",)
 """Families whose state is no matrix: their recurrence does not fit the loop of the template."""
+MLX = "mlx; platform_system == 'Darwin'", "mlx[cpu]; platform_system == 'Linux'"
+"""Elsewhere than on a Mac, ``mlx`` alone has no library to load."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Framework:
 
     Attributes:
         title: Its name, for people.
-        package: What the project requires.
+        requires: What the project requires.
         load: The import.
         xp: The module's name in the code.
         wide: The dtype of sums, from the dtype of ``v``.
@@ -42,7 +44,7 @@ class Framework:
     """
 
     title: str
-    package: str
+    requires: tuple[str, ...]
     load: str
     xp: str
     wide: str
@@ -61,11 +63,13 @@ class Framework:
         return self.array.format(x=x)
 
 
-def _like_numpy(title: str, package: str, load: str, xp: str, array: str, differentiable: bool = True) -> Framework:
+def _like_numpy(
+    title: str, requires: tuple[str, ...], load: str, xp: str, array: str, differentiable: bool = True
+) -> Framework:
     """One that follows NumPy's names."""
     return Framework(
         title=title,
-        package=package,
+        requires=requires,
         load=load,
         xp=xp,
         wide=f"{xp}.float64 if v.dtype == {xp}.float64 else {xp}.float32",
@@ -80,7 +84,7 @@ def _like_numpy(title: str, package: str, load: str, xp: str, array: str, differ
 FRAMEWORKS = {
     "torch": Framework(
         title="PyTorch",
-        package="torch",
+        requires=("torch",),
         load="import torch",
         xp="torch",
         wide="torch.float64 if v.dtype == torch.float64 else torch.float32",
@@ -89,9 +93,9 @@ FRAMEWORKS = {
         zeros="v.new_zeros((N, HV, K, V), dtype=wide)",
         array="torch.from_numpy({x})",
     ),
-    "jax": _like_numpy("JAX", "jax", "import jax.numpy as jnp", "jnp", "jnp.asarray({x})"),
-    "mlx": _like_numpy("MLX", "mlx", "import mlx.core as mx", "mx", "mx.array({x})"),
-    "numpy": _like_numpy("NumPy", "numpy", "import numpy as np", "np", "{x}", differentiable=False),
+    "jax": _like_numpy("JAX", ("jax",), "import jax.numpy as jnp", "jnp", "jnp.asarray({x})"),
+    "mlx": _like_numpy("MLX", MLX, "import mlx.core as mx", "mx", "mx.array({x})"),
+    "numpy": _like_numpy("NumPy", ("numpy",), "import numpy as np", "np", "{x}", differentiable=False),
 }
 
 
