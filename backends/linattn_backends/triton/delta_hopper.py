@@ -44,7 +44,7 @@ from .kernels import at_head, sequence_of
 from .scores_hopper import prepare, solve
 from .tiles import FLOOR, LOG2E
 
-__all__ = ["backwards", "forwards", "gradients", "prepare", "solve", "vector_gradients", "vector_prepare"]
+__all__ = ["backwards", "forwards", "gradients", "prepare", "solve", "strong_prepare", "vector_gradients", "vector_prepare"]
 
 
 @gluon.jit
