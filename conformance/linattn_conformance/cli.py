@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +73,7 @@ def conformance(
     console = Console(highlight=False)
     count = workers or default_workers(device)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(at_sigterm(leave))
         try:
             entries = known_failures.load(known) if known else []
             held = manifest.load()
@@ -95,7 +96,7 @@ def conformance(
             entries = [entry for entry in entries if any(fnmatchcase(other.id, entry.pattern) for other in wanted)]
         done = {result.id for result in earlier.results}
         left = [other for other in wanted if other.id not in done]
-        stack.enter_context(ended_by_sigterm(pool))
+        stack.enter_context(at_sigterm(lambda: pool.end("the run was ended by SIGTERM")))
         started = time.perf_counter()
         found = [*earlier.results, *progress(console, pool, by_profile(left) if budget else left)]
         seconds = time.perf_counter() - started + earlier.seconds
@@ -111,13 +112,18 @@ def conformance(
 
 
 @contextlib.contextmanager
-def ended_by_sigterm(pool: Pool) -> Iterator[None]:
-    """SIGTERM ends a run as its budget does, so that what has been found is reported."""
-    before = signal.signal(signal.SIGTERM, lambda *_: pool.end("the run was ended by SIGTERM"))
+def at_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """While the body runs, SIGTERM does this. Once there are results, it ends a run as its budget does: they are reported."""
+    before = signal.signal(signal.SIGTERM, lambda *_: act())
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def leave() -> None:
+    """End as SIGTERM ends a process, but the workers too."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None) -> list[Case]:

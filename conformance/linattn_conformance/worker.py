@@ -50,9 +50,22 @@ class Setting:
     turn: int = 0
 
 
+def leave_sigterm_to_the_parent() -> None:
+    """It may be sent to all processes of a run. Those that a library forks here, and ends, end of it as ever."""
+    here = os.getpid()
+
+    def pass_over(number: int, _: object) -> None:
+        if os.getpid() != here:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, pass_over)
+
+
 def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
     """Run cases until told to stop; what is printed goes to the file ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
+    leave_sigterm_to_the_parent()
     # Locks that a library makes on import would be named as for children to come, and left behind when this process is ended.
     multiprocessing.set_start_method(None, force=True)
     output = Output(Path(log))

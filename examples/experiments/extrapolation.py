@@ -22,11 +22,12 @@ from .record import COLOURS, Record, axes, numbers, options
 
 MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "softmax, RoPE": Attention,
-    "no gate": Ungated,
     "RetNet": RetNet,
-    "one gate a head": ScalarGate,
     "GLA": GatedLinearAttention,
+    "no gate": Ungated,
+    "one gate a head": ScalarGate,
 }
+SHOWN = dict(zip(MIXERS, COLOURS, strict=False))
 
 
 def run(name: str, text: Text, seed: int, chosen: Any, advance: Callable[[], None]) -> dict[str, Any]:
@@ -73,10 +74,10 @@ def main() -> None:
 def plot(results: dict[str, list[Any]], length: int) -> Figure:
     """Bits per byte by place, a line for each seed."""
     figure, (ax,) = axes(1, width=6.0)
-    for colour, (name, found) in zip(COLOURS, results.items(), strict=False):
+    for name, found in results.items():
         for i, one in enumerate(found):
             places = [int(end) for end in one["bits"]]
-            ax.plot(places, one["bits"].values(), color=colour, marker=".", label="" if i else name)
+            ax.plot(places, one["bits"].values(), color=SHOWN[name], marker=".", label="" if i else name)
     if places[-1] > length:
         ax.axvline(length, color="#5c6b73", linestyle=":")
         ax.annotate("trained to here", (length, ax.get_ylim()[1]), xytext=(4, -10), textcoords="offset points", fontsize=8)
@@ -84,7 +85,7 @@ def plot(results: dict[str, list[Any]], length: int) -> Figure:
     ax.set_xticks(places, [str(place) for place in places])
     ax.set_xlabel("place in the text (bytes)")
     ax.set_ylabel("bits per byte")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

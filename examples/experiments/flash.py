@@ -87,8 +87,9 @@ def main() -> None:
 
 
 def plot(scores: dict[str, list[Any]], times: dict[str, dict[str, float]]) -> Figure:
-    """Bits per byte of each kind, a dot for each seed and a line for their mean, and seconds by context."""
-    figure, (left, right) = axes(2, width=4.8)
+    """Bits per byte of each kind, a dot for each seed and a line for their mean, and seconds by context, if there are some."""
+    timed = len(times["FLASH"]) > 1
+    figure, (left, *others) = axes(1 + timed, width=4.8, height=1.2 + 0.6 * len(scores))
     for place, (kind, found) in enumerate(scores.items()):
         bits = [one["bits"] for one in found]
         left.plot(bits, [place] * len(bits), "o", color=SHOWN[kind], markersize=5)
@@ -96,6 +97,12 @@ def plot(scores: dict[str, list[Any]], times: dict[str, dict[str, float]]) -> Fi
     left.set_ylim(-0.5, len(scores) - 0.5)
     left.set_yticks(range(len(scores)), scores)
     left.set_xlabel("bits per byte of held-out text")
+    if timed:
+        plot_times(others[0], times)
+    return figure
+
+
+def plot_times(right: Any, times: dict[str, Any]) -> None:
     for kind, found in times.items():
         right.plot([int(T) for T in found], found.values(), color=SHOWN[kind], marker=".", label=kind)
     right.set_xscale("log", base=2)
@@ -104,7 +111,6 @@ def plot(scores: dict[str, list[Any]], times: dict[str, dict[str, float]]) -> Fi
     right.set_ylabel("seconds, forward and backward")
     right.set_ylim(0)
     right.legend(frameon=False)
-    return figure
 
 
 if __name__ == "__main__":

@@ -385,13 +385,18 @@ def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:
 
 
 def _recognise(x: Any, argument: str, where: str) -> Framework:
-    """First array of its type: look at the modules of its base classes, so that nothing is imported to find out."""
-    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype")}
-    for candidate in _CLASSES:
-        if roots.intersection(candidate.roots):
-            framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
-            BY_TYPE[type(x)] = framework
-            return framework
+    """First array of its type: look at the modules of its base classes, so that nothing is imported to find out.
+
+    One after the other, no further than needed: ``torch.compile`` may be tracing this, and older ones (2.11) cannot read the
+    module of the last base of ``torch.Tensor``.
+    """
+    for base in type(x).__mro__ if hasattr(x, "shape") and hasattr(x, "dtype") else ():
+        root = base.__module__.partition(".")[0]
+        for candidate in _CLASSES:
+            if root in candidate.roots:
+                framework = LOADED.get(candidate.name) or LOADED.setdefault(candidate.name, candidate())
+                BY_TYPE[type(x)] = framework
+                return framework
     raise FrameworkError(where + _not_an_array(x, argument))
 
 

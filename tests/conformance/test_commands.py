@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,31 +107,48 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     assert "its environment is {'tuned': 'no'}, and here it is {}" in " ".join(refused.stderr.replace("│", " ").split())
 
 
-def test_a_run_that_is_terminated_reports_what_it_has_found(tmp_path):
-    """As batch systems end one whose time is over."""
-    (tmp_path / "stuck.py").write_text(
-        "import pathlib, time\n"
-        "from linattn_conformance.broken.on_process import OnProcess\n"
-        "class Stuck(OnProcess):\n"
-        "    name = 'stuck'\n"
-        "    def strike(self):\n"
-        "        pathlib.Path(__file__).with_name('hit').touch()\n"
-        "        time.sleep(600)\n"
-    )
-    report, hit = tmp_path / "report.json", tmp_path / "hit"
-    cases = "--case", "gla/chunk/fp32/plain/T65-K24-V40/forward", "--case", "gla/chunk/fp32/state/T97-K24-V40/forward"
-    command = [sys.executable, "-m", "linattn_conformance", "--backend", "stuck:Stuck", "--report", str(report), *cases]
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, stderr=subprocess.PIPE)
-    while not hit.exists() and running.poll() is None:
+STUCK = """
+import pathlib, time
+from linattn_conformance.broken.on_process import OnProcess
+
+class Stuck(OnProcess):
+    name = "stuck"
+
+    def strike(self):
+        pathlib.Path(__file__).with_name("hit").touch()
+        time.sleep(600)
+"""
+
+
+def terminated(tmp_path, backend, end, *arguments):
+    """Exit status and errors of a run that was told to end as soon as it had hit what it waits for, and what was left of it."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    (tmp_path / "loading.py").write_text(STUCK + "\nStuck().strike()\n")
+    command = [sys.executable, "-m", "linattn_conformance", "--backend", f"{backend}:Stuck", *arguments]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    running = subprocess.Popen(command, env=path, text=True, stderr=subprocess.PIPE, start_new_session=True)
+    while not (tmp_path / "hit").exists() and running.poll() is None:
         time.sleep(0.1)
-    running.terminate()
-    assert (running.communicate(timeout=60)[1], running.returncode) == ("", 1)
+    end(running.pid, signal.SIGTERM)
+    complaint = running.communicate(timeout=60)[1]  # whoever is left holds the pipe open
+    return running.returncode, complaint
+
+
+@pytest.mark.parametrize("end", [os.kill, os.killpg], ids=["the command", "its workers too"])
+def test_a_run_that_is_terminated_reports_what_it_has_found(end, tmp_path):
+    """As batch systems end one whose time is over."""
+    report = tmp_path / "report.json"
+    cases = "--case", "gla/chunk/fp32/plain/T65-K24-V40/forward", "--case", "gla/chunk/fp32/state/T97-K24-V40/forward"
+    assert terminated(tmp_path, "stuck", end, "--report", str(report), *cases) == (1, "")
     results = json.loads(report.read_text())["results"]
     assert [(result["status"], result["message"]) for result in results] == [
         ("passed", ""),
         ("not-run", "not tried: the run was ended by SIGTERM"),
     ]
+
+
+def test_a_run_that_is_terminated_while_it_loads_leaves_no_process(tmp_path):
+    assert terminated(tmp_path, "loading", os.kill) == (128 + signal.SIGTERM, "")
 
 
 def test_the_core_comes_first():

@@ -189,10 +189,11 @@ def test_tables():
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.json")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_every_recorded_experiment_has_its_table_plot_and_page(path):
-    assert path.with_suffix(".svg").is_file()
     page, within = (DOCS / f"{path.stem}.md").read_text(encoding="utf-8"), path.relative_to(DOCS).with_suffix("")
     assert f"{{include}} {within}.table.md" in page
-    assert f"({within}.svg)" in page
+    plot = path.with_suffix(".svg").is_file()
+    assert plot or path.parent != DOCS  # the same with other options may do without
+    assert (f"({within}.svg)" in page) == plot
     cells = path.with_suffix(".table.md").read_text(encoding="utf-8").split()
     numbers = [cell for cell in cells if "." in cell and cell.lstrip("-")[0].isdigit()]
     recorded = path.read_text(encoding="utf-8")

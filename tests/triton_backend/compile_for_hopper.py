@@ -124,6 +124,8 @@ def main():
         loaded = importlib.import_module(f"{package.__name__}.{module.name}")
         if hasattr(loaded, "processors"):
             loaded.processors = lambda device: 132
+        if hasattr(loaded, "DIRECT"):
+            loaded.DIRECT = False  # there is nothing to launch
         modules.append(loaded)
     run(sys.argv[1])
     plain = len(compiled)

@@ -1,29 +1,43 @@
-"""The first call of a process is one that is recorded: ``python cold.py graph`` or ``python cold.py compile``.
+"""The first call of a process: ``python cold.py graph``, ``python cold.py compile`` or ``python cold.py first``.
 
-What such a call leaves behind must not lie in the graph's memory: called again, eagerly, after others have written there, it
-must still be right.
+What a recorded call leaves behind must not lie in the graph's memory: called again, eagerly, after others have written there,
+it must still be right. ``first`` says how many seconds the first forward and backward pass of each family take.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 
 import linattn
 import torch
 
-FAMILIES = ("gla", "rwkv6", "simple_gla", "kda")
+RECORDED = ("gla", "rwkv6", "simple_gla", "kda")
+FAMILIES = ("linear_attn", "simple_gla", "gla", "gla with gv", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 
 
 def arrays(family: str) -> dict[str, torch.Tensor]:
-    draw = torch.randn
-    given = {name: draw(1, 300, 2, 64, device="cuda").bfloat16() for name in "qkv"}
-    given["g"] = torch.nn.functional.logsigmoid(draw((1, 300, 2) if family == "simple_gla" else (1, 300, 2, 64), device="cuda"))
+    draw = functools.partial(torch.randn, device="cuda")
+    rows, tokens = (1, 300, 2, 64), (1, 300, 2)
+    given = {name: draw(rows).bfloat16() for name in "qkv"}
+    if family not in ("linear_attn", "delta_rule"):
+        given["g"] = torch.nn.functional.logsigmoid(draw(tokens if family in ("simple_gla", "gated_delta_rule") else rows))
+    if family == "gla with gv":
+        given["gv"] = torch.nn.functional.logsigmoid(draw(rows))
     if family == "rwkv6":
-        given["u"] = draw(2, 64, device="cuda")
-    if family == "kda":
+        given["u"] = draw(2, 64)
+    if family in ("delta_rule", "gated_delta_rule", "kda"):
         given["k"] = torch.nn.functional.normalize(given["k"], dim=-1)
-        given["beta"] = torch.rand(1, 300, 2, device="cuda")
+        given["beta"] = torch.rand(tokens, device="cuda")
+    if family == "dplr":
+        given["a"] = -torch.nn.functional.normalize(draw(rows), dim=-1).bfloat16()
+        given["b"] = -given["a"]
     return {name: x.requires_grad_() for name, x in given.items()}
+
+
+def operator_of(family: str):
+    return getattr(linattn, f"chunk_{family.split()[0]}")
 
 
 def results(operator, given, d_o, backend):
@@ -37,10 +51,21 @@ def agree(found, wanted):
         assert (y.double() - x).norm() < 2e-2 * x.norm()
 
 
-def main(how: str) -> None:
-    torch.manual_seed(0)
+def first() -> None:
     for family in FAMILIES:
-        operator = getattr(linattn, f"chunk_{family}")
+        given = arrays(family)
+        d_o = torch.randn_like(given["v"])
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        results(operator_of(family), given, d_o, "triton")
+        torch.cuda.synchronize()
+        print(f"{family}: {time.perf_counter() - began:.1f}", flush=True)
+
+
+def recorded(how: str) -> None:
+    torch.manual_seed(0)
+    for family in RECORDED:
+        operator = operator_of(family)
         given = arrays(family)
         d_o = torch.randn(1, 300, 2, 64, device="cuda").bfloat16()
         if how == "graph":
@@ -65,4 +90,4 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    first() if sys.argv[1] == "first" else recorded(sys.argv[1])

@@ -6,6 +6,7 @@ sequences longer than its own, which are cut into segments.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,6 +74,15 @@ def test_a_recorded_graph_computes_from_what_it_finds(family, packed):
 def test_the_first_call_of_a_process_is_recorded(how):
     done = subprocess.run([sys.executable, Path(__file__).with_name("cold.py"), how], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_first_call_takes_under_fifteen_seconds(tmp_path):
+    """Forward and backward, with nothing compiled before; of each family, on an idle machine of several processors."""
+    script, environment = Path(__file__).with_name("cold.py"), os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script, "first"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seconds = {family: float(number) for family, number in (line.split(": ") for line in done.stdout.splitlines())}
+    assert max(seconds.values()) < 15, seconds
 
 
 def close_to_float64(case: Case, arrays, offsets):

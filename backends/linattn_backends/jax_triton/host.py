@@ -89,6 +89,9 @@ class Host(TorchDispatchMode):
         roomy: Whether that device has Hopper's shared memory.
     """
 
+    hopper = False
+    """jax-triton takes no kernels in Gluon."""
+
     def __init__(self, launcher: Launcher, processors: int, roomy: bool):
         super().__init__()
         self.launcher, self.processors, self.roomy = launcher, processors, roomy

@@ -25,6 +25,7 @@ class StandIn(Protocol):
 
     processors: int
     roomy: bool
+    hopper: bool
 
     def start(self, kernel: Any, count: int, args: tuple[Any, ...], config: dict[str, Any]) -> None:
         """Launch ``count`` programs of a kernel."""
@@ -73,6 +74,8 @@ def hopper(device: torch.device) -> bool:
 
     They are for one release of the compiler, like the language, which has no interpreter. AMD's devices say 9 as well.
     """
+    if device.type == "meta":
+        return stand_in().hopper
     if device.type != "cuda" or torch.version.hip is not None or INTERPRETED.value:
         return False
     found = _of_cuda(device)

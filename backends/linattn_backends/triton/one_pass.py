@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from .devices import hopper
 from .fused import fused
 from .launch import (
     Cut,
@@ -21,6 +23,7 @@ from .launch import (
     scan,
     segment_starts,
     strides,
+    whole_lines,
     with_running_sums,
 )
 from .tuning import programs
@@ -56,6 +59,18 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
     return Starts(segment, *segment_starts(call, x, y, None, start, reverse, segment))
 
 
+def for_hopper(call: Diagonal, out: Tensor, *arrays: Tensor) -> ModuleType | None:
+    """The module whose kernels take these arrays, on Hopper: they copy 16 bytes at once, of whole tiles."""
+    usual = call.tiles.chunk == 64 and {call.q.shape[-1], call.v.shape[-1]} <= {64, 128}
+    if not usual or not hopper(out.device) or any(x.dtype != torch.bfloat16 for x in (out, *arrays)):
+        return None
+    if not whole_lines(*arrays):
+        return None
+    from . import fused_hopper
+
+    return fused_hopper
+
+
 def walk(
     call: Diagonal, a: Tensor, b: Tensor, y: Tensor, out: Tensor, begin: Starts, end: Tensor | None = None,
     reverse: bool = False, transposed: bool = False, kept: Tensor | None = None, chunks: Cut | None = None,
@@ -63,16 +78,17 @@ def walk(
     """Launch one walk; ``kept`` takes the state before it meets each of ``chunks``."""
     _, T, HV, V = out.shape
     tile, pieces = call.tiles.fused, begin.pieces
+    module = for_hopper(call, out, a, b, y)
     count = (call.N if pieces is None else pieces.count) * HV * programs(1, V, 1, tile.BV)
     launch(
-        fused, count, call,
+        module.fused if module else fused, count, call,
         a, b, y, call.g, begin.state, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
         chunks and chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale,
         *strides(a), *strides(b), *strides(y), *strides(call.g),
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
-        num_warps=tile.warps,
+        **(dict(STAGES=call.tiles.ring) if module else {}), num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ class Tiles:
         processors: Multiprocessors of the device.
         fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory. ``walk`` likewise,
             of a vector gate.
+        ring: Chunks that the walk for Hopper fetches ahead.
     """
 
     chunk: int
@@ -46,6 +47,7 @@ class Tiles:
     gradients: Tile
     gradients_levels: Tile
     fused: Tile | None
+    ring: int
     scores: Tile
     walk: Tile | None
     inter: Tile
@@ -108,6 +110,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_levels=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
         fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full and roomy else None,
+        ring=3,
         scores=Tile(fit(K, most, least), 0, 4, 1),
         walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full and roomy else None,
         inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),

@@ -1,0 +1,68 @@
+"""Kernels for Hopper, on NumPy, against the oracle: what they compute, and how their warpgroups wait for one another."""
+
+from __future__ import annotations
+
+import gluon_on_numpy
+import pytest
+import torch
+from linattn_backends.triton import delta_launch, launch, one_pass
+from triton_cases import arrays, check
+
+LONG = [0, 3, 3, 1900, 2000, 2000]
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Names of the kernels in Gluon that were launched."""
+    names, start = set(), launch.start
+
+    def start_on_numpy(kernel, count, device, args, config):
+        if kernel.fn.__module__.endswith("hopper"):
+            names.add(kernel.__name__)
+            gluon_on_numpy.run(kernel, count, args, config)
+        else:
+            start(kernel, count, device, args, config)
+
+    monkeypatch.setattr(launch, "start", start_on_numpy)
+    for module in (one_pass, delta_launch):
+        monkeypatch.setattr(module, "hopper", lambda device: True)
+    return names
+
+
+def call(family, K=64, V=64, **sizes):
+    given = arrays(family, K=K, V=V, dtype=torch.bfloat16, **sizes)
+    if "beta" in given:
+        given["beta"] = given["beta"].bfloat16()
+    check(family, given)
+
+
+@pytest.mark.parametrize("kind", ["weak", "strong", "-inf", "mixed"])
+def test_a_scalar_gate(kind, launched):
+    call("simple_gla", T=200, kind=kind)
+    assert launched == {"fused"}
+
+
+def test_no_gate(launched):
+    call("linear_attn", T=130, V=128)
+    assert launched == {"fused"}
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_heads_and_packed_sequences(family, launched):
+    call(family, T=140, K=128, H=1, HV=2)
+    call(family, T=300, cu=[0, 0, 5, 5, 200, 300, 300])
+    call(family, T=0, cu=[0, 0, 0])
+    assert launched
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_split_sequences(family, launched, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    call(family, T=2000, kind="weak", cu=LONG)
+    assert launched
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda"])
+def test_delta_families(family, launched):
+    call(family, T=140, kind="weak")
+    assert len(launched) > 2
