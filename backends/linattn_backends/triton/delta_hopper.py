@@ -41,10 +41,10 @@ from .hopper import (
     unknown_zero,
 )
 from .kernels import at_head, sequence_of
-from .scores_hopper import prepare, solve
+from .scores_hopper import prepare
 from .tiles import FLOOR, LOG2E
 
-__all__ = ["backwards", "forwards", "gradients", "prepare", "solve", "strong_prepare", "vector_gradients", "vector_prepare"]
+__all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
 
 
 @gluon.jit

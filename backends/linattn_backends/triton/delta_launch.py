@@ -244,16 +244,8 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     if call.strength == 2:
         return L
     T, HV = call.v.shape[1:3]
-    module, count = module_for(call), chunks.count * HV
-    if module is not kernels:
-        launch(
-            module.solve, -(-count // 4), call,
-            L, M, call.beta, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, count, *strides(call.beta),
-            C=call.tiles.chunk, PACKED=call.cu is not None, num_warps=4,
-        )  # fmt: skip
-        return M
     launch(
-        kernels.solve, count, call,
+        kernels.solve, chunks.count * HV, call,
         L, M, call.beta, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.beta),
         C=call.tiles.chunk, BETA=call.strength, PACKED=call.cu is not None, PREC=call.tiles.precision,
         num_warps=call.tiles.solve.warps, num_stages=1,

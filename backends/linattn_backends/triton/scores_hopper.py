@@ -15,7 +15,7 @@ from .hopper import add, copy, issue, numbers, rows_of, spread, sums
 from .kernels import at_head, chunk_within
 from .tiles import FLOOR, LOG2E
 
-__all__ = ["prepare", "solve"]
+__all__ = ["prepare"]
 
 
 @gluon.constexpr_function
@@ -167,34 +167,6 @@ def chunk_at(item, total, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACK
     _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
     row = piece.to(gl.int64) * C
     return b, bos + row, gl.where(item < total, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
-def solve(
-    L, M, beta, owner, first, cu, T, PER, N, HV, total, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr
-):  # fmt: skip
-    """As :func:`.delta_kernels.solve`, four chunks a program; ``L`` is kept."""
-    item = gl.program_id(0) * 4
-    P, betas = columns(C)
-    square = item.to(gl.int64) * (C * C)
-    layout: gl.constexpr = rows_of(16)
-    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
-    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
-    for n in gl.static_range(4):  # no block above the diagonal is read
-        there = (r < (total - item) * C) & (r % C >= 16 * n)
-        place = P[n].reshape((4 * C, 16))
-        async_copy.async_copy_global_to_shared(place, L + square + (r[:, None] * C + 16 * n + c[None, :]), mask=there[:, None])
-    async_copy.commit_group()
-    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
-    strengths = ()
-    for w in gl.static_range(4):
-        b, row, count, hv, _ = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-        strengths = strengths + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
-    betas.store(stacked(strengths, C))
-    async_copy.wait_group(0)
-    gl.thread_barrier()
-    solve_in_place(P, betas)
-    put_columns(M + square, P, total - item, C)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
