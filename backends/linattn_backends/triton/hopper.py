@@ -15,8 +15,9 @@ from .kernels import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
-    "any_marked", "begin_total", "bring_chunk", "copy", "decayed_rows", "gates", "issue", "left", "put_terms", "rows_of",
-    "spread", "strong_chunk", "strong_gradients", "sums", "totals", "unknown_zero",
+    "add", "any_marked", "begin_total", "bring_chunk", "chunk_of", "copy", "decayed_rows", "gates", "issue", "left",
+    "numbers", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients", "sums", "totals",
+    "unknown_zero",
 ]  # fmt: skip
 
 
@@ -60,6 +61,33 @@ def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def numbers(p, i, stride, count):
+    """Of tokens ``i``, float32; zero from ``count`` on."""
+    return gl.load(p + i.to(gl.int64) * stride, mask=i < count, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def parts(TILES: gl.constexpr, HV):
+    """What a program does: which tile, value head, and piece."""
+    pid = gl.program_id(0)
+    return pid % TILES, pid // TILES % HV, pid // (TILES * HV)
+
+
+@gluon.jit
+def chunk_of(i, owner, first, cu, T, PER, C: gl.constexpr, PACKED: gl.constexpr):
+    """Of chunk ``i``: batch row, first token, and how many it has, perhaps more than ``C``."""
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    return b, bos + row, (L - row).to(gl.int32)
+
+
+@gluon.jit
+def add(a, b):
+    """The sum, for scans."""
+    return a + b
 
 
 @gluon.jit
