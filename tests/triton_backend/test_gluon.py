@@ -39,7 +39,7 @@ def call(family, K=64, V=64, **sizes):
 @pytest.mark.parametrize("kind", ["weak", "strong", "-inf", "mixed"])
 def test_a_scalar_gate(kind, launched):
     call("simple_gla", T=200, kind=kind)
-    assert launched == {"fused"}
+    assert launched == {"fused", "gradients"}
 
 
 def test_no_gate(launched):

@@ -204,3 +204,56 @@ def test_strided_arrays_are_not_copied(family):
     (whole, expected), (strided, found) = peak(arrays), peak(arrays | parts)
     assert strided <= whole
     assert torch.equal(found, expected)
+
+
+def operands(family, T):
+    """Arrays of a delta family, ``K = V = 128``, which run on the kernels for Hopper if this is one."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, T, 1, 128, device="cuda").unbind()
+    given = {name: x.bfloat16() for name, x in dict(q=q, k=torch.nn.functional.normalize(k, dim=-1), v=v).items()}
+    width = {"gated_delta_rule": (1, T, 1), "kda": (1, T, 1, 128)}.get(family)
+    if width:
+        given["g"] = torch.nn.functional.logsigmoid(torch.randn(width, device="cuda")) / 16
+    return given | dict(beta=(2 * torch.rand(1, T, 1, device="cuda")).bfloat16())
+
+
+def differentiated(family, given, d_o, backend, **options):
+    """Output and gradients."""
+    leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+    o, _ = getattr(linattn, f"chunk_{family}")(**leaves, backend=backend, **options)
+    return dict(zip(("o", *leaves), (o.detach(), *torch.autograd.grad(o, tuple(leaves.values()), d_o)), strict=True))
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda"])
+def test_long_packed_sequences_in_segments(family):
+    """One is longer than a segment, one shorter, and the last is empty."""
+    given, cu = operands(family, 4096), torch.tensor([0, 100, 4096, 4096], device="cuda")
+    d_o = torch.randn(1, 4096, 1, 128, device="cuda").bfloat16()
+    found = differentiated(family, given, d_o, "triton", cu_seqlens=cu)
+    exact = differentiated(family, {n: x.double() for n, x in given.items()}, d_o.double(), "torch", cu_seqlens=cu)
+    for name, x in exact.items():
+        assert (found[name].double() - x).norm() <= 0.015 * x.norm(), name
+
+
+@pytest.mark.parametrize("family", ["gated_delta_rule", "kda"])
+def test_a_gate_that_is_no_number_reaches_the_output(family):
+    given = operands(family, 200)
+    expected, _ = getattr(linattn, f"chunk_{family}")(**given, backend="triton")
+    given["g"][0, 130] = torch.nan
+    found, _ = getattr(linattn, f"chunk_{family}")(**given, backend="triton")
+    assert found[0, 130:].isnan().all()
+    assert torch.equal(found[0, :128], expected[0, :128])
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
+def test_tokens_that_lie_far_apart(family):
+    """64 tokens' strides of ``beta`` and ``g`` are more than 32 bits hold."""
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("15 GiB for tokens far apart")
+    given = operands(family, 70)
+    d_o = torch.randn(1, 70, 1, 128, device="cuda").bfloat16()
+    expected = differentiated(family, given, d_o, "triton")
+    for name in given.keys() & {"beta", "g"}:
+        x = given[name]
+        given[name] = x.new_empty(70 << 25)[:: 1 << 25].view(1, 70, 1).copy_(x)
+    same(differentiated(family, given, d_o, "triton"), expected)

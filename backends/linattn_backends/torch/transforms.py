@@ -26,23 +26,35 @@ def register(
     op: Any,
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    plain: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register the gradient and the vmap rule of ``op``; return a callable that works under any transform.
 
-    An op without a ``backward`` is itself a gradient: going through it a second time is an error, not a silent zero.
+    An op without a ``backward`` is itself a gradient: going through it a second time is an error, not a silent zero. ``plain``
+    is what an eager call runs in the place of the op, whose outputs are tensors all: its own may be ``None``.
     """
     setup_context, backward = setup_context or _remember_nothing, backward or _refuse
+    plain = plain or (lambda *args: op._init_fn(*args))
     op.register_autograd(backward, setup_context=setup_context)
     op.register_vmap(_vmap_rule(op, op))
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(*args):
-            return tuple(op._init_fn(*args) if unwatched(args) else op(*args))
+            return tuple(op(*args))
 
-    Function.__name__ = op._name
+    class Eager(torch.autograd.Function):
+        """Without ``setup_context``, which has PyTorch read the signature of ``forward`` in every call."""
+
+        @staticmethod
+        def forward(ctx, *args):
+            outputs = tuple(plain(*args))
+            setup_context(ctx, args, outputs)
+            return outputs
+
+    Function.__name__ = Eager.__name__ = op._name
     Function.setup_context = staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output))
-    Function.backward = staticmethod(backward)
+    Function.backward = Eager.backward = staticmethod(backward)
     Function.vmap = staticmethod(_vmap_rule(op, Function.apply))
 
     def call(*args: Any) -> Any:
@@ -51,8 +63,8 @@ def register(
         if torch.compiler.is_compiling() or not unwatched(args):
             return op(*args)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return Function.apply(*args)
-        return op._init_fn(*args)
+            return Eager.apply(*args)
+        return plain(*args)
 
     return call
 

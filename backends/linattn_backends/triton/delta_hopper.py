@@ -12,6 +12,7 @@ product prefetches. Here a product is waited for where its result is used.
 What a product's operands ask for is said in :mod:`.hopper`.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -19,13 +20,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .delta_kernels import span
 from .hopper import (
+    add,
     any_marked,
     bring_chunk,
+    chunk_of,
     copy,
     decayed_rows,
     gates,
     issue,
     left,
+    numbers,
+    parts,
     put_terms,
     rows_of,
     spread,
@@ -35,9 +40,11 @@ from .hopper import (
     totals,
     unknown_zero,
 )
-from .kernels import sequence_of
+from .kernels import at_head, sequence_of
+from .scores_hopper import prepare
+from .tiles import FLOOR, LOG2E
 
-__all__ = ["backwards", "forwards", "gradients", "vector_gradients", "vector_prepare"]
+__all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
 
 
 @gluon.jit
@@ -125,7 +132,7 @@ def bring(
         row = chunk * C
         count = limit - row
         far = row.to(gl.int64)
-        strengths = gl.load(beta + far * bt + t * bt, mask=t < count, other=0.0).to(gl.float32)
+        strengths = numbers(beta + far * bt, t, bt, count)
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
         copy(ks.index(stage), k + far * kt, kt, count, C, K)
         if GATE == 2:
@@ -323,24 +330,20 @@ def forwards(
     PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.forwards`."""
-    NV: gl.constexpr = V // BV
-    pid = gl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    i = pid // (NV * HV)
+    iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write += b * kb + bos * kt + hv.to(gl.int64) * kh
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
     if not IDENTITY:
-        v += b * vb + bos * vt + hv.to(gl.int64) * vh + iv * BV
-    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+        v = at_head(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
     head = ((b * T + bos) * HV + hv) * V + iv * BV
     if OUT:
         out += head
@@ -394,23 +397,19 @@ def backwards(
     END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.backwards`."""
-    NV: gl.constexpr = V // BV
-    pid = gl.program_id(0)
-    iv = pid % NV
-    hv = pid // NV % HV
-    i = pid // (NV * HV)
+    iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = span(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q += b * qb + bos * qt + (hv // GROUP).to(gl.int64) * qh
-    k += b * kb + bos * kt + (hv // GROUP).to(gl.int64) * kh
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write += b * kb + bos * kt + hv.to(gl.int64) * kh
-    do += b * ob + bos * ot + hv.to(gl.int64) * oh + iv * BV
-    beta += b * bb + bos * bt + hv.to(gl.int64) * bh
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
+    do = at_head(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         kept += iv * BV * K
@@ -450,12 +449,6 @@ def backwards(
         )  # fmt: skip
 
 
-@gluon.jit
-def add(a, b):
-    """The sum, for scans."""
-    return a + b
-
-
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
     q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
@@ -467,18 +460,13 @@ def gradients(
 ):  # fmt: skip
     """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
     NK: gl.constexpr = K // BK
-    pid = gl.program_id(0)
-    ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
-    row = piece.to(gl.int64) * C
-    count = (L - row).to(gl.int32)
+    b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
     here = i.to(gl.int64) * HV + hv
-    head = (b * T + bos + row) * HV + hv
+    head = (b * T + row) * HV + hv
 
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -491,15 +479,15 @@ def gradients(
     bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
-    copy(given, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
     copy(e, errors + head * V, HV * V, count, C, V)
     copy(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
     copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
-    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
+    copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
     acc: gl.constexpr = sums(C)
@@ -509,18 +497,18 @@ def gradients(
     zeros = gl.zeros((C, C), gl.float32, acc)
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
-    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
-    beta_t = gl.load(beta + t * bt, mask=t < count, other=0.0).to(gl.float32)
-    beta_s = gl.load(beta + s * bt, mask=s < count, other=0.0).to(gl.float32)
+    beta = at_head(beta, b, row, hv, bb, bt, bh, 1)
+    beta_t = numbers(beta, t, bt, count)
+    beta_s = numbers(beta, s, bt, count)
     if GATE == 1:
         rates += here * (2 * C)
         early = gl.load(rates + t)
         late = gl.load(rates + C + t)
         decay = gl.load(rates + C - 1)
-        g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh
         j = gl.arange(0, C, scan)
-        bg = gl.maximum(gl.load(g + j * gt, mask=j < count, other=0.0).to(gl.float32), -112.0)
-        G = gl.associative_scan(bg, 0, add) * 1.4426950408889634
+        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
+        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL)
+        G = gl.associative_scan(bg, 0, add) * LOG2E
         E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
         D = gl.exp2(gl.minimum(E, 0.0))
 
@@ -577,7 +565,7 @@ def gradients(
     layout: gl.constexpr = rows_of(part)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    scaled = numbers(beta, r, bt, count)[:, None]
     if NK == 1:
         mine = y.load(layout)
     elif ik == 0:
@@ -812,7 +800,7 @@ def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.co
     part: gl.constexpr = V // NK
     layout: gl.constexpr = rows_of(part)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    scaled = gl.load(beta + r * bt, mask=r < count, other=0.0).to(gl.float32)[:, None]
+    scaled = numbers(beta, r, bt, count)[:, None]
     if NK == 1:
         mine = buffer.load(layout)
     elif ik == 0:

@@ -183,6 +183,15 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
     shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
     count = chunks.count * HV
     fresh = scores or Scores.empty(call)
+    module = module_for(call, call.q, call.k, call.g if call.gate == 2 else None)
+    if call.gate < 2 and module is not kernels:
+        launch(
+            module.prepare, -(-count // 4), call,
+            call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
+            *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
+            num_warps=4,
+        )  # fmt: skip
+        return Prepared(call.q, call.k, None, None, *fresh, None)
     if call.gate < 2:
         L = torch.empty_like(fresh.M, dtype=torch.float32)
         launch(
@@ -196,7 +205,6 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    module = module_for(call, call.q, call.k, call.g)
     L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     if module is not kernels:
         given = (call.q, call.k, call.g, ready.A, L)

@@ -11,21 +11,34 @@ from linattn_backends.torch.transforms import register
 
 from .ahead import foreseen
 from .delta_launch import Delta, Scores, backward, forward
-from .steps import Tokens, final_shape, walk
+from .steps import Tokens, filled, final_shape, walk
 
 __all__ = ["delta", "delta_backward", "delta_call"]
 
 
-def gradient_after(args: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
     """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
     *arrays, _, scale, chunk, final, keep = args
     o, _, *kept = results
     if keep and not final:
-        delta_backward._init_fn(o, None, *(x if x.numel() else None for x in kept), *arrays, scale, chunk)
+        delta_backward._init_fn(o, None, *(x if x is not None and x.numel() else None for x in kept), *arrays, scale, chunk)
+
+
+@foreseen(gradient_after)
+def computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What :func:`delta` returns, and ``None`` for what is not wanted."""
+    nothing = (None,) * len(Scores._fields)
+    if form == "recurrent":
+        end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
+        return walk(Tokens(q, k, v, g, beta=beta, a=a, b=b), initial_state, end, scale, v.dtype, cu_seqlens), end, *nothing
+    o, end, scores = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
+    return o, end, *(scores if keep else nothing)
 
 
 @torch.library.custom_op("linattn::triton_delta", mutates_args=())
-@foreseen(gradient_after)
 def delta(
     q: Tensor,
     k: Tensor,
@@ -43,14 +56,7 @@ def delta(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor."""
-    nothing = [v.new_empty(0) for _ in Scores._fields]
-    if form == "recurrent":
-        end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
-        tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
-        return walk(tokens, initial_state, end if final else None, scale, v.dtype, cu_seqlens), end, *nothing
-    o, end, scores = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
-    kept = [new if x is None else x for x, new in zip(scores, nothing, strict=True)] if keep else nothing
-    return o, v.new_empty(0, dtype=torch.float32) if end is None else end, *kept
+    return filled(v, computed(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep))
 
 
 @delta.register_fake
@@ -104,13 +110,13 @@ def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu
 def _setup_context(ctx, inputs, output):
     *arrays, _, ctx.scale, ctx.chunk, ctx.final, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
     ctx.save_for_backward(*arrays, *output[2:])
 
 
 def _backward(ctx, do, dfinal, *_):
     *floats, cu_seqlens = ctx.saved_tensors[:9]
-    kept = (x if x.numel() else None for x in ctx.saved_tensors[9:])
+    kept = (x if x is not None and x.numel() else None for x in ctx.saved_tensors[9:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14
@@ -120,7 +126,7 @@ def _backward(ctx, do, dfinal, *_):
 
 
 _backward_call = register(delta_backward)
-_delta_call = register(delta, _setup_context, _backward)
+_delta_call = register(delta, _setup_context, _backward, computed)
 
 
 def delta_call(*args):

@@ -81,7 +81,7 @@ def delta_tiles(
         prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
         forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,
-        backwards=walk._replace(stages=3) if usual and gate == 1 else walk,
+        backwards=walk._replace(stages=3 if usual else 2) if usual_size and (gate == 1 or beta == 0) else walk,
         carry=Tile(rows, 16, 4, 1 if K > 128 or not roomy else 2 if full else 3),
         pairs=Tile(0, 128 if usual else fit(V, 32 if full else 64, least), 4, 1),
         gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2)

@@ -14,11 +14,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from .delta_hopper import barriers, put
+from .delta_hopper import add, barriers, put
 from .hopper import copy, issue, left, sums
 from .kernels import nth, span_of
 
-__all__ = ["fused"]
+__all__ = ["fused", "gradients"]
 
 
 @gluon.jit
@@ -41,39 +41,37 @@ def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr
 
 
 @gluon.jit
-def sums_of(G, row, count, gt, there, C: gl.constexpr):
-    """Running sums of a chunk's tokens, if it is ``there``; past the last one, the last one's."""
+def sums_of(G, chunk, limit, gt, there, C: gl.constexpr):
+    """Running sums of a chunk's tokens, if it is ``there``, and the last one, which stands for tokens past it as well."""
     t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
-    return gl.load(G + (row.to(gl.int64) + gl.minimum(t, count - 1)) * gt, mask=(t < C) & there, other=0.0)
+    row = chunk.to(gl.int64) * C
+    last = gl.minimum(limit - chunk * C, C) - 1
+    found = gl.load(G + (row + gl.minimum(t, last)) * gt, mask=(t < C) & there, other=0.0)
+    return found, gl.load(G + (row + last) * gt, mask=there, other=0.0)
 
 
 @gluon.jit
 def bring(
-    a, b, y, G, rows, others, ys, rates, ready, free, low, high, limit, at, bt, yt, gt,
+    a, b, y, G, rows, others, ys, rates, ready, free, low, high, limit, scale, at, bt, yt, gt,
     W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy what the chunks bring; of a gate, the factors from the chunk's start and to its end, and the sums themselves."""
+    """Copy what the chunks bring. Of a gate: the factors from the chunk's start, with the scale, and to its end; the sums."""
     if GATE == 1:
-        row = nth(low, low, high, REVERSE) * C
-        coming = sums_of(G, row, limit - row, gt, low < high, C)
+        found, last = sums_of(G, nth(low, low, high, REVERSE), limit, gt, low < high, C)
     for n in range(high - low):
         row = nth(low + n, low, high, REVERSE) * C
         stage = n % STAGES
         count = limit - row
         far = row.to(gl.int64)
-        if GATE == 1:
-            found = coming
-            row = nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE) * C
-            coming = sums_of(G, row, limit - row, gt, True, C)
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
         copy(rows.index(stage), a + far * at, at, count, C, W)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
         copy(ys.index(stage), y + far * yt, yt, count, C, BV)
         if GATE == 1:
-            last = gl.min(found, 0)
-            rates.index(stage).slice(0, C).store(gl.exp2(found))
+            rates.index(stage).slice(0, C).store(gl.exp2(found) * scale)
             rates.index(stage).slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
             rates.index(stage).slice(2 * C, C).store(found)
+            found, last = sums_of(G, nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE), limit, gt, True, C)
         async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(ready.index(stage), count=1)
@@ -82,9 +80,9 @@ def bring(
 @gluon.jit
 def scores(
     rows, others, As, rates, ready, scored, low, high, scale,
-    C: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, STAGES: gl.constexpr,
+    C: gl.constexpr, SUMS: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """``scale D_ts (a_t·b_s)``, the transposed mask and decays in reverse."""
+    """``scale D_ts (a_t·b_s)``, the transposed mask and decays in reverse. ``rates`` have the gate's sums from ``SUMS`` on."""
     square: gl.constexpr = sums(C)
     t = gl.arange(0, C, gl.SliceLayout(1, square))
     s = gl.arange(0, C, gl.SliceLayout(0, square))
@@ -95,8 +93,8 @@ def scores(
         fence_async_shared()
         A = issue(rows.index(stage), others.index(stage).permute((1, 0)), zeros, True)
         if GATE == 1:
-            sums_t = rates.index(stage).slice(2 * C, C).load(gl.SliceLayout(1, square))
-            sums_s = rates.index(stage).slice(2 * C, C).load(gl.SliceLayout(0, square))
+            sums_t = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(1, square))
+            sums_s = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(0, square))
             between = sums_t[:, None] - sums_s[None, :]
             if REVERSE:
                 between = -between
@@ -120,7 +118,7 @@ def chain(
     iv, W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr,
     TRANSPOSED: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The walk itself."""
+    """The walk itself. In reverse, with a gate, the scale goes into the state, else to what comes out."""
     wide: gl.constexpr = sums(W)
     narrow: gl.constexpr = sums(C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
@@ -130,7 +128,7 @@ def chain(
     there = columns_v * W + columns_k if TRANSPOSED else columns_k * V + columns_v
     if START:
         S = S + gl.load(start + at + there).to(gl.float32)
-        if REVERSE:
+        if REVERSE and GATE == 0:
             S = S / scale
     zeros = gl.zeros((BV, C), gl.float32, narrow)
     MEETS: gl.constexpr = C if REVERSE else 0  # where the factors lie for what meets the state, and for what goes into it
@@ -139,9 +137,9 @@ def chain(
         stage = n % STAGES
         mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
         fence_async_shared()
-        before = (S * scale).to(gl.bfloat16)
+        before = S.to(gl.bfloat16)
         if GATE == 1:  # while nothing runs: the assembler waits for every product where it meets these registers
-            S = S * rates.index(stage).slice(C - 1, 1).load(gl.SliceLayout(0, wide))[None, :]
+            S = S * gl.exp2(rates.index(stage).slice(3 * C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
         old = gl.convert_layout(before, left(C))
         o = issue(old, rows.index(stage).permute((1, 0)), zeros, True)
         given = ys.index(stage).permute((1, 0)).load(left(C))
@@ -160,6 +158,8 @@ def chain(
         o, old = warpgroup_mma_wait(1, [o, old])
         if GATE == 1:
             o = o * rates.index(stage).slice(MEETS, C).load(by_token)[None, :]
+        else:
+            o = o * scale
         o = issue(given, As.index(stage).permute((1, 0)), o, False)
         S, added = warpgroup_mma_wait(1, [S, added])
         o, given = warpgroup_mma_wait(0, [o, given])
@@ -168,7 +168,7 @@ def chain(
         mbarrier.arrive(free.index(stage), count=1)
         mbarrier.arrive(made.index(stage), count=1)
     if END:
-        if REVERSE:
+        if REVERSE and GATE == 0:
             S = S * scale
         gl.store(end + to + there, S)
 
@@ -243,14 +243,240 @@ def fused(
                 start, end, rows, others, ys, As, rates, whole, ready, scored, free, made, kept_full, kept_free, low, high,
                 scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, START, END, KEEP, STAGES,
             )),
-            (scores, (rows, others, As, rates, ready, scored, low, high, scale, C, GATE, REVERSE, STAGES)),
+            (scores, (rows, others, As, rates, ready, scored, low, high, scale, C, 2 * C, GATE, REVERSE, STAGES)),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, limit, at, et, yt, gt, W, C, BV, GATE, REVERSE,
-                STAGES,
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, limit, scale, at, et, yt, gt, W, C, BV, GATE,
+                REVERSE, STAGES,
             )),
             (carry_off, (
                 kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, limit, HV, W, V, C, BV, KEEP,
                 REVERSE, STAGES,
             )),
         ], [4, 4, 4], [112, 72, 72],
+    )  # fmt: skip
+
+
+@gluon.jit
+def ask(
+    n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, limit, HV, ot, vt, kt, qt, gt,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy what a chunk brings to the gradients; of the gate, the running sums and those one token before."""
+    stage = n % STAGES
+    row = (low + n) * C
+    count = limit - row
+    far = row.to(gl.int64)
+    copy(dos.index(stage), do + far * ot, ot, count, C, V)
+    copy(vs.index(stage), v + far * vt, vt, count, C, V)
+    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, BK, BK, V)
+    copy(ks.index(stage), k + far * kt, kt, count, C, BK)
+    copy(qs.index(stage), q + far * qt, qt, count, C, BK)
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    p = G + (far + gl.minimum(t, count - 1)) * gt
+    async_copy.async_copy_global_to_shared(sums_.index(stage).slice(0, C), p, mask=t < C)
+    async_copy.async_copy_global_to_shared(sums_.index(stage).slice(C, C), p - gt, mask=t > 0)
+    async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+    gl.thread_barrier()
+    mbarrier.arrive(ready.index(stage), count=1)
+
+
+@gluon.jit
+def move(
+    do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, limit, HV, ot, vt,
+    kt, qt, gt,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy what the chunks bring, and store what stands in its place when it has been used."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    t = gl.arange(0, C, layout)
+    for n in range(gl.minimum(high - low, STAGES)):
+        ask(
+            n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
+            STAGES
+        )  # fmt: skip
+    for n in range(high - low):
+        stage = n % STAGES
+        row = (low + n) * C
+        far = row.to(gl.int64) * HV
+        mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
+        put(dq + far * K, ks.index(stage), HV * K, limit - row, C, BK)
+        mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
+        put(dk + far * K, qs.index(stage), HV * K, limit - row, C, BK)
+        gl.store(dg + far + t * HV, lines.index(stage).load(layout), mask=t < limit - row)
+        gl.thread_barrier()
+        if low + n + STAGES < high:
+            ask(
+                n + STAGES, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, limit, HV, ot, vt, kt, qt, gt, K, V,
+                C, BK, STAGES
+            )  # fmt: skip
+
+
+@gluon.jit
+def queries(
+    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_q, low, high, scale, at, ik,
+    V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The walk of ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
+    wide: gl.constexpr = sums(V)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    S = gl.zeros((BK, V), gl.float32, wide)
+    if START:
+        columns_v = gl.arange(0, V, gl.SliceLayout(0, wide))[None, :]
+        columns_k = (ik * BK + gl.arange(0, BK, gl.SliceLayout(1, wide)))[:, None]
+        S = S + gl.load(start + at + (columns_k * V + columns_v)).to(gl.float32)
+    zeros = gl.zeros((BK, C), gl.float32, narrow)
+    t = gl.arange(0, C, by_token)
+    for n in range(high - low):
+        stage = n % STAGES
+        phase = (n // STAGES) & 1
+        mbarrier.wait(ready.index(stage), phase)
+        fence_async_shared()
+        before = S.to(gl.bfloat16)
+        S = S * gl.exp2(sums_.index(stage).slice(C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
+        met = gl.sum(S * dSs.index(stage).load(wide).to(gl.float32), 1)
+        old = gl.convert_layout(before, left(C))
+        x = issue(old, dos.index(stage).permute((1, 0)), zeros, True)
+        given = ks.index(stage).permute((1, 0)).load(left(C))
+        to_end = sums_.index(stage).slice(C - 1, 1).load(gl.SliceLayout(0, left(C)))
+        to_end = gl.exp2(gl.minimum(to_end - sums_.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C))), 0.0))
+        decayed = given.to(gl.float32) * to_end[None, :]
+        added = gl.convert_layout(decayed.to(gl.bfloat16), left(V))
+        S = issue(added, vs.index(stage), S, False)
+        met = gl.sum(met, 0)
+        to_start = gl.exp2(sums_.index(stage).slice(0, C).load(by_token)) * scale
+        mbarrier.wait(scored.index(stage), phase)
+        x, old = warpgroup_mma_wait(1, [x, old])
+        x = x * to_start[None, :]
+        x = issue(given, As.index(stage).permute((1, 0)), x, False)
+        query = qs.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
+        S, added = warpgroup_mma_wait(1, [S, added])
+        x, given = warpgroup_mma_wait(0, [x, given])
+        across = gl.sum(query * x, 0)
+        lines.index(stage).store(gl.where(t == C - 1, across + met, across))
+        gl.thread_barrier()
+        mbarrier.arrive(crossed.index(stage), count=1)
+        mbarrier.wait(taken.index(stage), phase)
+        ks.index(stage).permute((1, 0)).store(x.to(gl.bfloat16))
+        gl.thread_barrier()
+        mbarrier.arrive(made_q.index(stage), count=1)
+
+
+@gluon.jit
+def keys(
+    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high,
+    C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``dk`` and ``dg``."""
+    acc: gl.constexpr = sums(BK)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    zeros = gl.zeros((C, BK), gl.float32, acc)
+    for n in range(high - low):
+        stage = n % STAGES
+        phase = (n // STAGES) & 1
+        mbarrier.wait(ready.index(stage), phase)
+        fence_async_shared()
+        x = issue(vs.index(stage), dSs.index(stage).permute((1, 0)), zeros, True)
+        key = ks.index(stage).load(acc).to(gl.float32)
+        gl.thread_barrier()
+        mbarrier.arrive(taken.index(stage), count=1)
+        mbarrier.wait(scored.index(stage), phase)
+        x = warpgroup_mma_wait(0, [x])
+        to_end = sums_.index(stage).slice(C - 1, 1).load(of_rows) - sums_.index(stage).slice(0, C).load(of_rows)
+        x = x * gl.exp2(gl.minimum(to_end, 0.0))[:, None]
+        crossing = gl.sum(gl.sum(key * x, 1), 0)
+        x = issue(As.index(stage).permute((1, 0)), qs.index(stage), x, False)
+        x = warpgroup_mma_wait(0, [x])
+        own = gl.sum(key * x, 1)
+        mbarrier.wait(crossed.index(stage), phase)
+        gl.thread_barrier()
+        qs.index(stage).store(x.to(gl.bfloat16))
+        across = lines.index(stage).load(scan) - gl.convert_layout(own, scan)
+        gate = sums_.index(stage).slice(0, C).load(scan) - sums_.index(stage).slice(C, C).load(scan)
+        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
+        across = gl.where(gate > -125.0, across + passed + crossing, 0.0)  # e^g is zero, and so is its gradient
+        lines.index(stage).store(across)
+        gl.thread_barrier()
+        mbarrier.arrive(made_k.index(stage), count=1)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
+    WHOLE: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``dq, dk`` and these channels' part of ``dg`` of a scalar gate, from the gradients of the states after the chunks.
+
+    One walk from the first chunk, with a ``[BK, V]`` tile of the state in registers, so no state is read or written.
+    """
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    ik = pid % NK
+    hv = (pid // NK % HV).to(gl.int64)
+    i = pid // (NK * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = gl.to_tensor(low).to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q += row * qb + bos * qt + hv // GROUP * qh + ik * BK
+    k += row * kb + bos * kt + hv // GROUP * kh + ik * BK
+    v += row * vb + bos * vt + hv * vh
+    do += row * ob + bos * ot + hv * oh
+    G += row * gb + bos * gt + hv * gh
+    head = (row * T + bos) * HV + hv
+    dq += head * K + ik * BK
+    dk += head * K + ik * BK
+    dg += ik * tiles_stride + head
+    if PACKED:
+        chunk0 = gl.load(chunk_first + n).to(gl.int64)
+    else:
+        chunk0 = n * ((T + C - 1) // C)
+    dkept += (chunk0 * HV + hv) * (K * V) + ik * BK * V
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    dos = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, V], wide)
+    vs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, V], wide)
+    dSs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BK, V], wide)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BK], square)
+    qs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BK], square)
+    As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], square)
+    sums_ = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * C], line)
+    lines = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    crossed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made_q = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
+        mbarrier.init(scored.index(stage), count=1)
+        mbarrier.init(taken.index(stage), count=1)
+        mbarrier.init(crossed.index(stage), count=1)
+        mbarrier.init(made_q.index(stage), count=1)
+        mbarrier.init(made_k.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (queries, (
+                start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_q, low, high, scale, at, ik,
+                V, C, BK, START, STAGES,
+            )),
+            (keys, (
+                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, C, BK, STAGES,
+            )),
+            (scores, (dos, vs, As, sums_, ready, scored, low, high, scale, C, 0, 1, False, STAGES)),
+            (move, (
+                do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, limit,
+                HV, ot, vt, kt, qt, gt, K, V, C, BK, STAGES,
+            )),
+        ], [4, 4, 4], [120, 88, 96],
     )  # fmt: skip

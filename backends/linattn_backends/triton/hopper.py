@@ -15,8 +15,9 @@ from .kernels import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
-    "any_marked", "begin_total", "bring_chunk", "copy", "decayed_rows", "gates", "issue", "left", "put_terms", "rows_of",
-    "spread", "strong_chunk", "strong_gradients", "sums", "totals", "unknown_zero",
+    "add", "any_marked", "begin_total", "bring_chunk", "chunk_of", "copy", "decayed_rows", "gates", "issue", "left",
+    "numbers", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients", "sums", "totals",
+    "unknown_zero",
 ]  # fmt: skip
 
 
@@ -60,6 +61,33 @@ def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def numbers(p, i, stride, count):
+    """Of tokens ``i``, float32; zero from ``count`` on."""
+    return gl.load(p + i.to(gl.int64) * stride, mask=i < count, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def parts(TILES: gl.constexpr, HV):
+    """What a program does: which tile, value head, and piece."""
+    pid = gl.program_id(0)
+    return pid % TILES, pid // TILES % HV, pid // (TILES * HV)
+
+
+@gluon.jit
+def chunk_of(i, owner, first, cu, T, PER, C: gl.constexpr, PACKED: gl.constexpr):
+    """Of chunk ``i``: batch row, first token, and how many it has, perhaps more than ``C``."""
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    return b, bos + row, (L - row).to(gl.int32)
+
+
+@gluon.jit
+def add(a, b):
+    """The sum, for scans."""
+    return a + b
 
 
 @gluon.jit
@@ -203,15 +231,15 @@ def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEY
     """``Σ_k q_tk k_sk e^{G_tk - G_sk}``, ``s ≤ t``, and, if ``KEYS``, that of ``k_tk``, ``s < t``, for any gates; else zero.
 
     At each of ``log2 C`` levels, from pairs of neighbours on: pairs of tokens in two halves of a block, measured from its
-    middle, where both exponents are sums of gates, so ``≤ 0``. The lower half's queries and the upper half's keys are zero.
-    What a level gives to pairs of two blocks is taken away at the next. Sums are begun a level ahead, their ones made two.
+    middle, where both exponents are sums of gates, so ``≤ 0``. Sums are begun a level ahead, their ones made two.
     """
     wide: gl.constexpr = sums(K)
     acc: gl.constexpr = sums(C)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
-    u = gl.arange(0, C, gl.SliceLayout(1, wide))[:, None]
-    wrote = gl.allocate_shared_memory(gl.bfloat16, [C, K], gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16))
+    asked = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    wrote = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
     put_between(ones.index(0), 1, C)
     put_between(ones.index(1), 2, C)
     fence_async_shared()
@@ -223,28 +251,25 @@ def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEY
     for level in range(6):
         half = 1 << level
         e = gl.exp2(S)
-        upper = gl.where((u & half) != 0, 1.0, 0.0)
-        key = bk.load(wide).to(gl.float32) * e
-        wrote.store((key * (1.0 - upper)).to(gl.bfloat16))
-        if KEYS:
-            left_k = gl.convert_layout((key * upper).to(gl.bfloat16), left(C))
-        left_q = gl.convert_layout((bq.load(wide).to(gl.float32) * (e * upper)).to(gl.bfloat16), left(C))
-        apart = (t + in_loop(half)) ^ (s + in_loop(half))
-        A = gl.where(apart < half, A, 0.0)
-        L = gl.where(apart < half, L, 0.0)
+        wrote.store((bk.load(wide).to(gl.float32) * e).to(gl.bfloat16))
+        asked.store((bq.load(wide).to(gl.float32) * e).to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
         S = begin_total(ones.index((level + 1) & 1), high, rest, C, K)
-        A = issue(left_q, wrote.permute((1, 0)), A, False)
+        X = issue(asked, wrote.permute((1, 0)), A, True)
         if KEYS:
-            L = issue(left_k, wrote.permute((1, 0)), L, False)
+            Y = issue(wrote, wrote.permute((1, 0)), L, True)
         put_between(ones.index(level & 1), 4 * half, C)
+        apart = (t + in_loop(half)) ^ (s + in_loop(half)) ^ half
+        S, X = warpgroup_mma_wait(0, [S, X])
+        A = gl.where(apart < half, X, A)
         if KEYS:
-            L, left_k = warpgroup_mma_wait(0, [L, left_k])
-        S, A, left_q = warpgroup_mma_wait(0, [S, A, left_q])
+            Y = warpgroup_mma_wait(0, [Y])
+            L = gl.where(apart < half, Y, L)
         gl.thread_barrier()
+    asked._keep_alive()
     wrote._keep_alive()
-    return A, L
+    return gl.where(s <= t, A, 0.0), gl.where(s < t, L, 0.0)
 
 
 @gluon.jit

@@ -7,6 +7,7 @@ sequences are cut on the device: the number of pieces is bounded by sizes (``T``
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -205,12 +206,46 @@ def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -
         raise
 
 
-COMPILED: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
-"""Compiled kernels and their compile-time arguments, by everything that a kernel is compiled for."""
-
 DIRECT = not INTERPRETED and triton.__version__.startswith("3.6.")
 """Whether a compiled kernel can be called past the compiler's own look-up, which costs more than the launch: the call of other
 releases is not the same."""
+
+
+class Ready:
+    """A compiled kernel, launched by the C function that the compiler made for it.
+
+    That takes addresses as numbers. Given tensors, it asks each for its address, and the driver about that.
+    """
+
+    def __init__(self, compiled: Any, constants: Sequence[Any]):
+        self.compiled, self.constants = compiled, constants
+        runner = compiled.run
+        self.plain = torch.version.hip is None and not (runner.global_scratch_size or runner.profile_scratch_size)
+        if self.plain:
+            self.launch = runner.launch
+            self.fixed = (
+                compiled.function, runner.launch_cooperative_grid, runner.launch_pdl, None, None, compiled.packed_metadata,
+                None, None, None,
+            )  # fmt: skip
+
+    def __call__(self, count: int, device: torch.device, args: Sequence[Any]) -> None:
+        """Launch ``count`` programs; who watches launches is told, in the compiler's own way."""
+        if not self.plain or watched():
+            self.compiled[(count, 1, 1)](*args, *self.constants)
+            return
+        stream = triton.runtime.driver.active.get_current_stream(device.index)
+        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+        self.launch(count, 1, 1, stream, *self.fixed, *given, *self.constants)
+
+
+def watched() -> bool:
+    """Whether somebody, a profiler, hooked into launches."""
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
+
+
+COMPILED: dict[tuple[Any, ...], Ready] = {}
+"""Compiled kernels, by everything that a kernel is compiled for."""
 
 
 def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
@@ -221,15 +256,14 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     if not DIRECT:
         kernel[(count,)](*args, **config)
         return
-    key = (kernel, device, *config.values(), *map(trait, args))
-    found = COMPILED.get(key)
-    if found is None:
+    key = (id(kernel), device, *config.values(), *map(trait, args))
+    ready = COMPILED.get(key)
+    if ready is None:
         compile_ahead(device)
         compiled = kernel[(count,)](*args, **config)
-        COMPILED[key] = compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]]
+        COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
     else:
-        compiled, constants = found
-        compiled[(count, 1, 1)](*args, *constants)
+        ready(count, device, args)
 
 
 def trait(x: Any) -> Any:
@@ -239,7 +273,7 @@ def trait(x: Any) -> Any:
     """
     if type(x) is int:
         return (x == 1) | (x % 16 == 0) << 1 | (x.bit_length() > 31) << 2
-    if isinstance(x, Tensor):
+    if x is not None and isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
     return type(x)
 

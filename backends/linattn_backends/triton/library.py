@@ -15,7 +15,7 @@ from linattn_backends.torch.transforms import register
 from . import launch, one_pass, vector_launch
 from .ahead import foreseen
 from .launch import Applied, Diagonal
-from .steps import Tokens, final_shape, walk
+from .steps import Tokens, filled, final_shape, walk
 
 __all__ = ["diagonal", "diagonal_call"]
 
@@ -27,7 +27,7 @@ def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
     return one_pass if one_pass.fits(call, backward) else launch
 
 
-def gradient_after(args: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
     """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
     *arrays, _, scale, chunk, final, _, keep = args
     o, _, *kept = results
@@ -35,8 +35,23 @@ def gradient_after(args: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         diagonal_backward._init_fn(o, None, *all_or_none(kept), *arrays, scale, chunk)
 
 
-@torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
 @foreseen(gradient_after)
+def computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, wide: bool, keep: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What :func:`diagonal` returns, and ``None`` for what is not wanted."""
+    dtype = torch.float32 if wide else v.dtype
+    nothing = (None,) * len(Applied._fields)
+    if form == "recurrent":
+        end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
+        return walk(Tokens(q, k, v, g, gv, u=u), initial_state, end, scale, dtype, cu_seqlens), end, *nothing
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+    o, end, applied = algorithm(call).forward(call, dtype, final)
+    return o, end, *(applied if keep and applied is not None else nothing)
+
+
+@torch.library.custom_op("linattn::triton_diagonal", mutates_args=())
 def diagonal(
     q: Tensor,
     k: Tensor,
@@ -54,16 +69,7 @@ def diagonal(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs (float32 if ``wide``), final states and ``Applied``, for the backward pass; what is not wanted is empty."""
-    dtype = torch.float32 if wide else v.dtype
-    nothing = [v.new_empty(0) for _ in Applied._fields]
-    if form == "recurrent":
-        end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
-        tokens = Tokens(q, k, v, g, gv, u=u)
-        return walk(tokens, initial_state, end if final else None, scale, dtype, cu_seqlens), end, *nothing
-    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
-    o, end, applied = algorithm(call).forward(call, dtype, final)
-    kept = applied if keep and applied is not None else nothing
-    return o, v.new_empty(0, dtype=torch.float32) if end is None else end, *kept
+    return filled(v, computed(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide, keep))
 
 
 @diagonal.register_fake
@@ -118,15 +124,15 @@ def _(do, dfinal, A, read, write, decay, stops, q, k, v, g, gv, u, initial_state
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
-def all_or_none(kept: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def all_or_none(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """What was kept for the backward pass; of no tokens, some arrays are empty anyhow."""
-    return kept if kept[0].numel() else [None] * len(kept)
+    return kept if kept[0] is not None and kept[0].numel() else [None] * len(kept)
 
 
 def _setup_context(ctx, inputs, output):
     *arrays, _, ctx.scale, ctx.chunk, ctx.final, _, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[2:])
+    ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
     ctx.save_for_backward(*arrays, *output[2:])
 
 
@@ -142,7 +148,7 @@ def _backward(ctx, do, dfinal, *_):
 
 
 _backward_call = register(diagonal_backward)
-_diagonal_call = register(diagonal, _setup_context, _backward)
+_diagonal_call = register(diagonal, _setup_context, _backward, computed)
 
 
 def diagonal_call(*args):

@@ -20,6 +20,7 @@ from .launch import (
     over_tiles,
     rows_contiguous,
     scalar_gradients,
+    scalar_tiles,
     scan,
     segment_starts,
     strides,
@@ -107,6 +108,26 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     return out, end, None
 
 
+def gradients(call: Diagonal, chunks: Cut, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+    """Write ``dq`` and ``dk`` of a scalar gate, and return the tiles' parts of ``dg``."""
+    (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    module = for_hopper(call, dq, call.q, call.k, call.v, do)
+    if module is None:
+        kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
+        return scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
+    dg, begin, width = scalar_tiles(call), starts(call, call.k, call.v, call.start, False), call.tiles.gradients.BK
+    pieces = begin.pieces
+    launch(
+        module.gradients, (call.N if pieces is None else pieces.count) * HV * programs(K, 1, width, 1), call,
+        call.q, call.k, call.v, do, call.g, begin.state, dkept, dq, dk, dg, pieces and pieces.owner, pieces and pieces.first,
+        chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
+        K=K, V=V, C=call.tiles.chunk, BK=width, GROUP=call.group, PACKED=call.cu is not None, WHOLE=pieces is None,
+        START=begin.state is not None, STAGES=call.tiles.ring, num_warps=4,
+    )  # fmt: skip
+    return dg
+
+
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v, g`` and the initial state."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
@@ -128,8 +149,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         walk(call, do, v, k, dq, starts(call, k, v, call.start, False), transposed=True)
     else:
         chunks = cut(T, call.N, call.tiles.chunk, call.cu)
-        kept, _ = scan(call, k, v, chunks, call.start, False, False)
-        dkept = torch.empty_like(kept)
+        dkept = new((chunks.count, HV, K, V), dtype=call.state_dtype)
         walk(call, k, q, do, dv, late, there, reverse=True, kept=dkept, chunks=chunks)
-        dg = over_tiles(scalar_gradients(call, chunks, do, kept, dkept, dq, dk))
+        dg = over_tiles(gradients(call, chunks, do, dkept, dq, dk))
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=None, start=dstart)

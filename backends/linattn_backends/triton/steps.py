@@ -5,6 +5,7 @@ That one overwrites the states that it is given. Nothing reads a tensor's data, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from .launch import launch, rows_contiguous, strides
 from .recurrent import recurrent
 from .tuning import programs, recurrent_tile
 
-__all__ = ["Tokens", "decode", "final_shape", "walk"]
+__all__ = ["Tokens", "decode", "filled", "final_shape", "walk"]
 
 
 class Tokens(NamedTuple):
@@ -93,6 +94,13 @@ def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) ->
     """Of the final states; nothing unless ``final``."""
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
+
+
+def filled(v: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """``o``, the final states and what is kept, with empty tensors for ``None``, which an op cannot return."""
+    o, end, *kept = outputs
+    end = v.new_empty(0, dtype=torch.float32) if end is None else end
+    return o, end, *(v.new_empty(0) if x is None else x for x in kept)
 
 
 @torch.library.custom_op("linattn::triton_decode", mutates_args=("state",))

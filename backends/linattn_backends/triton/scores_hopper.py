@@ -1,0 +1,236 @@
+"""``A`` and ``M`` of the delta families' chunks in Gluon, for Hopper: :mod:`.delta_kernels`' ``prepare`` and ``solve`` in one.
+
+A chunk's scores are products of a warpgroup, but its system is solved in many small steps, each waiting for the last: a warp
+solves as fast as four. So a program takes four chunks: their ``L`` are made one after the other and stay in shared memory;
+then each warp solves one, as :func:`.delta_kernels.solve` does.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from .hopper import add, copy, issue, numbers, rows_of, spread, sums
+from .kernels import at_head, chunk_within
+from .tiles import FLOOR, LOG2E
+
+__all__ = ["prepare"]
+
+
+@gluon.constexpr_function
+def by_warp():
+    """Of products of four pairs of blocks ``[4, 16, 16]``, a warp each."""
+    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
+
+
+@gluon.jit
+def quarters(x):
+    """The columns of ``x [R, W]`` in four parts."""
+    W: gl.constexpr = x.shape[1] // 4
+    even, odd = gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, 2, W)), (0, 3, 1, 2)))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    return a, b, c, d
+
+
+@gluon.jit
+def halves(x, N: gl.constexpr):
+    """``N`` tensors of ``2 N``: each beside the one ``N`` places on, in a new last axis."""
+    y = ()
+    for i in gl.static_range(N):
+        y = y + (gl.join(x[i], x[i + N]),)  # noqa: RUF005
+    return y
+
+
+@gluon.jit
+def stacked(x, W: gl.constexpr):
+    """Four ``[W]`` as ``[4, W]``."""
+    return gl.reshape(gl.permute(halves(halves(x, 2), 1)[0], (1, 2, 0)), (4, W))
+
+
+@gluon.jit
+def substitute(own, beta):
+    """``M`` of blocks on the diagonal, ``L [4, 16 · 16]``, row after row."""
+    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    done = ()
+    scaled = ()
+    for i in gl.static_range(16):
+        x = own.slice(i * 16, 16, 1).load(row)
+        for j in gl.static_range(0, i, 4):
+            factors = quarters(own.slice(i * 16 + j, 4, 1).load(four))
+            for n in gl.static_range(4):
+                if j + n < i:
+                    x -= gl.convert_layout(factors[n], row) * scaled[j + n]
+        done = done + (x,)  # noqa: RUF005
+        scaled = scaled + (x * beta.slice(i, 1, 1).load(row),)  # noqa: RUF005
+    together = halves(halves(halves(halves(done, 8), 4), 2), 1)[0]
+    return gl.reshape(gl.permute(together, (0, 2, 3, 4, 5, 1)), (4, 256))
+
+
+@gluon.jit
+def less(x, y, beta, z):
+    """``x - y (beta z)`` for blocks ``y, z [4, 16, 16]`` in shared memory and ``x`` in registers."""
+    rows: gl.constexpr = gl.DotOperandLayout(0, by_warp(), 1)
+    scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
+    return mma_v2(scaled, z.load(gl.DotOperandLayout(1, by_warp(), 1)), x, "tf32")
+
+
+@gluon.jit
+def solve_in_place(P, betas):
+    """``M`` in the place of ``L``, of four chunks, as :func:`.delta_kernels.solve`: a chunk is a warp's.
+
+    ``P``: four columns of blocks, each ``[4, 64 · 16]``; ``betas [4, 64]``.
+    """
+    form: gl.constexpr = by_warp()
+    blocks = ()
+    for n in gl.static_range(4):
+        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
+    for n in gl.static_range(4):
+        P[n].slice(n * 256, 256, 1).store(blocks[n])
+    first = P[0].reshape((4, 64, 16))
+    second = P[1].reshape((4, 64, 16))
+    third = P[2].reshape((4, 64, 16))
+    M00 = first.slice(0, 16, 1)
+    M10 = first.slice(16, 16, 1)
+    M20 = first.slice(32, 16, 1)
+    M30 = first.slice(48, 16, 1)
+    M11 = second.slice(16, 16, 1)
+    M21 = second.slice(32, 16, 1)
+    M31 = second.slice(48, 16, 1)
+    M22 = third.slice(32, 16, 1)
+    M32 = third.slice(48, 16, 1)
+    M33 = P[3].reshape((4, 64, 16)).slice(48, 16, 1)
+    b0 = betas.slice(0, 16, 1)
+    b1 = betas.slice(16, 16, 1)
+    b2 = betas.slice(32, 16, 1)
+    b3 = betas.slice(48, 16, 1)
+    Y10 = less(M10.load(form), M11, b1, M10)
+    Y32 = less(M32.load(form), M33, b3, M32)
+    Y20 = less(M20.load(form), M22, b2, M20)
+    Y21 = less(M21.load(form), M22, b2, M21)
+    Y30 = less(M30.load(form), M33, b3, M30)
+    Y31 = less(M31.load(form), M33, b3, M31)
+    M10.store(Y10)
+    M32.store(Y32)
+    Y10 = less(Y10, M10, b0, M00)
+    Y32 = less(Y32, M32, b2, M22)
+    M10.store(Y10)
+    M32.store(Y32)
+    Y30 = less(Y30, M32, b2, M20)
+    Y31 = less(Y31, M32, b2, M21)
+    M20.store(Y20)
+    M21.store(Y21)
+    M30.store(Y30)
+    M31.store(Y31)
+    Y20 = less(less(Y20, M20, b0, M00), M21, b1, M10)
+    Y30 = less(less(Y30, M30, b0, M00), M31, b1, M10)
+    Y21 = less(Y21, M21, b1, M11)
+    Y31 = less(Y31, M31, b1, M11)
+    M20.store(Y20)
+    M21.store(Y21)
+    M30.store(Y30)
+    M31.store(Y31)
+
+
+@gluon.jit
+def columns(C: gl.constexpr):
+    """Places for four chunks' ``[C, C]`` in four columns of blocks."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    P0 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P1 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P2 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    P3 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
+    return (P0, P1, P2, P3), gl.allocate_shared_memory(gl.float32, [4, C], plain)
+
+
+@gluon.jit
+def put_columns(M, P, left, C: gl.constexpr):
+    """Store the first ``left`` of four chunks."""
+    layout: gl.constexpr = rows_of(16)
+    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
+    c = gl.arange(0, 16, gl.SliceLayout(0, layout))
+    for n in gl.static_range(4):
+        x = P[n].reshape((4 * C, 16)).load(layout).to(M.dtype.element_ty)
+        gl.store(M + (r[:, None] * C + 16 * n + c[None, :]), x, mask=(r < left * C)[:, None])
+
+
+@gluon.jit
+def chunk_at(item, total, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
+    """Of the ``item``-th of ``total`` pairs of chunk and value head: batch row, first token, tokens, not above 0 if there is no
+    such pair, value head and number.
+    """
+    last = gl.minimum(item, total - 1)
+    hv = last % HV
+    i = last // HV
+    _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+    row = piece.to(gl.int64) * C
+    return b, bos + row, gl.where(item < total, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
+def prepare(
+    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, total, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.delta_kernels.prepare` and :func:`.delta_kernels.solve`, four chunks a program.
+
+    ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
+    """
+    item = gl.program_id(0) * 4
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    qs = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    ks = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    P, betas = columns(C)
+    acc: gl.constexpr = sums(C)
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+    copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
+    copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+    async_copy.commit_group()
+    strengths = ()
+    decays = ()
+    for w in gl.static_range(4):  # asked for at once
+        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        strengths = strengths + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
+        if GATE == 1:
+            decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
+    betas.store(stacked(strengths, C))
+    for w in gl.static_range(4):
+        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        if GATE == 1:
+            bg = gl.maximum(decays[w], FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+            G = gl.associative_scan(bg, 0, add)
+            gl.store(rates + here * (2 * C) + j, gl.exp2(G), mask=count > 0)
+            gl.store(rates + here * (2 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+        square = here * (C * C)
+        there = gl.where(count > 0, C, 0)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        kk = issue(ks, ks.permute((1, 0)), zeros, True)
+        qk = issue(qs, ks.permute((1, 0)), zeros, True)
+        kk, qk = warpgroup_mma_wait(0, [kk, qk])
+        gl.thread_barrier()  # every warp waits for its own rows of a product only
+        if w < 3:
+            b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+            copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
+            copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+            async_copy.commit_group()
+        if GATE == 1:
+            E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
+            D = gl.exp2(gl.minimum(E, 0.0))
+            qk = qk * D
+            kk = kk * D
+        compared = quarters(gl.where(s < t, kk, 0.0))
+        for n in gl.static_range(4):
+            P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
+        spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
+    qs._keep_alive()
+    ks._keep_alive()
+    solve_in_place(P, betas)
+    put_columns(M + item.to(gl.int64) * (C * C), P, total - item, C)

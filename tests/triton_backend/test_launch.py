@@ -1,0 +1,93 @@
+"""The host's way to a launch: what was compiled is found again and launched by addresses, and who watches launches is told."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from linattn_backends.triton import launch  # noqa: E402
+
+CUDA = torch.device("cuda", 0)
+
+
+class Compiled:
+    """A compiled kernel of Triton 3.6, which notes how it was launched."""
+
+    function, packed_metadata = 7, (4, 1, 0)
+
+    def __init__(self, notes, scratch):
+        self.notes = notes
+        self.run = SimpleNamespace(
+            launch=self.directly,
+            global_scratch_size=scratch,
+            profile_scratch_size=0,
+            launch_cooperative_grid=False,
+            launch_pdl=True,
+        )
+
+    def directly(self, *given):
+        self.notes.append(("directly", given))
+
+    def __getitem__(self, grid):
+        return lambda *given: self.notes.append((grid, given))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """``kernel(scratch=0)``: one that takes ``x, n`` and the constants ``C, D``, and the notes of its launches."""
+    monkeypatch.setattr(launch, "DIRECT", True)
+    monkeypatch.setattr(launch, "COMPILED", {})
+    driver = SimpleNamespace(get_current_stream=lambda index: ("stream", index))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+
+    class Kernel:
+        params = tuple(SimpleNamespace(name=name) for name in ("x", "n", "C", "D"))
+
+        def __init__(self, scratch=0):
+            self.notes, self.scratch = [], scratch
+
+        def __getitem__(self, grid):
+            def compile_and_launch(*args, **config):
+                self.notes.append(("compiled", grid, args, config))
+                return Compiled(self.notes, self.scratch)
+
+            return compile_and_launch
+
+    return Kernel
+
+
+def test_what_was_compiled_is_launched_by_addresses(kernel):
+    one, x, y = kernel(), torch.randn(8), torch.randn(8)
+    launch.start(one, 3, CUDA, (x, 5), {"D": 2, "C": 1, "num_warps": 4})
+    launch.start(one, 9, CUDA, (y, 5), {"D": 2, "C": 1, "num_warps": 4})
+    first, second = one.notes
+    assert first == ("compiled", (3,), (x, 5), {"D": 2, "C": 1, "num_warps": 4})
+    fixed = (7, False, True, None, None, (4, 1, 0), None, None, None)
+    assert second == ("directly", (9, 1, 1, ("stream", 0), *fixed, y.data_ptr(), 5, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "other", [(torch.randn(8)[1:], 5), (torch.randn(8).half(), 5), (torch.randn(8), 16), (None, 5)], ids=str
+)
+def test_what_a_kernel_is_compiled_for_is_told_apart(kernel, other):
+    one = kernel()
+    for args in ((torch.randn(8), 5), other):
+        launch.start(one, 3, CUDA, args, {"C": 1, "D": 2})
+    assert [note[0] for note in one.notes] == ["compiled", "compiled"]
+
+
+def test_a_kernel_with_memory_of_its_own_is_launched_by_the_compiler(kernel):
+    one, x = kernel(scratch=128), torch.randn(8)
+    for _ in range(2):
+        launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    assert one.notes[1] == ((3, 1, 1), (x, 5, 1, 2))
+
+
+def test_who_watches_launches_sees_them(kernel, monkeypatch):
+    one, x = kernel(), torch.randn(8)
+    launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
+    launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    assert one.notes[1] == ((3, 1, 1), (x, 5, 1, 2))
