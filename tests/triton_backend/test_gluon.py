@@ -66,3 +66,10 @@ def test_split_sequences(family, launched, monkeypatch):
 def test_delta_families(family, launched):
     call(family, T=140, kind="weak")
     assert len(launched) > 2
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
+def test_chunks_that_do_not_fill_a_batch(family, launched):
+    """``prepare`` takes four chunks a program, of whatever heads and sequences."""
+    call(family, T=300, H=1, HV=3, kind="mixed", cu=[0, 0, 5, 300, 300])
+    assert "prepare" in launched
