@@ -107,6 +107,10 @@ def run(family):
     if family == "linear_attn":
         differentiate(*chunk(*operands(family, 2, 256, **sizes), causal=False))
         differentiate(*chunk(*operands(family, 2, 256, **sizes), normalize=True))
+    if family == "simple_gla":  # as many heads of values as of keys: one kernel for the gradients
+        alone = sizes | dict(H=4)
+        differentiate(*chunk(*operands(family, 2, 256, **alone)))
+        differentiate(*chunk(*operands(family, 1, 256, **alone), **packed))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(*(x.detach().bfloat16().requires_grad_() for x in operands(family, 2, 256, **sizes))))
 

@@ -1,8 +1,9 @@
 """Runs this package's kernels in Gluon, which has no interpreter, on NumPy arrays: a thread a warpgroup.
 
-What shows only where things run at once is looked for. Shared memory holds a NaN of its own until a copy's barrier is reached; the operands
-of a product must be the same when it is waited for as when it was issued; its result may not be read before; what is loaded and
-stored must lie inside the arrays; and threads pause at random. Layouts, registers and speed are the compiler's matter.
+What shows only where things run at once is looked for. Shared memory holds a NaN of its own until a copy's barrier is reached;
+the operands of a product must be the same when it is waited for as when it was issued; its result may not be read before; what
+is loaded and stored must lie inside the arrays; and threads pause at random. Layouts, registers and speed are the compiler's
+matter.
 """
 
 from __future__ import annotations
@@ -193,6 +194,11 @@ class Shared:
     def permute(self, order):
         return Shared(self.array.transpose(order), self.kind)
 
+    def reshape(self, shape):
+        found = self.array.reshape(shape)
+        assert np.shares_memory(found, self.array)
+        return Shared(found, self.kind)
+
     def load(self, layout):
         pause()
         return Value(self.array.copy(), self.kind)
@@ -329,6 +335,14 @@ def warpgroup_mma_wait(pending, deps):
     return deps[0] if len(deps) == 1 else tuple(deps)
 
 
+def mma_v2(a, b, acc, precision):
+    return Value((numbers(a).astype(np.float64) @ numbers(b) + numbers(acc)).astype(np.float32))
+
+
+def split(x):
+    return x[..., 0], x[..., 1]
+
+
 def warp_specialize(parts, warps, registers):
     assert len(parts) == len(warps) + 1 == len(registers) + 1
 
@@ -365,6 +379,9 @@ class Language(SimpleNamespace):
             program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
             constexpr=lambda x: x, static_range=range,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
+            reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
+            permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),
+            join=lambda a, b: Value(np.stack([numbers(a), numbers(b)], -1), a.kind), split=split,
             arange=lambda low, high, layout=None: Value(np.arange(low, high)),
             zeros=lambda shape, dtype, layout: Value(np.zeros(shape, np.float32), dtype.name),
             full=lambda shape, x, dtype, layout: Value(np.full(shape, x, np.float32), dtype.name),
@@ -391,7 +408,7 @@ def decorator(function=None, **options):
 LANGUAGE = Language()
 FAKES = dict(
     tl=LANGUAGE, gl=LANGUAGE, triton=SimpleNamespace(jit=decorator, knobs=importlib.import_module("triton").knobs),
-    gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier,
+    gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier, mma_v2=mma_v2,
     fence_async_shared=nothing, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
 

@@ -79,3 +79,10 @@ def test_strong_gates_of_gla(kind, launched):
     call("gla", T=140, kind=kind, H=1, HV=2)
     call("gla", T=140, kind=kind, K=128, cu=[0, 0, 100, 140])
     assert launched == {"scores", "intra"}
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
+def test_chunks_that_do_not_fill_a_batch(family, launched):
+    """``prepare`` takes four chunks a program, of whatever heads and sequences."""
+    call(family, T=300, H=1, HV=3, kind="mixed", cu=[0, 0, 5, 300, 300])
+    assert "prepare" in launched
