@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from linattn_backends.triton import ahead, launch
+from linattn_backends.triton.devices import stand_in
+from triton.runtime._async_compile import active_mode
 from triton_cases import arrays, call
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -51,3 +55,46 @@ class NoCompiler:
 
     def __exit__(self, *error):
         pass
+
+
+class Kernel:
+    """Notes in which of Triton's modes it is compiled."""
+
+    def __init__(self):
+        self.modes = []
+
+    def warmup(self, *args, grid, **config):
+        self.modes.append(active_mode.get())
+
+
+def compile_first(kernel):
+    """As the first launch of a call does."""
+
+    @ahead.foreseen()
+    def body(x):
+        if x.is_meta:
+            stand_in().start(kernel, 1, (x,), {})
+        else:
+            ahead.compile_ahead(x.device)
+
+    body(torch.zeros(1))
+
+
+def test_inside_a_mode_of_the_caller_there_is_one_of_its_own():
+    kernel = Kernel()
+    with ThreadPoolExecutor(1) as threads, ahead.triton.AsyncCompileMode(threads) as outer:
+        compile_first(kernel)
+        assert active_mode.get() is outer
+    (inner,) = kernel.modes
+    assert inner is not None
+    assert inner is not outer
+
+
+def test_no_mode_outlives_an_interrupt(monkeypatch):
+    def leave(mode, *error):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ahead.triton.AsyncCompileMode, "__exit__", leave)
+    with pytest.raises(KeyboardInterrupt):
+        compile_first(Kernel())
+    assert active_mode.get() is None

@@ -9,6 +9,7 @@ from linattn.plugin import Call
 from linattn.registry import check_contract, registry
 from linattn_backends.triton import TritonBackend, backend, vector_launch
 from linattn_backends.triton.library import diagonal, diagonal_backward
+from torch.utils.checkpoint import checkpoint
 from triton_cases import arrays, call
 
 DIMS = (("B", 1), ("T", 8), ("H", 1), ("HV", 1), ("K", 16), ("V", 16))
@@ -154,3 +155,18 @@ def test_compiles_without_a_break():
     found = torch.autograd.grad(compiled(*inputs), inputs)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule", "kda"])
+def test_gradient_checkpointing(family):
+    """It refuses a backward pass that asks for its saved tensors twice."""
+    given = arrays(family, T=9)
+    inputs = [x.requires_grad_() for x in given.values()]
+
+    def output(*x):
+        return call(family, dict(zip(given, x, strict=True)))[0]
+
+    wanted = torch.autograd.grad(output(*inputs).sum(), inputs)
+    found = torch.autograd.grad(checkpoint(output, *inputs, use_reentrant=False).sum(), inputs)
+    for x, y in zip(found, wanted, strict=True):
+        assert torch.equal(x, y)

@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 
 import torch
@@ -76,6 +76,11 @@ def compile_ahead(device: torch.device) -> None:
     stage = Rehearsal(device)
     with standing_in(stage):
         rehearse()
+    Context().run(warm_up, stage.launches)
+
+
+def warm_up(launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Compile in threads. In a context of its own: Triton refuses a mode inside another, and keeps one that is interrupted."""
     with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
-        for kernel, args, config in stage.launches:
+        for kernel, args, config in launches:
             kernel.warmup(*args, grid=(1,), **config)

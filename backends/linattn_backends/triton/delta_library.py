@@ -115,8 +115,9 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, dfinal, *_):
-    *floats, cu_seqlens = ctx.saved_tensors[:9]
-    kept = (x if x is not None and x.numel() else None for x in ctx.saved_tensors[9:])
+    saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
+    *floats, cu_seqlens = saved[:9]
+    kept = (x if x is not None and x.numel() else None for x in saved[9:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14

@@ -137,8 +137,9 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, dfinal, *_):
-    *floats, cu_seqlens = ctx.saved_tensors[:8]
-    kept = all_or_none(ctx.saved_tensors[8:])
+    saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
+    *floats, cu_seqlens = saved[:8]
+    kept = all_or_none(saved[8:])
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14
