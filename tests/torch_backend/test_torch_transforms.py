@@ -112,6 +112,17 @@ def test_export_dynamic_length():
         close([exported.module()(*values)], [Model()(*values)])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_has_the_op():
+    def call(*values):
+        return TorchBackend().chunk_gla(*values, scale=0.5)[0]  # a trace has sizes in tensors, and a scale made of them too
+
+    first, second = (tuple(draw("gla", T, state=False)[1].values()) for T in (40, 70))
+    traced = torch.jit.trace(call, first)
+    assert "linattn::matrix_state" in [node.kind() for node in traced.graph.nodes()]
+    close([traced(*second)], [call(*second)])
+
+
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 @pytest.mark.parametrize("variant", SOME)
 def test_func_grad_and_vmap(variant, form):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import linattn
 import pytest
 import torch
@@ -9,6 +11,7 @@ from linattn.plugin import Call
 from linattn.registry import check_contract, registry
 from linattn_backends.triton import TritonBackend, backend, vector_launch
 from linattn_backends.triton.library import diagonal, diagonal_backward
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from triton_cases import arrays, call
 
@@ -157,9 +160,10 @@ def test_compiles_without_a_break():
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("mode", [nullcontext, BaseTorchDispatchMode])
 @pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule", "kda"])
-def test_gradient_checkpointing(family):
-    """It refuses a backward pass that asks for its saved tensors twice."""
+def test_gradient_checkpointing(family, mode):
+    """It refuses a backward pass that asks for its saved tensors twice, or saves others when a mode sees it."""
     given = arrays(family, T=9)
     inputs = [x.requires_grad_() for x in given.values()]
 
@@ -167,6 +171,8 @@ def test_gradient_checkpointing(family):
         return call(family, dict(zip(given, x, strict=True)))[0]
 
     wanted = torch.autograd.grad(output(*inputs).sum(), inputs)
-    found = torch.autograd.grad(checkpoint(output, *inputs, use_reentrant=False).sum(), inputs)
+    result = checkpoint(output, *inputs, use_reentrant=False).sum()
+    with mode():
+        found = torch.autograd.grad(result, inputs)
     for x, y in zip(found, wanted, strict=True):
         assert torch.equal(x, y)

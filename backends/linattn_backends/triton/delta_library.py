@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) ->
     *arrays, _, scale, chunk, final, keep = args
     o, _, *kept = results
     if keep and not final:
-        delta_backward._init_fn(o, None, *(x if x is not None and x.numel() else None for x in kept), *arrays, scale, chunk)
+        delta_backward._init_fn(o, None, *not_empty(kept), *arrays, scale, chunk)
 
 
 @foreseen(gradient_after)
@@ -107,17 +108,21 @@ def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
+def not_empty(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """What was kept for the backward pass, ``None`` for the rest."""
+    return [x if x is not None and x.numel() else None for x in kept]
+
+
 def _setup_context(ctx, inputs, output):
     *arrays, _, ctx.scale, ctx.chunk, ctx.final, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
-    ctx.save_for_backward(*arrays, *output[2:])
+    ctx.save_for_backward(*arrays, *not_empty(output[2:]))  # as many of the op's outputs as of an eager call's
 
 
 def _backward(ctx, do, dfinal, *_):
     saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
-    *floats, cu_seqlens = saved[:9]
-    kept = (x if x is not None and x.numel() else None for x in saved[9:])
+    (*floats, cu_seqlens), kept = saved[:9], saved[9:]
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14

@@ -133,13 +133,12 @@ def _setup_context(ctx, inputs, output):
     *arrays, _, ctx.scale, ctx.chunk, ctx.final, _, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
-    ctx.save_for_backward(*arrays, *output[2:])
+    ctx.save_for_backward(*arrays, *all_or_none(output[2:]))  # as many of the op's outputs as of an eager call's
 
 
 def _backward(ctx, do, dfinal, *_):
     saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
-    *floats, cu_seqlens = saved[:8]
-    kept = all_or_none(saved[8:])
+    (*floats, cu_seqlens), kept = saved[:8], saved[8:]
     dfinal = dfinal if ctx.final else None
     if do is None and dfinal is None:
         return (None,) * 14
