@@ -186,13 +186,20 @@ def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return files[0] | {"environment": environment, "results": files[0]["results"] | {"rows": rows}}
 
 
+OF_A_RUN = ("load", "cores", "packages")
+"""What of its environment belongs to one run, and may be another's otherwise."""
+
+
 def shared(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The environment of all, as busy as the busiest; a package that only some had installed is one of it."""
+    """The environment of all, as busy as the busiest, with the fewest cores that one of them was held to.
+
+    A package that only some had installed is one of it.
+    """
     first = environments[0]
     packages: dict[str, str] = {}
     for other in environments:
-        said = {name: value for name, value in other.items() if name not in ("load", "packages")} | other["packages"]
-        held = {name: value for name, value in first.items() if name not in ("load", "packages")} | packages
+        said = {name: value for name, value in other.items() if name not in OF_A_RUN} | other["packages"]
+        held = {name: value for name, value in first.items() if name not in OF_A_RUN} | packages
         for name in said.keys() & held.keys():
             if said[name] != held[name]:
                 raise OptionError(
@@ -200,7 +207,8 @@ def shared(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 )
         packages |= other["packages"]
     loads = [other["load"] for other in environments if other["load"] is not None]
-    return first | {"packages": packages, "load": max(loads, default=None)}
+    cores = min(other["cores"] for other in environments)
+    return first | {"packages": packages, "cores": cores, "load": max(loads, default=None)}
 
 
 ONCE = ("first_call_s", "peak_bytes", "peak_of")

@@ -131,9 +131,14 @@ def test_runs_in_different_environments_are_not_joined(run, tmp_path):
     assert "report: these files come from different environments: torch is 2.11.0 and 2.13.0" in said(done)
 
 
+def test_runs_that_were_held_to_other_cores_are_joined():
+    one = {"cores": 32, "load": 1.0, "packages": {}, "device": "x"}
+    assert cli.shared([one, one | {"cores": 8, "load": 3.0}]) == one | {"cores": 8, "load": 3.0}
+
+
 def test_what_only_some_had_installed_is_part_of_the_environment():
-    one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "load": 1.5}
-    other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "load": 60.0}
+    one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "cores": 8, "load": 1.5}
+    other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "cores": 8, "load": 60.0}
     assert cli.shared([one, other]) == other
 
 

@@ -1,8 +1,9 @@
 """Runs this package's kernels in Gluon, which has no interpreter, on NumPy arrays: a thread a warpgroup.
 
-What shows only where things run at once is looked for. Shared memory holds NaN until a copy's barrier is reached; the operands
-of a product must be the same when it is waited for as when it was issued; its result may not be read before; what is loaded and
-stored must lie inside the arrays; and threads pause at random. Layouts, registers and speed are the compiler's matter.
+What shows only where things run at once is looked for. Shared memory holds a NaN of its own until a copy's barrier is reached;
+the operands of a product must be the same when it is waited for as when it was issued; its result may not be read before; what
+is loaded and stored must lie inside the arrays; and threads pause at random. Layouts, registers and speed are the compiler's
+matter.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 
 THREADS = 128
 """Of a warpgroup."""
+NOTHING = np.uint32(0x7FC0BEEF).view(np.float32)
+"""Shared memory that nobody has written: a NaN that no sum makes."""
 WIDTHS = {"f32": 4, "bf16": 2, "i64": 8}
 OF_TORCH = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -71,6 +74,8 @@ class Value:
         x = numbers(self)
         if dtype.name == "bf16":
             return Value(rounded(x), "bf16")
+        if dtype.name == "u32":
+            return Value(x.astype(np.int64) % (1 << 32), "i64")
         return Value(x.astype(np.float32 if dtype.name == "f32" else np.int64), dtype.name)
 
     def __index__(self):
@@ -99,7 +104,24 @@ def elementwise(function, *operands):
 
 
 def give_operators():
-    for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor"):
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "floordiv",
+        "mod",
+        "truediv",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+        "and_",
+        "or_",
+        "xor",
+        "rshift",
+    ):
         function, method = getattr(operator, name), name.rstrip("_")
 
         def forward(self, other, function=function):
@@ -161,7 +183,7 @@ class Shared:
     """Shared memory."""
 
     def __init__(self, array, kind):
-        self.array, self.kind = array, kind
+        self.array, self.kind, self.dtype = array, kind, Dtype(kind)
 
     def index(self, i):
         return Shared(self.array[int(i)], self.kind)
@@ -171,6 +193,11 @@ class Shared:
 
     def permute(self, order):
         return Shared(self.array.transpose(order), self.kind)
+
+    def reshape(self, shape):
+        found = self.array.reshape(shape)
+        assert np.shares_memory(found, self.array)
+        return Shared(found, self.kind)
 
     def load(self, layout):
         pause()
@@ -218,7 +245,7 @@ machine = Machine()
 def allocate(dtype, shape, layout, value=None):
     if dtype.name == "i64":
         return Barriers(shape[0]) if len(shape) > 1 else Barrier()
-    found = Shared(np.full(shape, np.nan, np.float32), dtype.name)
+    found = Shared(np.full(shape, NOTHING, np.float32), dtype.name)
     if value is not None:
         found.store(value)
     return found
@@ -257,7 +284,7 @@ class mbarrier:
 class async_copy:
     @staticmethod
     def async_copy_global_to_shared(buffer, p, mask=None):
-        buffer.array[...] = np.nan
+        buffer.array[...] = NOTHING
         machine.begun("copies").append((buffer, load(p, mask)))
 
     @staticmethod
@@ -290,7 +317,8 @@ def operand(x):
 
 def warpgroup_mma(a, b, acc, use_acc, is_async):
     read = [(x, operand(x).copy()) for x in (a, b)]
-    assert not any(np.isnan(x).any() for _, x in read), "an operand that is not there yet"
+    missing = NOTHING.view(np.uint32)
+    assert not any((x.astype(np.float32).view(np.uint32) == missing).any() for _, x in read), "an operand that is not there yet"
     result = read[0][1].astype(np.float64) @ read[1][1] + (acc.array if use_acc else 0.0)
     result = Value(result.astype(np.float32))
     result.done = False
@@ -302,9 +330,17 @@ def warpgroup_mma_wait(pending, deps):
     products = machine.begun("products")
     while len(products) > pending:
         result, read = products.pop(0)
-        assert all((operand(x) == then).all() for x, then in read), "an operand was overwritten"
+        assert all(np.array_equal(operand(x), then, equal_nan=True) for x, then in read), "an operand was overwritten"
         result.done = True
     return deps[0] if len(deps) == 1 else tuple(deps)
+
+
+def mma_v2(a, b, acc, precision):
+    return Value((numbers(a).astype(np.float64) @ numbers(b) + numbers(acc)).astype(np.float32))
+
+
+def split(x):
+    return x[..., 0], x[..., 1]
 
 
 def warp_specialize(parts, warps, registers):
@@ -343,6 +379,9 @@ class Language(SimpleNamespace):
             program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
             constexpr=lambda x: x, static_range=range,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
+            reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
+            permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),
+            join=lambda a, b: Value(np.stack([numbers(a), numbers(b)], -1), a.kind), split=split,
             arange=lambda low, high, layout=None: Value(np.arange(low, high)),
             zeros=lambda shape, dtype, layout: Value(np.zeros(shape, np.float32), dtype.name),
             full=lambda shape, x, dtype, layout: Value(np.full(shape, x, np.float32), dtype.name),
@@ -352,7 +391,7 @@ class Language(SimpleNamespace):
             where=lambda c, a, b: elementwise(lambda a, b: np.where(numbers(c), a, b), a, b),
             exp2=lambda x: elementwise(np.exp2, x), sum=reduction(np.sum), min=reduction(np.min), max=reduction(np.max),
             associative_scan=lambda x, axis, add: Value(np.cumsum(numbers(x), axis, dtype=np.float32)),
-            int32=Dtype("i64"), int64=Dtype("i64"), float32=Dtype("f32"), bfloat16=Dtype("bf16"),
+            int32=Dtype("i64"), int64=Dtype("i64"), uint32=Dtype("u32"), float32=Dtype("f32"), bfloat16=Dtype("bf16"),
             NVMMASharedLayout=SimpleNamespace(get_default_for=nothing),
         )  # fmt: skip
 
@@ -369,7 +408,7 @@ def decorator(function=None, **options):
 LANGUAGE = Language()
 FAKES = dict(
     tl=LANGUAGE, gl=LANGUAGE, triton=SimpleNamespace(jit=decorator, knobs=importlib.import_module("triton").knobs),
-    gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier,
+    gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier, mma_v2=mma_v2,
     fence_async_shared=nothing, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
 
@@ -410,8 +449,9 @@ def run(kernel, count, args, config):
         else:
             given.append(Value(x) if type(x) is int else x)
     config = {name: x for name, x in config.items() if name not in ("num_warps", "num_stages")}
-    for program in range(count):
-        machine.begin(program, count)
-        function(*given, **config)
+    with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range, the kernels mask
+        for program in range(count):
+            machine.begin(program, count)
+            function(*given, **config)
     for flat, array in tensors:
         flat.copy_(torch.from_numpy(array))

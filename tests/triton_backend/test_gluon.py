@@ -5,7 +5,7 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
-from linattn_backends.triton import delta_launch, launch, one_pass
+from linattn_backends.triton import delta_launch, launch, one_pass, vector_launch
 from triton_cases import arrays, check
 
 LONG = [0, 3, 3, 1900, 2000, 2000]
@@ -24,7 +24,7 @@ def launched(monkeypatch):
             start(kernel, count, device, args, config)
 
     monkeypatch.setattr(launch, "start", start_on_numpy)
-    for module in (one_pass, delta_launch):
+    for module in (one_pass, delta_launch, vector_launch):
         monkeypatch.setattr(module, "hopper", lambda device: True)
     return names
 
@@ -66,3 +66,23 @@ def test_split_sequences(family, launched, monkeypatch):
 def test_delta_families(family, launched):
     call(family, T=140, kind="weak")
     assert len(launched) > 2
+
+
+@pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
+def test_strong_gates_of_kda(kind, launched):
+    call("kda", T=140, kind=kind, K=128)
+    assert {"strong_prepare", "vector_gradients"} < launched
+
+
+@pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
+def test_strong_gates_of_gla(kind, launched):
+    call("gla", T=140, kind=kind, H=1, HV=2)
+    call("gla", T=140, kind=kind, K=128, cu=[0, 0, 100, 140])
+    assert launched == {"scores", "intra"}
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
+def test_chunks_that_do_not_fill_a_batch(family, launched):
+    """``prepare`` takes four chunks a program, of whatever heads and sequences."""
+    call(family, T=300, H=1, HV=3, kind="mixed", cu=[0, 0, 5, 300, 300])
+    assert "prepare" in launched
