@@ -13,6 +13,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import tempfile
 import time
 from collections import Counter, deque
@@ -36,6 +38,8 @@ PART = 48
 """So many cases are handed out at once, or fewer where there are many workers. Neighbours share their truth."""
 LOOK = 1.0
 """Seconds between two looks at the memory of the workers."""
+REST = 5
+"""Seconds to wait for the rest of a message."""
 PARTS = 16
 """A worker gets so many of them at least, so that one with slow cases does not keep the others waiting."""
 MOST = {"late": 2, "died": 20, "outgrew": 5}
@@ -45,6 +49,12 @@ MOST_AT_NO_CASE = 3
 
 class PoolError(Exception):
     """The backend cannot be tested at all; the text says why."""
+
+
+def never_wait_long(connection: connections.Connection) -> None:
+    """Of a message that has begun, the rest comes within seconds, or it is none: a backend may write anything anywhere."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as there:
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST, 0))
 
 
 class Worker:
@@ -64,6 +74,7 @@ class Worker:
         self.log = folder / f"{number}.out"
         self.turn = setting.turn
         self.connection, theirs = context.Pipe()
+        never_wait_long(self.connection)
         self.process = context.Process(target=serve, args=(theirs, setting, str(self.log)))
         self.process.start()
         theirs.close()
@@ -282,8 +293,10 @@ class Pool:
             while worker.connection.poll():
                 if (result := worker.hear()) is not None:
                     yield result
-        except Exception:  # the end of the file, or a message that a backend wrote: either way this worker is lost
+        except (EOFError, ConnectionError):
             yield from self._lose(worker, "died", f"the process {worker.how_it_ended()}")
+        except Exception:  # the backend has written there, and nothing that comes after it can be read
+            yield from self._lose(worker, "died", "the process sent the suite what is no message: it was ended")
 
     def _outgrown(self) -> list[Worker]:
         """The workers that hold too much memory, looked at once in a while."""

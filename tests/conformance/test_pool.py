@@ -55,6 +55,27 @@ def test_the_case_fails_and_the_others_go_on(kind, message, limits):
     assert complaints == []
 
 
+@pytest.mark.parametrize("written", [b"\x00\x00\x00\x04junk", b"\x00more to come than ever comes"], ids=["whole", "begun"])
+def test_what_a_backend_writes_to_the_suite_is_its_failure(written, tmp_path, monkeypatch):
+    """To every socket that it finds: that of the messages is one of them."""
+    (tmp_path / "writes.py").write_text(
+        "import contextlib, os, stat\n"
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "class Writes(OnProcess):\n"
+        "    name = 'writes'\n"
+        "    def strike(self):\n"
+        "        for there in range(3, 64):\n"
+        "            with contextlib.suppress(OSError):\n"
+        "                if stat.S_ISSOCK(os.fstat(there).st_mode):\n"
+        f"                    os.write(there, {written!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("writes:Writes")) as pool:
+        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    assert results[HIT].message == "the process sent the suite what is no message: it was ended"
+
+
 def test_what_is_left_behind_is_put_right():
     """The state that one case changed is no failure of the next one."""
     results, _ = run("DrawsFromGlobalState", HIT, AFTER, BEFORE)
