@@ -160,6 +160,13 @@ def test_compiles_without_a_break():
         torch.testing.assert_close(x, y)
 
 
+def test_a_view_to_be_negated():
+    given = arrays("simple_gla", T=9)
+    view = torch.complex(given["g"], -given["g"]).conj().imag
+    assert view.is_neg()
+    assert torch.equal(call("simple_gla", {**given, "g": view})[0], call("simple_gla", given)[0])
+
+
 @pytest.mark.parametrize("mode", [nullcontext, BaseTorchDispatchMode])
 @pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule", "kda"])
 def test_gradient_checkpointing(family, mode):

@@ -70,12 +70,14 @@ def register(
 
 
 def unwatched(args: Sequence[Any]) -> bool:
-    """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass or without data."""
+    """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass, without data, or a view
+    whose numbers are to be negated (``x.conj().imag``), which the dispatcher does.
+    """
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return False
-    return all(type(x) in PLAIN and not x.is_meta for x in args if isinstance(x, Tensor))
+    return all(type(x) in PLAIN and not x.is_meta and not x.is_neg() for x in args if isinstance(x, Tensor))
 
 
 def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:
