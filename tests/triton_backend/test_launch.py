@@ -68,9 +68,15 @@ def test_what_was_compiled_is_launched_by_addresses(kernel):
     assert second == ("directly", (9, 1, 1, ("stream", 0), *fixed, y.data_ptr(), 5, 1, 2))
 
 
-@pytest.mark.parametrize(
-    "other", [(torch.randn(8)[1:], 5), (torch.randn(8).half(), 5), (torch.randn(8), 16), (None, 5)], ids=str
-)
+OTHERS = {
+    "another alignment": (torch.randn(8)[1:], 5),
+    "another dtype": (torch.randn(8).half(), 5),
+    "a multiple of 16": (torch.randn(8), 16),
+    "nothing": (None, 5),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_what_a_kernel_is_compiled_for_is_told_apart(kernel, other):
     one = kernel()
     for args in ((torch.randn(8), 5), other):
