@@ -227,7 +227,8 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         del shared["PREC"]
         launch(
             vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range,
+            DT=dtype(call.v), **shared,
         )  # fmt: skip
         return ready
     for slow in (False, True):
