@@ -257,6 +257,17 @@ def test_no_change(tmp_path):
     assert done.stdout.splitlines()[-1] == "no case changed"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_report_that_was_edited_is_not_compared(tmp_path, place):
+    paths = [written(tmp_path, GOOD, "a.json"), written(tmp_path, GOOD, "b.json")]
+    paths[place] = written(tmp_path, edited(pass_everything, BROKEN), "edited.json")
+    done = command(commands.compare_reports, *paths)
+    assert done.exit_code == 2
+    assert "its results_hash does not belong to its results: they were edited" in " ".join(
+        done.output.replace("│", " ").split()
+    )
+
+
 def test_worse(tmp_path):
     done = command(commands.compare_reports, written(tmp_path, GOOD, "a.json"), written(tmp_path, BROKEN, "b.json"))
     assert done.exit_code == 1
@@ -375,6 +386,19 @@ def test_rendering(tmp_path, count, suffix):
     done = command(commands.render_report, *paths, "--output", str(output))
     assert (done.exit_code, done.stdout) == (0, f"wrote {output}\n")
     assert "acme" in output.read_text()
+
+
+def test_a_page_is_not_made_of_a_report_that_was_edited(tmp_path):
+    page = tmp_path / "page.html"
+    done = command(commands.render_report, written(tmp_path, edited(pass_everything, BROKEN)), "-o", str(page))
+    assert done.exit_code == 2
+    assert not page.exists()
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    done = command(commands.render_report, written(tmp_path, GOOD), "-o", "nowhere/page.html")
+    assert done.exit_code == 2
+    assert "--output nowhere/page.html: No such file or directory" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_rendering_needs_a_kind_of_page(tmp_path):
