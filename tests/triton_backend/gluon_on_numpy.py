@@ -215,7 +215,7 @@ class Shared(Allocated):
         self.array[...] = numbers(x)
 
 
-class Barrier:
+class Barrier(Allocated):
     def __init__(self):
         self.count = self.left = self.phase = 0
 
