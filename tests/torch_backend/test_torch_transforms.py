@@ -155,6 +155,30 @@ def test_vmap_over_one_argument_and_packed():
     close(mapped, [scaled(c) for c in scales])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("variant", SOME)
+def test_forward_mode(variant, form):
+    """Tangents, alone and under other transforms, against the gradient."""
+    loss, wrt = loss_of(form, *draw(variant, 20))
+    directions = [torch.randn_like(x) for x in wrt]
+    expected = sum((d * x).sum() for d, x in zip(torch.func.grad(loss, tuple(range(len(wrt))))(*wrt), directions, strict=True))
+
+    def derivative(*values):
+        return torch.func.jvp(loss, values, tuple(directions))[1]
+
+    with torch.autograd.forward_ad.dual_level():
+        duals = [torch.autograd.forward_ad.make_dual(x, d) for x, d in zip(wrt, directions, strict=True)]
+        close([torch.autograd.forward_ad.unpack_dual(loss(*duals)).tangent], [expected])
+    close([derivative(*wrt)], [expected])
+    stacked, moved = ([torch.stack([x, 2 * x]) for x in given] for given in (wrt, directions))
+    rows = torch.func.jvp(torch.func.vmap(loss), tuple(stacked), tuple(moved))[1]
+    close([rows[0]], [expected])
+    backwards = torch.func.grad(derivative)(*wrt)
+    forwards = torch.func.jvp(lambda *values: torch.func.grad(loss)(*values), tuple(wrt), tuple(directions))[1]
+    close([forwards], [backwards])
+
+
 def test_second_derivative_is_refused():
     loss, wrt = loss_of("chunk", *draw("gla", 10))
     x = [y.requires_grad_() for y in wrt]
