@@ -7,6 +7,7 @@ import torch._dynamo.testing
 from linattn_backends.torch import TorchBackend
 from linattn_backends.torch.library import matrix_state, matrix_state_backward
 from linattn_backends.torch.mixed import mixed
+from linattn_backends.torch.transforms import unwatched
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import VARIANTS, draw, error, forms, gradients, leaves, outputs, run
@@ -153,6 +154,20 @@ def test_vmap_over_one_argument_and_packed():
 
     mapped = torch.func.vmap(scaled)(scales)
     close(mapped, [scaled(c) for c in scales])
+
+
+def test_a_default_device_watches_no_call():
+    """It is a mode, and those turn the eager way off; but all that it sees is what makes tensors."""
+    x = [torch.zeros(2)]
+    with torch.device("cpu"):
+        assert unwatched(x)
+        with torch.overrides.TorchFunctionMode():
+            assert not unwatched(x)
+    torch.set_default_device("cpu")
+    try:
+        assert unwatched(x)
+    finally:
+        torch.set_default_device(None)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 NOT_BY_ROW = ("u", "bias", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
@@ -77,8 +79,11 @@ def register(
 def unwatched(args: Sequence[Any]) -> bool:
     """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass, without data, or a view
     whose numbers are to be negated (``x.conj().imag``), which the dispatcher does.
+
+    ``torch.set_default_device`` is a mode too, which looks at what makes tensors.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    if torch._C._len_torch_dispatch_stack() or any(type(mode) is not DeviceContext for mode in modes):
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return False
