@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -98,3 +100,27 @@ def test_no_mode_outlives_an_interrupt(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         compile_first(Kernel())
     assert active_mode.get() is None
+
+
+class Loadable(Kernel):
+    """Compiled at once; notes in which thread it is loaded, and cannot be."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = []
+
+    def warmup(self, *args, grid, **config):
+        return self
+
+    @property
+    def run(self):
+        self.threads.append(threading.current_thread())
+        raise RuntimeError("too large for the device")
+
+
+def test_what_launches_a_kernel_is_made_in_threads_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    kernel = Loadable()
+    compile_first(kernel)
+    (thread,) = kernel.threads
+    assert thread is not threading.current_thread()
