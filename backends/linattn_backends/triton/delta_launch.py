@@ -253,11 +253,16 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     return M
 
 
-def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
-    """The module whose kernels take these arrays: the one for Hopper copies 16 bytes at once, of whole tiles."""
+def for_hopper(call: Delta, *arrays: Tensor | None) -> bool:
+    """Whether kernels for Hopper take these arrays: they copy 16 bytes at once, of whole tiles."""
     K, V = call.q.shape[-1], call.v.shape[-1]
-    usual = call.v.dtype == torch.bfloat16 and call.strength == 1 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
-    if not usual or not hopper(call.q.device) or not whole_lines(*arrays):
+    usual = call.v.dtype == torch.bfloat16 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
+    return usual and hopper(call.q.device) and whole_lines(*arrays)
+
+
+def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
+    """The module whose kernels take these arrays."""
+    if call.strength != 1 or not for_hopper(call, *arrays):
         return kernels
     from . import delta_hopper
 
@@ -483,15 +488,25 @@ def vector_gradients(
     scores, grads = pairs(call, do, chunks, errors, adjoint)
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
+    given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
+    known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
+    strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
     for slow in (False, True):
+        if dplr and not slow and for_hopper(call, *given):
+            from . import dplr_hopper
+
+            launch(
+                dplr_hopper.gradients, chunks.count * HV * (K // 64), call,
+                *given, errors, adjoint, *known, *wanted, *where, call.scale, *strided[:-3],
+                K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+                num_warps=4,
+            )  # fmt: skip
+            continue
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, few(call, count) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores,
-            kept, dkept, dq, da, db, dk, dg, ready.ranges,
-            *where, count, call.scale,
-            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
+            *given, call.beta, errors, adjoint, *known, *wanted, *where, count, call.scale, *strided,
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
