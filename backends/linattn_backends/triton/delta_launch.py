@@ -17,8 +17,9 @@ from torch import Tensor
 from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
-from .devices import hopper, processors, roomy
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides, whole_lines
+from .devices import processors, roomy
+from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .selection import Facts, gluon
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
@@ -71,6 +72,11 @@ class Delta:
     def strength(self) -> int:
         """0 no ``beta``, 1 one a token, 2 one a value channel."""
         return 0 if self.beta is None else self.beta.dim() - 2
+
+    @property
+    def facts(self) -> Facts:
+        """By which its kernels are chosen."""
+        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength)
 
     @property
     def N(self) -> int:
@@ -227,7 +233,8 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         del shared["PREC"]
         launch(
             vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range,
+            DT=dtype(call.v), **shared,
         )  # fmt: skip
         return ready
     for slow in (False, True):
@@ -253,16 +260,9 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     return M
 
 
-def for_hopper(call: Delta, *arrays: Tensor | None) -> bool:
-    """Whether kernels for Hopper take these arrays: they copy 16 bytes at once, of whole tiles."""
-    K, V = call.q.shape[-1], call.v.shape[-1]
-    usual = call.v.dtype == torch.bfloat16 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
-    return usual and hopper(call.q.device) and whole_lines(*arrays)
-
-
 def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
-    """The module whose kernels take these arrays."""
-    if call.strength != 1 or not for_hopper(call, *arrays):
+    """The module whose kernels take these arrays: the one in Gluon, if it can. ``dplr`` has no walk there."""
+    if call.a is not None or not gluon(call, *arrays):
         return kernels
     from . import delta_hopper
 
@@ -492,7 +492,7 @@ def vector_gradients(
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
     for slow in (False, True):
-        if dplr and not slow and for_hopper(call, *given):
+        if dplr and not slow and gluon(call, *given):
             from . import dplr_hopper
 
             launch(
