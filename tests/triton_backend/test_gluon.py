@@ -71,7 +71,7 @@ def test_delta_families(family, launched):
 def test_dplr(kind, launched):
     call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
     call("dplr", T=140, kind=kind, V=128, cu=[0, 0, 100, 140])
-    assert launched == {"gradients"}
+    assert launched == {"prepare", "gradients"}
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])

@@ -228,19 +228,27 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         )  # fmt: skip
         return ready._replace(M=solved(call, chunks, L, ready.M))
     strided = (*strided, *strides(call.a), *strides(call.b))
+    given = (call.q, call.a, call.b, call.k, call.g)
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
-    if L is None:
-        del shared["PREC"]
+    special = special_module(call, *given)
+    if special is not None:
         launch(
-            vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range,
-            DT=dtype(call.v), **shared,
+            special.prepare, count, call,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, call.scale, *strided, K=K, C=call.tiles.chunk, BK=64,
+            GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None, RANGE=call.tiles.range, num_warps=4,
         )  # fmt: skip
+    if L is None:
+        if special is None:
+            del shared["PREC"]
+            launch(
+                vector.decayed, count, call,
+                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            )  # fmt: skip
         return ready
-    for slow in (False, True):
+    for slow in (False, True) if special is None else (True,):
         launch(
             vector.prepare, few(call, count) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
             *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
     return ready._replace(M=solved(call, chunks, L, ready.M))
@@ -267,6 +275,15 @@ def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
     from . import delta_hopper
 
     return delta_hopper
+
+
+def special_module(call: Delta, *arrays: Tensor | None) -> ModuleType | None:
+    """The module of ``dplr``'s own kernels in Gluon, if they take these arrays."""
+    if call.a is None or not gluon(call, *arrays):
+        return None
+    from . import dplr_hopper
+
+    return dplr_hopper
 
 
 def walk(
@@ -491,17 +508,15 @@ def vector_gradients(
     given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
-    for slow in (False, True):
-        if dplr and not slow and gluon(call, *given):
-            from . import dplr_hopper
-
-            launch(
-                dplr_hopper.gradients, chunks.count * HV * (K // 64), call,
-                *given, errors, adjoint, *known, *wanted, *where, call.scale, *strided[:-3],
-                K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-                num_warps=4,
-            )  # fmt: skip
-            continue
+    special = special_module(call, *given)
+    if special is not None:
+        launch(
+            special.gradients, chunks.count * HV * (K // 64), call,
+            *given, errors, adjoint, *known, *wanted, *where, call.scale, *strided[:-3],
+            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+            num_warps=4,
+        )  # fmt: skip
+    for slow in (False, True) if special is None else (True,):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
