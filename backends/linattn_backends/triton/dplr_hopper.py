@@ -1,4 +1,4 @@
-"""Kernels of :mod:`.delta_vector` for ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take the plain products.
+"""Kernels of :mod:`.delta_vector` for ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take plain products.
 
 As in :mod:`.delta_hopper`: everything is asked for at once and used as it comes, a product is waited for where its result is
 used, and two programs share a processor. So shared memory is what there is least of: a place is given to what comes next as

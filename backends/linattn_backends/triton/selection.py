@@ -106,7 +106,7 @@ def details_of(call: Call, device: torch.device | None) -> str:
     if call.op == "gla":
         special = f"{plain}; under strong gates, {special}"
     elif call.op == "dplr":
-        special = f"{plain}; gradients of chunks under usual gates, {special}" if call.needs_grad else plain
+        special = f"{special}; walks and strong gates, {plain}"
     elif call.needs_grad and call.HV > call.H and call.op in ("linear_attn", "simple_gla"):
         special = f"{special}; gradients of shared heads, {plain}"
     return special if device else f"{special}, {plain} elsewhere"
