@@ -86,6 +86,17 @@ def resolve(backend: str) -> str:
     return instance.name
 
 
+def adapter_on(framework: str, device: str) -> Adapter:
+    """The adapter of a framework, having seen that there is such a device."""
+    try:
+        adapter = adapter_for(framework, device)
+        adapter.from_float64(np.zeros(1), "float32")
+    except (RuntimeError, AssertionError, IndexError) as error:  # what frameworks raise
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"no {framework} array can be made on device {device!r}: {text}") from error
+    return adapter
+
+
 class Runner:
     """One backend on one framework and device.
 
@@ -103,8 +114,8 @@ class Runner:
         self.framework = framework or self.backend.frameworks[0]
         if self.framework not in self.backend.frameworks:
             raise ValueError(f"backend {backend!r} takes {' and '.join(self.backend.frameworks)} arrays, not {self.framework}")
-        self.adapter: Adapter = adapter_for(self.framework, device)
         self.device, self.tighten = device, tighten
+        self.adapter: Adapter = adapter_on(self.framework, device)
         self.witness = Witness(self.backend)
 
     @property

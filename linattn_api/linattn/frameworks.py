@@ -59,7 +59,7 @@ class Framework:
     # -- static facts ------------------------------------------------------------------------------------------------
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        """A cheap key, equal only if all facts and ``needs_grad`` are equal; not hashable while a size is symbolic."""
+        """A cheap key, equal only if all facts and derivatives asked for are equal; not hashable while a size is symbolic."""
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype) for x in arrays])
 
     def facts(self, x: Any) -> Facts:
@@ -232,7 +232,7 @@ class Torch(Framework):
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
-        return self.module.is_grad_enabled(), *facts
+        return self.module.is_grad_enabled(), self.forward_mode(arrays), *facts
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype)[len("torch.") :]
@@ -275,8 +275,23 @@ class Torch(Framework):
         return tuple([operator.index(step) if static(step) else None for step in x.stride()])
 
     def forward_mode(self, arrays: Iterable[Any]) -> bool:
-        ad = self.module.autograd.forward_ad
-        return ad._current_level >= 0 and any(x is not None and ad.unpack_dual(x).tangent is not None for x in arrays)
+        if self.module.autograd.forward_ad._current_level < 0:
+            return False
+        if self.tracing():  # which does not see the tangents of what comes into a graph
+            return True
+        functorch = self.module._C._functorch
+        stack = functorch.get_interpreter_stack() or ()
+        levels = [layer.level() for layer in stack if layer.key() == functorch.TransformType.Jvp]
+        return any(x is not None and self._has_tangent(x, levels) for x in arrays)
+
+    def _has_tangent(self, x: Any, levels: Sequence[int]) -> bool:
+        """Whether ``torch.func.jvp`` of one of these ``levels`` knows ``x``, or it is dual without any transform."""
+        functorch = self.module._C._functorch
+        while functorch.is_functorch_wrapped_tensor(x):
+            if functorch.maybe_get_level(x) in levels:
+                return True
+            x = functorch.get_unwrapped(x)
+        return self.module.autograd.forward_ad.unpack_dual(x).tangent is not None
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))

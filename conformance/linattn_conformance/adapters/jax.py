@@ -39,7 +39,10 @@ class JaxAdapter(Adapter):
     def __init__(self, device: str) -> None:
         super().__init__(device)
         kind, _, number = device.partition(":")
-        self.place = jax.devices(kind)[int(number or 0)]
+        places = jax.devices(kind)
+        if not (number or "0").isdecimal() or int(number or 0) >= len(places):
+            raise ValueError(f"JAX has no device {device!r} here: expected {kind}:0 to {kind}:{len(places) - 1}")
+        self.place = places[int(number or 0)]
 
     def set_up(self, case: Case) -> None:
         jax.config.update("jax_enable_x64", case.has_64_bits or case.check == "bad-input")

@@ -35,7 +35,8 @@ class TorchAdapter(Adapter):
 
     def is_same_device(self, x: Any) -> bool:
         wanted = torch.device(self.device)
-        return x.device.type == wanted.type and (wanted.index is None or x.device.index == wanted.index)
+        index = None if wanted.type == "cpu" else wanted.index
+        return x.device.type == wanted.type and (index is None or x.device.index == index)
 
     def strided(self, x: Any) -> Any:
         if not x.is_floating_point() or x.dim() < 2:
