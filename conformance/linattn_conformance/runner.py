@@ -15,7 +15,7 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .adapters import Adapter, adapter_for
-from .adapters.base import Global
+from .adapters.base import Global, changed
 from .calls import Declared, Failure, Run
 from .cases import Case
 from .checks import CHECKS
@@ -170,24 +170,27 @@ class Runner:
     def _judge(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         """Status and message; global state is as before, whatever the case did to it."""
         self.adapter.set_up(run.case)
-        before = [(held, held.read()) for held in self.adapter.globals()]
-        status, message = self._run(run, act)
-        changed = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
-        return ("failed", f"changes the {'; the '.join(changed)}") if changed and status == "passed" else (status, message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            before = [(held, held.read()) for held in self.adapter.globals()]
+            status, message = self._run(run, act)
+            found = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
+        return ("failed", f"changes the {'; the '.join(found)}") if found and status == "passed" else (status, message)
 
     def _restore(self, held: Global, was: Any) -> str:
         """Put a piece of global state back; what happened to it, as text."""
-        now = held.read()
+        now, name = held.read(), held.name
         held.restore(was)
+        if isinstance(was, dict):  # of several, the first
+            key = changed(was, now)[0]
+            name, was, now = f"{name}: {key}", was.get(key), now.get(key)
         told = f": {was} before, {now} after"
-        return f"{held.name}{told}" if len(told) < 100 else held.name
+        return f"{name}{told}" if len(told) < 100 else name
 
     def _run(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         self.witness.reset()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                act(run)
+            act(run)
         except Declared as declared:
             return "declared-unsupported", str(declared)
         except Failure as failure:

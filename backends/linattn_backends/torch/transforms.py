@@ -69,9 +69,12 @@ def register(
             return Function.apply(*args)
         if torch.compiler.is_compiling() or not unwatched(args):
             return op(*args)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return Eager.apply(*args)
-        return plain(*args)
+        wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        run = Eager.apply if wanted else plain
+        if torch._C._len_torch_function_stack():  # a default device, which need not see each array that is made
+            with torch._C.DisableTorchFunction():
+                return run(*args)
+        return run(*args)
 
     return call
 
