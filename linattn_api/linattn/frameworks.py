@@ -323,8 +323,8 @@ class Jax(Framework):
         self.mirror(preference.context.get())
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        facts = [None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays]
-        return self.forward_mode(arrays), *facts
+        devices = tuple([None if x is None else self.device(x) for x in arrays])
+        return self.forward_mode(arrays), devices, *super().key(arrays)
 
     def facts(self, x: Any) -> Facts:
         return super().facts(x)._replace(placed=self._placed(x))
