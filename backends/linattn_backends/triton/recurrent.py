@@ -27,24 +27,27 @@ def token(
     q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k, in_v, more,
     GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr, LOW_RANK: tl.constexpr,
 ):  # fmt: skip
-    """What one token brings; zeros if there is no ``more``. For what a family lacks, anything."""
-    bq = tl.load(q + columns_k, mask=in_k, other=0.0)
-    bk = tl.load(k + columns_k, mask=in_k, other=0.0)
-    bv = tl.load(v + columns_v, mask=in_v, other=0.0)
+    """What one token brings, float32; zeros if there is no ``more``. For what a family lacks, anything.
+
+    float32 before a vector goes into the state's layout, where a thread holds eight times as many of its numbers.
+    """
+    bq = tl.load(q + columns_k, mask=in_k, other=0.0).to(tl.float32)
+    bk = tl.load(k + columns_k, mask=in_k, other=0.0).to(tl.float32)
+    bv = tl.load(v + columns_v, mask=in_v, other=0.0).to(tl.float32)
     bg, bw, be, ba, bb = bq, bv, bv, bq, bq
     if GATE == 1:
-        bg = tl.load(g, mask=more, other=0.0)
+        bg = tl.load(g, mask=more, other=0.0).to(tl.float32)
     if GATE == 2:
-        bg = tl.load(g + columns_k, mask=in_k, other=0.0)
+        bg = tl.load(g + columns_k, mask=in_k, other=0.0).to(tl.float32)
     if VALUE_GATE:
-        bw = tl.load(gv + columns_v, mask=in_v, other=0.0)
+        bw = tl.load(gv + columns_v, mask=in_v, other=0.0).to(tl.float32)
     if BETA == 1:
-        be = tl.load(beta, mask=more, other=0.0)
+        be = tl.load(beta, mask=more, other=0.0).to(tl.float32)
     if BETA == 2:
-        be = tl.load(beta + columns_v, mask=in_v, other=0.0)
+        be = tl.load(beta + columns_v, mask=in_v, other=0.0).to(tl.float32)
     if LOW_RANK:
-        ba = tl.load(a + columns_k, mask=in_k, other=0.0)
-        bb = tl.load(b + columns_k, mask=in_k, other=0.0)
+        ba = tl.load(a + columns_k, mask=in_k, other=0.0).to(tl.float32)
+        bb = tl.load(b + columns_k, mask=in_k, other=0.0).to(tl.float32)
     return bq, bk, bv, bg, bw, be, ba, bb
 
 
@@ -110,7 +113,7 @@ def recurrent(
         q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
     )  # fmt: skip
     for i in range(0, L):
-        bq, bk, bv, bg, bw, be, ba, low = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
+        bq, bk, bv, bg, bw, be, ba, low = nq, nk, nv, ng, nw, ne, na, nb
         q += qt
         k += kt
         v += vt
@@ -130,21 +133,21 @@ def recurrent(
         if EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
         if LOW_RANK:
-            read = tl.sum(S * ba.to(tl.float32)[:, None], 0)
+            read = tl.sum(S * ba[:, None], 0)
         if GATE == 1:
-            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)
+            S = S * tl.exp2(bg * LOG2E)
         if GATE == 2:
-            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)[:, None]
+            S = S * tl.exp2(bg * LOG2E)[:, None]
         if VALUE_GATE:
-            S = S * tl.exp2(bw.to(tl.float32) * LOG2E)[None, :]
+            S = S * tl.exp2(bw * LOG2E)[None, :]
         if BETA > 0:
-            bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
+            bv = (bv - tl.sum(S * bk[:, None], 0)) * be
         S += bk[:, None] * bv[None, :]
         if LOW_RANK:
-            S += low.to(tl.float32)[:, None] * read[None, :]
+            S += low[:, None] * read[None, :]
         if not EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0)
-        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+        tl.store(out + columns_v, (o * scale).to(out.dtype.element_ty), mask=in_v)
         out += HV * V
     if END:
         p = end + slot * fn + head * fh + columns_k[:, None] * fk + columns_v[None, :] * fv
