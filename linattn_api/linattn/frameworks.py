@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -323,7 +323,8 @@ class Jax(Framework):
         self.mirror(preference.context.get())
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
+        devices = tuple([None if x is None else self.device(x) for x in arrays])
+        return self.forward_mode(arrays), devices, *super().key(arrays)
 
     def facts(self, x: Any) -> Facts:
         return super().facts(x)._replace(placed=self._placed(x))
@@ -341,6 +342,15 @@ class Jax(Framework):
 
     def placement(self, x: Any) -> str | None:
         return self.device(x) if self._placed(x) else None
+
+    def forward_mode(self, arrays: Iterable[Any]) -> bool:
+        return any(type(layer).__name__ == "JVPTracer" for x in arrays for layer in self._layers(x))
+
+    def _layers(self, x: Any) -> Iterator[Any]:
+        """The tracers that are wrapped around an array; ``jit``'s does not say what comes in."""
+        while isinstance(x, self.jax.core.Tracer):
+            yield x
+            x = getattr(x, "val", None) if hasattr(x, "val") else getattr(x, "primal", None)
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         on_host = self._placed(x) and self.device(x).startswith("cpu")
