@@ -23,6 +23,8 @@ from .witness import Witness
 
 __all__ = ["STATUSES", "Result", "Runner", "Subject", "resolve"]
 
+LONGEST = 4000
+"""Characters of a message; compilers say more."""
 STATUSES = ("passed", "failed", "declared-unsupported", "known-failure", "not-run")
 
 
@@ -165,7 +167,7 @@ class Runner:
         run = Run(case, self.adapter, self.backend, self.witness, self.tighten)
         status, message = self._judge(run, act)
         error = run.worst if np.isfinite(run.worst) and run.worst else None
-        return Result(case.id, status, error, time.perf_counter() - started, message)
+        return Result(case.id, status, error, time.perf_counter() - started, printable(message))
 
     def _judge(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         """Status and message; global state is as before, whatever the case did to it."""
@@ -196,7 +198,7 @@ class Runner:
         except Failure as failure:
             return "failed", self.witness.complaint_about_others() or str(failure)
         except (Exception, SystemExit) as error:
-            return "failed", f"{type(error).__name__}: {error}"
+            return "failed", f"{type(error).__name__}: {said(error)}"
         return "passed", ""
 
 
@@ -226,6 +228,20 @@ def watching(witness: Witness) -> Iterator[None]:
         yield
     finally:
         witness.watching = False
+
+
+def said(error: BaseException) -> str:
+    """The text of an exception, which may have none."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its text cannot be had: {type(other).__name__})"
+
+
+def printable(text: str) -> str:
+    """A text of the backend's as a report can hold it: of no great length, and no more than it seems to be."""
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
 
 
 def alike(a: Any, b: Any) -> bool:

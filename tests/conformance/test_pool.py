@@ -150,6 +150,33 @@ def test_state_of_a_framework_is_looked_at_and_put_back(framework, statement, me
         registry.unregister("changes")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise RuntimeError('\\udcff\\x1b[2J gone\\nmore')", "RuntimeError: \\udcff\\x1b[2J gone\nmore"),
+        ("raise RuntimeError('x' * 10**6)", f"RuntimeError: {'x' * (4000 - 14)}…"),
+        (
+            "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "Mute: (its text cannot be had: ZeroDivisionError)",
+        ),
+    ],
+    ids=["control", "long", "mute"],
+)
+def test_a_message_can_be_printed_whatever_the_backend_says(body, message, tmp_path, monkeypatch):
+    (tmp_path / "says.py").write_text(
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "class Says(OnProcess):\n"
+        "    name = 'says'\n"
+        "    def strike(self):\n"
+        f"        {body}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("says:Says")) as pool:
+        (result,) = pool.run(cases(HIT))
+    assert result.message == message
+    assert result.message.encode()
+
+
 def test_what_is_left_behind_is_put_right():
     """The state that one case changed is no failure of the next one."""
     results, _ = run("DrawsFromGlobalState", HIT, AFTER, BEFORE)
