@@ -528,6 +528,7 @@ def vector_gradients(
     grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
         grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
+        tile = call.tiles.gradients
         del shared["GROUP"], shared["BETA"]
         launch(
             vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
