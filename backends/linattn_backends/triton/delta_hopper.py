@@ -451,14 +451,17 @@ def backwards(
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, shares, dbeta,
     owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
     DT: gl.constexpr, ST: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
+    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor.
+
+    With a gate, :func:`.delta_kernels.gate_gradients` makes ``dg`` of the ``shares`` that are left of each tile.
+    """
     NK: gl.constexpr = K // BK
     ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -560,23 +563,13 @@ def gradients(
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    # While those run: the value's gradient, a part of it in every program, and what the gate of the whole chunk decays.
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
-    if NK == 1:
-        mine = y.load(layout)
-    elif ik == 0:
-        mine = y.slice(0, part, 1).load(layout)
-    else:
-        mine = y.slice(part, part, 1).load(layout)
-    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
-    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
+    # While those run: the value's gradient, a part of it in every program, and what the whole chunk decays of the state.
+    put_values(dv + head * V, y, beta, bt, ik, HV * V, count, C, V, NK)
     if GATE == 1:
-        both = S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32)
-        through = gl.sum(gl.sum(both, 1), 0) * decay
+        met = zeros
+        for v in gl.static_range(0, V, C):  # their sum is wanted, whichever row it stands in
+            met += S.slice(v, C).load(acc).to(gl.float32) * dS.slice(v, C).load(acc).to(gl.float32)
+        crossing += gl.sum(met, 1) * decay
 
     out: gl.constexpr = rows_of(BK)
     r = gl.arange(0, C, gl.SliceLayout(1, out))
@@ -585,6 +578,8 @@ def gradients(
     inside = (r < count)[:, None]
     read, dA = warpgroup_mma_wait(3, [read, dA])
     gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    if GATE == 1:
+        across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
     bq._keep_alive()
     bk._keep_alive()
@@ -592,12 +587,10 @@ def gradients(
     sL._keep_alive()
     gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
     if GATE == 1:
-        across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)
-        across = gl.convert_layout(across, scan)
-        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
-        across = across + passed + gl.sum(crossing, 0) + through
-        across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
-        gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
+        across += gl.sum(key * (compared - wrote), 1)
+        shares += ik * tiles_stride + here * (2 * C)
+        gl.store(shares + t, across)
+        gl.store(shares + C + t, crossing)
 
 
 @gluon.jit
@@ -699,7 +692,7 @@ def tile_gradients(
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
-    mine = dv + head * V + ik * (V // NK)
+    mine = dv + head * V
     if STRONG:
         compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
         e._keep_alive()
@@ -796,18 +789,19 @@ def vector_gradients(
 
 @gluon.jit
 def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
-    """Store part ``ik`` of ``NK`` of ``beta ∘ buffer [C, V]``."""
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
+    """Store ``beta ∘ buffer [C, V]``: of ``NK`` parts of its rows, number ``ik``."""
+    part: gl.constexpr = C // NK
+    layout: gl.constexpr = rows_of(V)
+    r = ik * part + gl.arange(0, part, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, V, gl.SliceLayout(0, layout))
     if NK == 1:
         mine = buffer.load(layout)
     elif ik == 0:
-        mine = buffer.slice(0, part, 1).load(layout)
+        mine = buffer.slice(0, part).load(layout)
     else:
-        mine = buffer.slice(part, part, 1).load(layout)
-    spread(p, (mine.to(gl.float32) * scaled).to(p.dtype.element_ty), stride, count, C, part)
+        mine = buffer.slice(part, part).load(layout)
+    x = (mine.to(gl.float32) * numbers(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
+    gl.store(p + (r[:, None] * stride + columns[None, :]), x, mask=(r < count)[:, None])
 
 
 @gluon.jit
