@@ -41,7 +41,7 @@ from .hopper import (
     unknown_zero,
 )
 from .kernels import at_head, sequence_of
-from .scores_hopper import prepare
+from .scores_hopper import prepare, put_solved
 from .tiles import FLOOR, LOG2E
 
 __all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
@@ -818,12 +818,14 @@ def mirror(buffer, C: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def vector_prepare(
-    q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
     RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
+    """As :func:`.delta_vector.prepare` by plain products, and :func:`.delta_kernels.solve`; without ``SCORES`` as ``decayed``,
+    whatever the chunk decays by.
+    """
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -884,23 +886,32 @@ def vector_prepare(
             gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
+        strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+        put_scores(A, M, qw * scale, rw, strengths, here, gl.where(least > -RANGE, 1, 0), C)
 
 
 @gluon.jit
-def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
-    """Store the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
+def strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
+    """``beta`` of the tokens of one chunk and value head."""
+    b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
+    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
+
+
+@gluon.jit
+def put_scores(A, M, a, compared, strengths, here, left, C: gl.constexpr):
+    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``: what is above the diagonals is not read."""
     t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
     square = here * (C * C)
-    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
-    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, left * C, C, C)
+    put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, left, C)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def strong_prepare(
-    q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
@@ -919,5 +930,6 @@ def strong_prepare(
                 a, m = strong_chunk(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
-                put_scores(A, L, a * scale, m, here, C, C)
+                strengths = strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+                put_scores(A, M, a * scale, m, strengths, here, 1, C)
                 gl.thread_barrier()

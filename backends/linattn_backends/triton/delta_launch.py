@@ -206,22 +206,22 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     if module is not kernels:
-        given = (call.q, call.k, call.g, ready.A, L)
+        given = (call.q, call.k, call.g, call.beta, ready.A, ready.M)
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
+        strided = (*strided, *strides(call.beta))
         launch(
             module.vector_prepare, count, call,
             *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
         )  # fmt: skip
-        if L is None:
-            return ready
-        launch(
-            module.strong_prepare, few(call, count), call,
-            *given, *rows, *where, count, call.scale, *strided, **sizes,
-        )  # fmt: skip
-        return ready._replace(M=solved(call, chunks, L, ready.M))
+        if scores is None:
+            launch(
+                module.strong_prepare, few(call, count), call,
+                *given, *rows, *where, count, call.scale, *strided, **sizes,
+            )  # fmt: skip
+        return ready
+    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     strided = (*strided, *strides(call.a), *strides(call.b))
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
     if L is None:
