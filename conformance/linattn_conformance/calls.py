@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import linattn
@@ -57,35 +57,34 @@ class Run:
     def __init__(self, case: Case, adapter: Adapter, backend: Backend, witness: Witness, tighten: float = 1.0) -> None:
         self.case, self.adapter, self.backend, self.witness, self.tighten = case, adapter, backend, witness, tighten
         self.worst = 0.0
-        self._prepared: Any = None
 
     # -- data --------------------------------------------------------------------------------------------------------
 
-    @property
-    def _data(self) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
-        if self._prepared is None:
-            self._prepared = prepared(self.case, self.adapter)
-        return self._prepared
+    @cached_property
+    def _drawn(self) -> tuple[Problem, dict[str, NDArray[Any]]]:
+        return drawn(self.case, self.adapter)
 
     @property
     def problem(self) -> Problem:
-        return self._data[0]
+        return self._drawn[0]
 
     @property
     def values(self) -> dict[str, NDArray[Any]]:
         """The inputs as rounded to their dtypes."""
-        return self._data[1]
+        return self._drawn[1]
 
-    @property
+    @cached_property
     def truth(self) -> Truth:
-        return self._data[2]
+        return truth(self.case, self.adapter)
+
+    def compact(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
+        """The inputs in the framework, some of them ``changed``, each array's elements one after the other."""
+        values = {**self.values, **(changed or {})}
+        return {name: self.adapter.from_float64(x, self.problem.dtypes[name]) for name, x in values.items()}
 
     def arrays(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
-        """The inputs in the framework, some of them ``changed``."""
-        made = {
-            name: self.adapter.from_float64(x, self.problem.dtypes[name])
-            for name, x in {**self.values, **(changed or {})}.items()
-        }
+        """The inputs in the framework, some of them ``changed``, as the case lays them out in memory."""
+        made = self.compact(changed)
         for layout in LAYOUTS.intersection(self.case.flags):
             return {name: getattr(self.adapter, layout)(x) for name, x in made.items()}
         if "far" in self.case.flags:
@@ -103,18 +102,31 @@ class Run:
         form, op = form or self.case.form, op or self.case.op
         return getattr(linattn, op if form == "auto" else f"{form}_{op}")
 
+    def ask(self) -> None:
+        """Raise ``Declared`` if the backend declares the case unsupported. A declaration rests on dtypes, sizes and options, so
+        that no truth has to be known, and no memory is needed in which tokens lie far apart.
+        """
+        small = self if self.case.block == self.case else Run(self.case.block, self.adapter, self.backend, self.witness)
+        arrays = small.compact()
+        if small is not self:
+            T = self.case.size["T"]
+            arrays = {name: self.adapter.lengthened(x, 1, T) for name, x in arrays.items()}
+        if not self.case.needs_gradient:
+            small.require(arrays)
+            return
+        small.require(self.adapter.tracked(arrays))
+        if reason := self.adapter.why_no_gradients(self.backend):
+            raise Declared(reason)
+
     def require(self, arrays: Arrays, form: str | None = None, **options: Any) -> None:
         """Raise ``Declared`` if the backend declares the call unsupported, having seen it refuse."""
         reason = self.declares(arrays, form, **options)
         if not reason:
             return
-        function, keywords = self.function(form), self._keywords(arrays, options)
-        before = self.snapshot(arrays)
         try:
             with self.witness.permit():
-                function(**keywords)
+                self.function(form)(**self._keywords(arrays, options))
         except Unsupported:
-            self.check_untouched(before, arrays)
             raise Declared(reason) from None
         raise Failure(f"declares the call unsupported ({reason}) and then runs it")
 
@@ -233,34 +245,46 @@ class _Differentiable:
         return flat_gradients(pulled)
 
 
-# -- truth, shared by the cases on the same data -----------------------------------------------------------------------
+# -- data and truth, shared by the cases on the same data --------------------------------------------------------------
+
+MOST_KEPT = 256
+_kept: dict[Any, Any] = {}
 
 
-def prepared(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
-    """The problem of a case, its rounded inputs and its truth."""
-    gradients = "phi" not in "".join(case.flags)
-    key = (adapter.name, adapter.device, problem(case), gradients)
-    if key not in _cache:
-        while len(_cache) >= MOST_PREPARED:
-            del _cache[next(iter(_cache))]
-        _cache[key] = _prepare(case, adapter, gradients)
-    return _cache[key]
+def kept(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What was made for a key, while it is among the last few."""
+    if key not in _kept:
+        while len(_kept) >= MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = make()
+    return _kept[key]
 
 
-MOST_PREPARED = 128
-_cache: dict[Any, Any] = {}
+def drawn(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]]]:
+    """The problem of a case and its rounded inputs."""
+    return kept(("drawn", adapter.name, adapter.device, problem(case)), lambda: _draw(case, adapter))
 
 
-def _prepare(case: Case, adapter: Adapter, gradients: bool) -> tuple[Problem, dict[str, NDArray[Any]], Truth]:
-    drawn = draw(case)
-    values = {name: rounded(adapter, x, drawn.dtypes[name]) for name, x in drawn.arrays.items()}
+def truth(case: Case, adapter: Adapter) -> Truth:
+    """The truth of a case; without gradients where no case on its data has one."""
+    gradients = "phi" not in "".join(case.flags) and case.check != "large"
+    return kept(("truth", adapter.name, adapter.device, problem(case), gradients), lambda: _truth(case, adapter, gradients))
+
+
+def _draw(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]]]:
+    found = draw(case)
+    return found, {name: rounded(adapter, x, found.dtypes[name]) for name, x in found.arrays.items()}
+
+
+def _truth(case: Case, adapter: Adapter, gradients: bool) -> Truth:
+    found, values = drawn(case, adapter)
     mapped = {
-        name: MAPS[drawn.feature_map](x) if drawn.feature_map and name in case.spec.mapped else x for name, x in values.items()
+        name: MAPS[found.feature_map](x) if found.feature_map and name in case.spec.mapped else x for name, x in values.items()
     }
     if case.form == "decode":
-        return drawn, values, truth_of_decoding(drawn, case.op, mapped)
+        return truth_of_decoding(found, case.op, mapped)
     feed = partial(draw_cotangents, case, adapter) if gradients else None
-    return drawn, values, truth_of(drawn, case.op, mapped, feed)
+    return truth_of(found, case.op, mapped, feed)
 
 
 def rounded(adapter: Adapter, x: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -76,6 +76,8 @@ TRANSFORMS = {
     "eval-shape": ("jax",),
 }
 """Transforms, and the frameworks that have them."""
+BLOCK = 256
+"""Tokens of which a ``large`` case is made, over and over."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,13 @@ class Case:
     def has_64_bits(self) -> bool:
         """True if an array of it has elements of 64 bits."""
         return self.dtype == "float64" or "wide" in self.flags
+
+    @property
+    def block(self) -> Case:
+        """The case that has the data of this one: itself, or one block of a ``large`` one."""
+        return (
+            replace(self, sizes=tuple((s, BLOCK if s == "T" else n) for s, n in self.sizes)) if self.check == "large" else self
+        )
 
     @property
     def needs_gradient(self) -> bool:

@@ -92,12 +92,12 @@ class Worker:
     def late(self, limit: float) -> bool:
         return self.started is not None and time.monotonic() - self.started > limit
 
-    def give(self, ids: list[str]) -> None:
-        """Hand over cases."""
+    def give(self, way: str, ids: list[str]) -> None:
+        """Hand over cases, to ``ask`` about or to ``run``."""
         self.ids.extend(ids)
         self.started = time.monotonic()
         with contextlib.suppress(OSError):  # it has ended, as will be heard
-            self.connection.send(ids)
+            self.connection.send((way, ids))
 
     def hear(self) -> Result | None:
         """Take one message; the result if it is one."""
@@ -105,8 +105,8 @@ class Worker:
         if kind == "ends":
             self.last_words = what
             return None
-        if kind == "done":
-            self.ids.remove(what.id)
+        if kind in ("done", "open"):
+            self.ids.remove(what.id if kind == "done" else what)
         self.at = what if kind == "started" else ""
         if kind == "ready":
             self.subject = what
@@ -219,18 +219,29 @@ class Pool:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
-        """Run cases, about in order, those that need much memory of a device at the end; each has a result."""
+        """Run cases, about in order; each has a result.
+
+        Those that the backend declares unsupported come first: they take no time, and a run that is cut short has them. Those
+        that need much memory of a device come last.
+        """
         self.operators = {case.id: case.operator for case in cases}
         self.until = min(self.until, time.monotonic() + self.budget)
-        alone = {case.id for case in cases if case.memory} if self.subject.memory and self.count > 1 else set[str]()
-        yield from self._run([case.id for case in cases if case.id not in alone], self.count)
+        settled: set[str] = set()
+        for result in self._work("ask", [case.id for case in cases], self.count):
+            settled.add(result.id)
+            yield result
+        left = [case for case in cases if case.id not in settled]
+        alone = {case.id for case in left if case.memory} if self.subject.memory and self.count > 1 else set[str]()
+        yield from self._work("run", [case.id for case in left if case.id not in alone], self.count)
         if alone:
             self._end_workers()  # the memory that they keep for later is what these cases need
-            yield from self._run([case.id for case in cases if case.id in alone], 1)
+            yield from self._work("run", [case.id for case in left if case.id in alone], 1)
 
-    def _run(self, ids: Sequence[str], count: int) -> Iterator[Result]:
-        """Run cases in so many workers at most."""
-        self.most = count
+    def _work(self, way: str, ids: Sequence[str], count: int) -> Iterator[Result]:
+        """Ask about cases or run them, in so many workers at most: a result for each, but for those to be run that were asked
+        about.
+        """
+        self.way, self.most = way, count
         part = min(max(len(ids) // (PARTS * count), 1), PART)
         self.parts = deque(list(ids[i : i + part]) for i in range(0, len(ids), part))
         while self.parts or any(worker.ids for worker in self.workers):
@@ -255,7 +266,7 @@ class Pool:
             part = [name for name in part if name not in given_up]
             worker = next((worker for worker in self.workers if worker.idle), None)
             if worker is not None and part:
-                worker.give(part)
+                worker.give(self.way, part)
             elif part:
                 self.parts.appendleft(part)
                 loading = sum(worker.subject is None for worker in self.workers)

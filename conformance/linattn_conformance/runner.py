@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,17 +143,24 @@ class Runner:
 
     def run_one(self, case: Case) -> Result:
         """Run one case."""
+        return self._timed(case, check)
+
+    def ask(self, case: Case) -> Result:
+        """Ask whether the backend declares a case unsupported, which takes no time; a case that is to be run passes."""
+        return self._timed(case, ask)
+
+    def _timed(self, case: Case, act: Callable[[Run], None]) -> Result:
         started = time.perf_counter()
         run = Run(case, self.adapter, self.backend, self.witness, self.tighten)
-        status, message = self._judge(run)
+        status, message = self._judge(run, act)
         error = run.worst if np.isfinite(run.worst) and run.worst else None
         return Result(case.id, status, error, time.perf_counter() - started, message)
 
-    def _judge(self, run: Run) -> tuple[str, str]:
+    def _judge(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         """Status and message; global state is as before, whatever the case did to it."""
         self.adapter.set_up(run.case)
         before = [(held, held.read()) for held in self.adapter.globals()]
-        status, message = self._run(run)
+        status, message = self._run(run, act)
         changed = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
         return ("failed", f"changes the {'; the '.join(changed)}") if changed and status == "passed" else (status, message)
 
@@ -164,25 +171,47 @@ class Runner:
         told = f": {was} before, {now} after"
         return f"{held.name}{told}" if len(told) < 100 else held.name
 
-    def _run(self, run: Run) -> tuple[str, str]:
+    def _run(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
+        self.witness.reset()
         try:
-            if run.case.check not in ("bad-input", "large", "leak"):
-                _ = run.truth  # the suite's own work, before anything is watched
-            self.witness.reset()
-            self.witness.watching = True
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                CHECKS[run.case.check](run)
+                act(run)
         except Declared as declared:
             return "declared-unsupported", str(declared)
         except Failure as failure:
             return "failed", self.witness.complaint_about_others() or str(failure)
         except (Exception, SystemExit) as error:
             return "failed", f"{type(error).__name__}: {error}"
-        finally:
-            self.witness.watching = False
-        complaint = None if run.case.check == "bad-input" else self.witness.complaint()
-        return ("failed", complaint) if complaint else ("passed", "")
+        return "passed", ""
+
+
+def ask(run: Run) -> None:
+    """Raise ``Declared`` if the backend declares the case unsupported."""
+    if run.case.check != "bad-input":
+        with watching(run.witness):
+            run.ask()
+
+
+def check(run: Run) -> None:
+    """Raise ``Declared``, or ``Failure`` if the backend is wrong or did not run."""
+    ask(run)
+    if run.case.check not in ("bad-input", "large", "leak"):
+        _ = run.truth  # the suite's own work, before anything is watched
+    with watching(run.witness):
+        CHECKS[run.case.check](run)
+    if run.case.check != "bad-input" and (complaint := run.witness.complaint()):
+        raise Failure(complaint)
+
+
+@contextmanager
+def watching(witness: Witness) -> Iterator[None]:
+    """The witness looks at the calls of a ``with`` block."""
+    witness.watching = True
+    try:
+        yield
+    finally:
+        witness.watching = False
 
 
 def alike(a: Any, b: Any) -> bool:

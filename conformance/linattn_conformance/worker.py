@@ -1,8 +1,8 @@
 """A process that runs cases for :mod:`.pool`, so that whatever a backend does to its process stays there.
 
-Messages to the worker are lists of case ids, and None at the end. Messages from it are pairs: ``("ready", Subject)`` or
-``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case; ``("ends", text)`` if
-it cannot go on.
+Messages to the worker are pairs, ``("ask", ids)`` or ``("run", ids)`` of cases, and None at the end. Messages from it are
+pairs: ``("ready", Subject)`` or ``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case,
+or ``("open", id)`` for one that was asked about and is to be run; ``("ends", text)`` if it cannot go on.
 """
 
 from __future__ import annotations
@@ -105,19 +105,21 @@ def run(connection: Connection, runner: Runner, output: Output) -> None:
     """Run cases until told to stop."""
     from .cases import named
 
-    while (ids := received(connection)) is not None:
+    while (asked := received(connection)) is not None:
+        way, ids = asked
+        act = runner.ask if way == "ask" else runner.run_one
         for name in ids:
             connection.send(("started", name))
             output.forget()
-            result = runner.run_one(named(name))
+            result = act(named(name))
             runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
             printed = output.printed()
             if printed and result.status == "passed":
                 result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
-            connection.send(("done", result))
+            connection.send(("open", name) if way == "ask" and result.status == "passed" else ("done", result))
 
 
-def received(connection: Connection) -> list[str] | None:
+def received(connection: Connection) -> tuple[str, list[str]] | None:
     """The next message; None as well if the parent is gone."""
     try:
         return connection.recv()

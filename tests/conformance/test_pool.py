@@ -106,6 +106,59 @@ def test_what_has_no_result_when_the_time_is_over_is_not_run():
     assert complaints == []
 
 
+DECLARES = (
+    "from linattn.plugin import Unsupported\n"
+    "from linattn_conformance.broken.on_process import Hangs\n"
+    "class Declares(Hangs):\n"
+    "    name = 'declares'\n"
+    "    def supports(self, call):\n"
+    "        return Unsupported('takes no packed sequences') if call.varlen else None\n"
+)
+
+
+def test_what_is_declared_unsupported_comes_first(tmp_path, monkeypatch):
+    """It takes no time, and a run that is cut short has it: here by a case that hangs, and by one that needs much memory."""
+    (tmp_path / "declares.py").write_text(DECLARES)
+    monkeypatch.syspath_prepend(tmp_path)
+    packed = [case.id for case in every_case() if case.op == "gla" and "varlen" in case.flags and case.applies("numpy", "cpu")]
+    with Pool(Setting("declares:Declares"), budget=6.0) as pool:
+        results = list(pool.run(cases(HIT, BEFORE, *packed)))
+    assert [result.id for result in results[: len(packed)]] == packed
+    assert {result.status for result in results[: len(packed)]} == {"declared-unsupported"}
+    assert {result.id: result.status for result in results[len(packed) :]} == {HIT: "not-run", BEFORE: "not-run"}
+
+
+def test_a_run_that_has_no_time_at_all_has_a_result_for_each_case():
+    results, _ = run("Hangs", HIT, BEFORE, budget=1e-9)
+    assert {name: result.status for name, result in results.items()} == {HIT: "not-run", BEFORE: "not-run"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("print('hello')", r"prints to standard output: 'hello\\n'"),
+        ("import random; random.random()", "changes the random state of Python"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("import os; os._exit(3)", "the process ended with exit status 3"),
+        ("import time; time.sleep(60)", "no result after 4 s: the process was ended"),
+    ],
+)
+def test_what_a_backend_does_when_it_is_asked_is_a_failure_of_the_case(body, message, tmp_path, monkeypatch):
+    (tmp_path / "asked.py").write_text(
+        "from linattn_conformance.broken import Honest\n"
+        "class Asked(Honest):\n"
+        "    name = 'asked'\n"
+        "    def supports(self, call):\n"
+        "        if call.T == 97:\n"
+        f"            {body}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("asked:Asked"), time_limit=4.0) as pool:
+        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    assert re.fullmatch(message, results[HIT].message), results[HIT].message
+
+
 def test_several_workers_share_the_cases():
     ids = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.check == "forward"]
     results, complaints = run("Crashes", *ids, workers=2)

@@ -7,12 +7,13 @@ import json
 import linattn
 import pytest
 from linattn.plugin import Backend, Unsupported
-from linattn_conformance import known_failures, manifest, report
+from linattn_conformance import calls, known_failures, manifest, report
 from linattn_conformance.broken import Honest
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.cases import every_case
 from linattn_conformance.known_failures import KnownFailure, KnownFailuresError
 from linattn_conformance.manifest import Entry, Manifest
+from linattn_conformance.memory import GIB, resident
 from linattn_conformance.runner import Result, Runner
 from linattn_conformance.verdict import PROFILES, verdict
 
@@ -317,6 +318,31 @@ def test_bounds_may_be_tightened_and_never_widened(registered):
     for factor in (0.0, 1.5, -1.0):
         with pytest.raises(ValueError, match="bounds may be tightened, never widened"):
             Runner("honest", tighten=factor)
+
+
+@pytest.mark.parametrize("name", [
+    "gla/chunk/bf16/reset/T262181-K64-V128-B1-H65/large", "gla/chunk/fp16/far-state/T33-K24-V40/forward",
+    "gla/chunk/fp32/state/T65-K24-V40/gradient",
+])  # fmt: skip
+def test_what_is_declared_needs_no_truth_and_no_memory(name, registered, monkeypatch):
+    """The backend is asked about arrays of 12 GiB that are never made."""
+    pytest.importorskip("torch")
+    from linattn_backends.torch import TorchBackend
+
+    class Declares(TorchBackend):
+        name = "declares"
+
+        def supports(self, call):
+            return Unsupported(f"takes no {call.dtype} of {call.T} tokens")
+
+    runner = registered(Declares)
+    monkeypatch.setattr(calls, "truth_of", None)
+    monkeypatch.setattr(type(runner.adapter), "far", None)
+    before = resident()
+    with runner.watching():
+        result = runner.run_one(case(name))
+    assert (result.status, case(name).dtype in result.message) == ("declared-unsupported", True)
+    assert resident() - before < GIB
 
 
 def test_the_witness_leaves_no_trace(registered):

@@ -6,6 +6,7 @@ by test_compiles.py in a process of its own, because the interpreter is chosen w
 
 import importlib
 import pkgutil
+import re
 import sys
 
 import linattn_backends.triton as package
@@ -53,9 +54,24 @@ def compile_instead(kernel, *args, grid, warmup, **config):
     key = str((kernel.__name__, signature, constants, hints, options))
     if key not in compiled:
         source = GluonASTSource if kernel.is_gluon() else ASTSource
-        triton.compile(source(kernel, signature, constants, hints), target=HOPPER, options=options)
+        ptx = triton.compile(source(kernel, signature, constants, hints), target=HOPPER, options=options).asm["ptx"]
+        lost = overwritten(ptx)
+        assert not lost, f"{kernel.__name__} stores over its barriers at {lost} of shared memory: {constants}"
         compiled.add(key)
     return Kernel()
+
+
+def overwritten(ptx):
+    """Where a kernel stores to the memory of a barrier that it has initialised, at an address that the compiler knows.
+
+    A barrier that no partition uses is dead, and what partitions are given takes its place; but its initial value may be
+    written later than that, and no program may use a barrier's memory again.
+    """
+    places = dict(re.findall(r"add\.s32 \s*(%r\d+), %r\d+, (\d+);", ptx))
+    barriers = {int(places.get(register, 0)) for register in re.findall(r"mbarrier\.init\.\S+ \[(%r\d+)\]", ptx)}
+    stores = re.findall(r"st\.shared(?:\.v(\d))?\.b(\d+) \s*\[global_smem\+?(\d*)\]", ptx)
+    spans = [(int(place or 0), int(place or 0) + int(count or 1) * int(bits) // 8) for count, bits, place in stores]
+    return sorted(at for at in barriers if any(low < at + 8 and at < high for low, high in spans))
 
 
 def type_of(x):

@@ -179,7 +179,12 @@ def pause():
         time.sleep(random.random() * 0.001)
 
 
-class Shared:
+class Allocated:
+    def _keep_alive(self):
+        """Here nobody takes a buffer's memory."""
+
+
+class Shared(Allocated):
     """Shared memory."""
 
     def __init__(self, array, kind):
@@ -213,16 +218,13 @@ class Shared:
         assert self.kind == x.kind
         self.array[...] = numbers(x)
 
-    def _keep_alive(self):
-        pass
 
-
-class Barrier:
+class Barrier(Allocated):
     def __init__(self):
         self.count = self.left = self.phase = 0
 
 
-class Barriers:
+class Barriers(Allocated):
     def __init__(self, count):
         self.each = [Barrier() for _ in range(count)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linattn_backends.triton import launch
-from triton_cases import arrays, call, check
+from triton_cases import arrays, call, check, near_the_end
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6")
 KINDS = ("zero", "weak", "plain", "strong", "-1e4", "-inf", "mixed")
@@ -104,6 +104,18 @@ def test_one_pass_near_the_end_of_the_range_of_float16(v, d_o):
     given = arrays("simple_gla", T=130, K=16, V=16, dtype=torch.float16, state=False)
     given |= dict(q=given["q"] / 100, k=given["k"] / 100, v=v * given["v"], g=torch.full((1, 130, 1), -0.1))
     check("simple_gla", given, d_o=d_o)
+
+
+@pytest.mark.parametrize("decay", [9, 36])
+@pytest.mark.parametrize("name", ["q", "k"])
+@pytest.mark.parametrize("family", ["gla", "rwkv6"])
+def test_a_vector_gate_near_the_end_of_the_range_of_float16(family, name, decay):
+    check(family, near_the_end(family, name, decay))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_value_gate_near_the_end_of_the_range_of_float16(name):
+    check("gla", near_the_end("gla", name, 36, gv="plain"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

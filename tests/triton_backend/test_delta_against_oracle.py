@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linattn_backends.triton.delta_tuning import DeltaTiles, delta_tiles
-from triton_cases import arrays, call, check
+from triton_cases import arrays, call, check, near_the_end
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 GATED = FAMILIES[1:]
@@ -49,6 +49,13 @@ def test_keys_that_are_not_normalised():
     given = arrays("gated_delta_rule", T=37, kind="strong")
     given["k"] *= 3
     check("gated_delta_rule", given)
+
+
+@pytest.mark.parametrize("decay", [18, 36])
+@pytest.mark.parametrize("family", ["kda", "dplr"])
+def test_queries_near_the_end_of_the_range_of_float16(family, decay):
+    given = near_the_end(family, "q", decay)
+    check(family, given | dict(k=4000 * given["k"]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

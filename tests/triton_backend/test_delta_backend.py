@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch, devices
+from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch, devices, selection
 from linattn_backends.triton.delta_library import delta, delta_backward
 from triton_cases import arrays, call
 
@@ -81,7 +81,7 @@ def test_gradients_under_vmap():
 ])  # fmt: skip
 def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
     """All others go to the plain ones, which the interpreter tests."""
-    monkeypatch.setattr(delta_launch, "hopper", lambda device: True)
+    monkeypatch.setattr(selection, "hopper", lambda device: True)
     given = {x: torch.zeros(1, 65, 2, 128, dtype=torch.bfloat16)[:, :64] for x in "qkv"}
     given["beta"] = torch.zeros(1, 64, 2, dtype=torch.bfloat16)
     for x, changed in (change or {}).items():
@@ -103,7 +103,8 @@ def test_kernels_for_hopper_run_on_hopper_alone(monkeypatch, capability, hip, in
     monkeypatch.setattr(devices, "_of_cuda", lambda device: SimpleNamespace(major=capability[0], minor=capability[1]))
     monkeypatch.setattr(devices, "INTERPRETED", SimpleNamespace(value=interpreted))
     monkeypatch.setattr(devices.torch.version, "hip", hip)
-    monkeypatch.setattr(devices.triton, "__version__", "3.6.0")
-    assert devices.hopper(torch.device("cuda")) is chosen
-    monkeypatch.setattr(devices.triton, "__version__", "3.9.0")
-    assert not devices.hopper(torch.device("cuda"))
+    for release in ("3.6.0", "3.9.0"):
+        monkeypatch.setattr(devices.triton, "__version__", release)
+        devices.not_hopper.cache_clear()
+        assert devices.hopper(torch.device("cuda")) is (chosen and release == "3.6.0")
+    devices.not_hopper.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
-from linattn_backends.triton import delta_launch, launch, one_pass, vector_launch
+from linattn_backends.triton import launch, selection
 from triton_cases import arrays, check
 
 LONG = [0, 3, 3, 1900, 2000, 2000]
@@ -24,8 +24,7 @@ def launched(monkeypatch):
             start(kernel, count, device, args, config)
 
     monkeypatch.setattr(launch, "start", start_on_numpy)
-    for module in (one_pass, delta_launch, vector_launch):
-        monkeypatch.setattr(module, "hopper", lambda device: True)
+    monkeypatch.setattr(selection, "hopper", lambda device: True)
     return names
 
 

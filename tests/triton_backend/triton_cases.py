@@ -66,6 +66,18 @@ def arrays(
     return result
 
 
+def near_the_end(family, name, decay, **sizes):
+    """float16 arrays under decays of ``2^decay`` in 64 tokens, where half of that takes ``name`` out of the range, upwards.
+
+    A chunk may decay by ``2^10`` for plain products, and else a block of 16 tokens.
+    """
+    given = arrays(family, T=70, K=16, V=16, dtype=torch.float16, state=False, **sizes)
+    scales = dict(q=0.01, k=0.01, v=4000) if name == "v" else dict(q=1 / 4000, k=1 / 4000, v=0.1) | {name: 4000}
+    gates = dict.fromkeys(("g", "gv"), -decay / 64 * 0.6931)
+    given |= {array: given[array] * factor for array, factor in scales.items()}
+    return given | {gate: torch.full_like(given[gate], value) for gate, value in gates.items() if gate in given}
+
+
 def unit(x):
     return torch.nn.functional.normalize(x, dim=-1)
 

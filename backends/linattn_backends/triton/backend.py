@@ -14,6 +14,7 @@ from torch import Tensor
 from .delta_library import delta_call
 from .library import diagonal_call
 from .mixed import bidirectional_call, mixed_attention
+from .selection import details_of
 from .steps import Tokens, decode
 
 __all__ = ["TritonBackend"]
@@ -197,3 +198,8 @@ class TritonBackend(Backend):
         """Whether the kernels take this call."""
         complaint = _device_complaint(call.device) or call_complaint(call)
         return None if complaint is None else Unsupported(complaint)
+
+    def details(self, call: Call) -> str:
+        """Which kernels run."""
+        known = not call.device.startswith("cuda") or bool(_ARCHITECTURES)
+        return details_of(call, torch.device(call.device) if known else None)

@@ -115,6 +115,20 @@ def barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def hold(ready, free, made, kept_full, kept_free):
+    """Their memory is nobody else's until here.
+
+    Else those that no partition uses give theirs to what partitions are handed, and the first value of a barrier, which is
+    written when its unit comes to it, can land on a pointer.
+    """
+    ready._keep_alive()
+    free._keep_alive()
+    made._keep_alive()
+    kept_full._keep_alive()
+    kept_free._keep_alive()
+
+
+@gluon.jit
 def bring(
     k, write, M, rates, beta, v, q, A, ks, ws, Ms, rs, betas, vs, qs, As, ready, free,
     chunk0, low, high, limit, hv, HV, kt, bt, vt, qt,
@@ -385,6 +399,7 @@ def forwards(
                 )),
             ], [4, 4], [112, 112],
         )  # fmt: skip
+    hold(ready, free, made, kept_full, kept_free)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -447,6 +462,7 @@ def backwards(
                 )),
             ], [4], [112],
         )  # fmt: skip
+    hold(ready, free, made, kept_full, kept_free)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])

@@ -18,8 +18,9 @@ from torch import Tensor
 from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
-from .devices import hopper, processors, roomy
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides, whole_lines
+from .devices import processors, roomy
+from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .selection import Facts, gluon
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
@@ -72,6 +73,11 @@ class Delta:
     def strength(self) -> int:
         """0 no ``beta``, 1 one a token, 2 one a value channel."""
         return 0 if self.beta is None else self.beta.dim() - 2
+
+    @property
+    def facts(self) -> Facts:
+        """By which its kernels are chosen."""
+        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength)
 
     @property
     def N(self) -> int:
@@ -229,7 +235,8 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         del shared["PREC"]
         launch(
             vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, **shared,
+            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range,
+            DT=dtype(call.v), **shared,
         )  # fmt: skip
         return ready
     for slow in (False, True):
@@ -256,10 +263,8 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
 
 
 def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
-    """The module whose kernels take these arrays: the one for Hopper copies 16 bytes at once, of whole tiles."""
-    K, V = call.q.shape[-1], call.v.shape[-1]
-    usual = call.v.dtype == torch.bfloat16 and call.strength == 1 and call.tiles.chunk == 64 and {K, V} <= {64, 128}
-    if not usual or not hopper(call.q.device) or not whole_lines(*arrays):
+    """The module whose kernels take these arrays: the one in Gluon, if it can."""
+    if not gluon(call, *arrays):
         return kernels
     from . import delta_hopper
 

@@ -23,6 +23,7 @@ from .tiles import (
     LOG2E,
     block_sums,
     facing_pairs,
+    holds,
     level_scores,
     levels_mask,
     load_gate,
@@ -35,6 +36,22 @@ from .tiles import (
 )
 
 __all__ = ["decayed", "gradients", "prepare", "values"]
+
+
+@triton.jit
+def held(
+    q, r, w, k, rows, columns, L, qt, rt, wt, kt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr, RANGE: tl.constexpr,
+    DT: tl.constexpr,
+):  # fmt: skip
+    """Whether plain products can take a tile of the operands, which only float16 must ask."""
+    if DT != tl.float16:  # noqa: SIM300 - an argument, for all its capitals
+        return True
+    result = holds(load_tile(q, rows, qt, columns, L, K, BK), RANGE, DT)
+    result = result & holds(load_tile(k, rows, kt, columns, L, K, BK), RANGE, DT)
+    if DPLR:
+        result = result & holds(load_tile(r, rows, rt, columns, L, K, BK), RANGE, DT)
+        result = result & holds(load_tile(w, rows, wt, columns, L, K, BK), RANGE, DT)
+    return result
 
 
 @triton.jit
@@ -65,7 +82,8 @@ def prepare_of(
             columns = ik * BK + tl.arange(0, BK)
             whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
             tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-            least = tl.minimum(least, tl.min(whole, 0))
+            plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
+            least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
         tl.store(ranges + at, least)
         if least <= -RANGE:
             return
@@ -189,7 +207,7 @@ def decayed(
     q, r, w, k, g, rates, read, compare, write, write2, ranges,
     owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """What ``prepare`` makes besides scores."""
     pid = tl.program_id(0)
@@ -218,7 +236,8 @@ def decayed(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-        least = tl.minimum(least, tl.min(whole, 0))
+        plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
+        least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
         early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
         left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
@@ -249,7 +268,7 @@ def levels_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
+    stop = plain_blocks(g, left, right, C, EXCLUSIVE, SPLIT, RANGE, DT)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, EXCLUSIVE)

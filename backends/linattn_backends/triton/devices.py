@@ -17,7 +17,7 @@ import triton
 
 from .tiles import INTERPRETED
 
-__all__ = ["StandIn", "hopper", "processors", "roomy", "stand_in", "standing_in"]
+__all__ = ["StandIn", "hopper", "not_hopper", "processors", "roomy", "stand_in", "standing_in"]
 
 
 class StandIn(Protocol):
@@ -70,13 +70,21 @@ def roomy(device: torch.device) -> bool:
 
 
 def hopper(device: torch.device) -> bool:
-    """Whether kernels in Gluon for NVIDIA's compute capability 9.0 run.
+    """Whether kernels in Gluon for NVIDIA's compute capability 9.0 run."""
+    return stand_in().hopper if device.type == "meta" else not_hopper(device) is None
+
+
+@functools.cache
+def not_hopper(device: torch.device) -> str | None:
+    """Why such kernels do not run on a device; ``None`` if they do.
 
     They are for one release of the compiler, like the language, which has no interpreter. AMD's devices say 9 as well.
     """
-    if device.type == "meta":
-        return stand_in().hopper
-    if device.type != "cuda" or torch.version.hip is not None or INTERPRETED.value:
-        return False
+    if INTERPRETED.value:
+        return "kernels are interpreted"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "the device is not NVIDIA's"
     found = _of_cuda(device)
-    return (found.major, found.minor) == (9, 0) and triton.__version__.startswith("3.6.")
+    if (found.major, found.minor) != (9, 0):
+        return f"the device has compute capability {found.major}.{found.minor}, not 9.0"
+    return None if triton.__version__.startswith("3.6.") else f"Triton is {triton.__version__}, not 3.6"

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from .delta_hopper import add, barriers, put
+from .delta_hopper import add, barriers, hold, put
 from .hopper import copy, issue, left, sums
 from .kernels import nth, span_of
 
@@ -254,6 +254,7 @@ def fused(
             )),
         ], [4, 4, 4], [112, 72, 72],
     )  # fmt: skip
+    hold(ready, free, made, kept_full, kept_free)
 
 
 @gluon.jit

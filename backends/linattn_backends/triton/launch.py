@@ -18,6 +18,7 @@ from torch import Tensor
 from . import gates, kernels, scalar
 from .ahead import compile_ahead
 from .devices import processors, roomy, stand_in
+from .selection import Facts
 from .tiles import INTERPRETED as _INTERPRETED
 from .tuning import Tiles, programs, tiles_for
 
@@ -134,6 +135,11 @@ class Diagonal:
         return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
 
     @property
+    def facts(self) -> Facts:
+        """By which its kernels are chosen."""
+        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk)
+
+    @property
     def range(self) -> float:
         """A chunk that decays by less than ``2^range`` takes plain products.
 
@@ -175,13 +181,6 @@ def rows_contiguous(x: Tensor) -> Tensor:
 def strides(x: Tensor | None) -> tuple[int, int, int]:
     """Of batch, token and head."""
     return (0, 0, 0) if x is None else x.stride()[:3]
-
-
-def whole_lines(*arrays: Tensor | None) -> bool:
-    """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
-    return all(
-        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in strides(x)) and x.stride(1) < 1 << 24) for x in arrays
-    )
 
 
 def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:

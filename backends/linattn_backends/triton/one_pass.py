@@ -9,7 +9,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .devices import hopper
 from .fused import fused
 from .launch import (
     Cut,
@@ -24,9 +23,9 @@ from .launch import (
     scan,
     segment_starts,
     strides,
-    whole_lines,
     with_running_sums,
 )
+from .selection import gluon
 from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
@@ -61,11 +60,8 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
 
 
 def for_hopper(call: Diagonal, out: Tensor, *arrays: Tensor) -> ModuleType | None:
-    """The module whose kernels take these arrays, on Hopper: they copy 16 bytes at once, of whole tiles."""
-    usual = call.tiles.chunk == 64 and {call.q.shape[-1], call.v.shape[-1]} <= {64, 128}
-    if not usual or not hopper(out.device) or any(x.dtype != torch.bfloat16 for x in (out, *arrays)):
-        return None
-    if not whole_lines(*arrays):
+    """The module with kernels in Gluon that take these arrays and write ``out``, if there is one."""
+    if not gluon(call, *arrays, out=out.dtype):
         return None
     from . import fused_hopper
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from .kernels import at_head, chunk_decay, chunk_within, nth, sequence_of, span_of, state_tile
-from .tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
+from .tiles import BLOCK, INTERPRETED, LOG2E, holds, load_gate, load_tile, product, times
 
 __all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
 
@@ -73,17 +73,20 @@ def side(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK:
 
 
 @triton.jit
-def plain_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
-    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
+def plain_half(
+    masks, g, held, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr
+):  # fmt: skip
+    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none, or if the
+    operands are not ``held``.
 
     Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs have no gate between them, and the gate's gradient
     would be the difference of their sums.
     """
     stop = 0
-    if tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+    if (tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+        if (tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
             stop = 2
     return stop
 
@@ -140,7 +143,8 @@ def chunk_scores(
             whole = tl.sum(tl.where(t == C - 1, Gq, 0.0), 0)
         tl.store(decay + at * K + columns, whole, mask=columns < K)
         stop = 0
-        if tl.min(whole, 0) > -RANGE:
+        held = holds(bq, RANGE, DT) & holds(bk, RANGE, DT)
+        if (tl.min(whole, 0) > -RANGE) & held:
             stop = C // 2
             c = whole * 0.5
             x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])
@@ -155,7 +159,7 @@ def chunk_scores(
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
             x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
             tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
-            stop = plain_half(masks, bg, C, EXCLUSIVE, SPLIT, RANGE)
+            stop = plain_half(masks, bg, held, C, EXCLUSIVE, SPLIT, RANGE)
             half = C // 2
             place = LEVELS
             while half > stop:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from . import gates, vector
-from .devices import hopper
 from .launch import (
     Applied,
     Cut,
@@ -24,8 +23,8 @@ from .launch import (
     scan,
     segment_starts,
     strides,
-    whole_lines,
 )
+from .selection import gluon
 from .tuning import Tile, programs
 
 __all__ = ["backward", "forward"]
@@ -71,9 +70,8 @@ def few(call: Diagonal, count: int) -> int:
 
 
 def for_hopper(call: Diagonal) -> ModuleType | None:
-    """The module with kernels for Hopper that take strong chunks of this call, if there is one."""
-    usual = call.q.dtype == torch.bfloat16 and call.u is None and call.tiles.chunk == 64 and call.q.shape[-1] in (64, 128)
-    if not usual or not hopper(call.q.device) or not whole_lines(call.q, call.k, call.g):
+    """The module with kernels in Gluon that take strong chunks of this call, if there is one."""
+    if not gluon(call, call.q, call.k, call.g):
         return None
     from . import vector_hopper
 

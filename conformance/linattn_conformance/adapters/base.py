@@ -121,6 +121,10 @@ class Adapter:
         """``x`` joined to itself ``times`` times along an axis, then its first ``rest`` entries."""
         raise NotImplementedError
 
+    def lengthened(self, x: Any, axis: int, length: int) -> Any:
+        """An array of that length along an axis, which nobody reads: it need not take the memory of its elements."""
+        raise NotImplementedError
+
     def held(self) -> int:
         """Bytes of device memory that live arrays hold, 0 where that is host memory or cannot be asked."""
         return 0

@@ -87,6 +87,10 @@ class JaxAdapter(Adapter):
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return jnp.concatenate([*[x] * times, jax.lax.slice_in_dim(x, 0, rest, axis=axis)], axis)
 
+    def lengthened(self, x: Any, axis: int, length: int) -> Any:
+        shape = tuple(length if i == axis else n for i, n in enumerate(x.shape))
+        return jnp.zeros(shape, x.dtype, device=self.place)
+
     def held(self) -> int:
         return (self.place.memory_stats() or {}).get("bytes_in_use", 0) if self.place.platform != "cpu" else 0
 

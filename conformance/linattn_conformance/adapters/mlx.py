@@ -82,6 +82,9 @@ class MlxAdapter(Adapter):
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return mx.concatenate([*[x] * times, mx.split(x, [rest], axis)[0]], axis)
 
+    def lengthened(self, x: Any, axis: int, length: int) -> Any:
+        return mx.broadcast_to(mx.split(x, [1], axis)[0], [length if i == axis else n for i, n in enumerate(x.shape)])
+
     def versions(self) -> dict[str, str]:
         found = {"mlx": mx.__version__}
         return found if self.device == "cpu" else {**found, "device": str(mx.device_info()["device_name"])}

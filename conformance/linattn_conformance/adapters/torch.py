@@ -120,6 +120,9 @@ class TorchAdapter(Adapter):
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return torch.cat([*[x] * times, x.narrow(axis, 0, rest)], axis)
 
+    def lengthened(self, x: Any, axis: int, length: int) -> Any:
+        return x.narrow(axis, 0, 1).expand(*(length if i == axis else n for i, n in enumerate(x.shape)))
+
     def held(self) -> int:
         return torch.cuda.memory_allocated(self.device) if torch.device(self.device).type == "cuda" else 0
 

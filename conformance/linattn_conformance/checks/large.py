@@ -7,11 +7,9 @@ import numpy as np
 from ..adapters.base import Arrays
 from ..bounds import Quantity, distance
 from ..calls import Run
-from ..cases import Case
+from ..cases import BLOCK
 
 __all__ = ["large"]
-
-BLOCK = 256
 
 
 def large(run: Run) -> None:
@@ -19,18 +17,15 @@ def large(run: Run) -> None:
 
     The truth is worked out for one block; the last blocks lie beyond the 2³¹-th element.
     """
-    whole = run.case
-    one = Case(**{**vars(whole), "sizes": tuple((s, BLOCK if s == "T" else n) for s, n in whole.sizes)})
-    small = Run(one, run.adapter, run.backend, run.witness, run.tighten)
+    small = Run(run.case.block, run.adapter, run.backend, run.witness, run.tighten)
     values = dict(small.values)
     values["g"] = values["g"].copy()
     values["g"][:, 0] = -np.inf
-    times, rest = divmod(whole.size["T"], BLOCK)
+    times, rest = divmod(run.case.size["T"], BLOCK)
     arrays: Arrays = {
         name: run.adapter.repeated(run.adapter.from_float64(x, small.problem.dtypes[name]), 1, times, rest)
         for name, x in values.items()
     }
-    small.require(arrays)
     o = small.call(arrays)["o"]
     want = small.truth.outputs["o"]
     for block in (0, times // 2, times - 1):

@@ -11,7 +11,6 @@ from linattn.plugin import FORMS
 from ..bounds import Quantity, distance
 from ..calls import Declared, Failure, Run
 from ..cases import forbidden
-from .values import require_gradient
 
 __all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split", "steps"]
 
@@ -39,7 +38,6 @@ def state_of(got: dict[str, Any]) -> dict[str, Any]:
 def agree(run: Run) -> None:
     """All forms that the backend has give the same result."""
     arrays = run.arrays()
-    run.require(arrays)
     results = {}
     for form in FORMS:
         if forbidden(run.case.spec, form, run.case.flags):
@@ -59,7 +57,6 @@ def agree(run: Run) -> None:
 def split(run: Run) -> None:
     """Stopping and going on from the state is the same as not stopping: at a token, after one, at a chunk boundary."""
     arrays = run.arrays()
-    run.require(arrays)
     T = run.problem.sizes["T"]
     for cut in (1, 37, 64):
         first = run.call(tokens(run, arrays, 0, cut))
@@ -72,7 +69,6 @@ def split(run: Run) -> None:
 def steps(run: Run) -> None:
     """Decoding one token at a time is the same as decoding all of them at once."""
     arrays = run.arrays()
-    run.require(arrays)
     found = [run.call(tokens(run, arrays, t, t + 1))["o"] for t in range(run.problem.sizes["T"])]
     run.near("o", np.concatenate([run.adapter.to_float64(o) for o in found], 1))
     run.compare(arrays, {"state": run.truth.outputs["state"]})
@@ -81,7 +77,6 @@ def steps(run: Run) -> None:
 def packed(run: Run) -> None:
     """Packed sequences give what each of them gives alone."""
     arrays = run.arrays()
-    run.require(arrays)
     got = run.call(arrays)
     run.compare(got, run.truth.outputs)
     bounds = run.values["cu_seqlens"].tolist()
@@ -102,7 +97,6 @@ def packed(run: Run) -> None:
 def causal(run: Run) -> None:
     """Another token ``t`` changes nothing before it, and something at it."""
     arrays = run.arrays()
-    run.require(arrays)
     first = run.adapter.to_float64(run.call(arrays)["o"])
     want = run.truth.outputs["o"]
     for t in (20, 64):
@@ -136,7 +130,6 @@ def forgets(run: Run) -> None:
         reset["a"][:, t] = 0.0
     other = {name: past_changed(x, run.problem.symbols[name], t) for name, x in reset.items()}
     arrays = run.arrays(reset)
-    run.require(arrays)
     first, second = run.call(arrays), run.call(run.arrays(other))
     start = t + 1 if run.case.op == "rwkv6" else t  # rwkv6 reads before it forgets
     for name, rows in (("o", (slice(None), slice(start, None))), ("final_state", ...)):
@@ -165,7 +158,6 @@ def nan(run: Run) -> None:
     v = run.values["v"].copy()
     v[0, t, head] = np.nan
     arrays = run.arrays({"v": v})
-    run.require(arrays)
     o = run.adapter.to_float64(run.call(arrays)["o"])
     if not np.isnan(o[0, t, head]).all():
         raise Failure(f"NaN in v at token {t} does not reach o at that token")
@@ -188,7 +180,6 @@ def reach(run: Run) -> int:
 
 def repeat(run: Run) -> None:
     """Two calls give the same bits."""
-    run.require(run.arrays())
     first = run.snapshot(run.call(run.arrays()))
     for _ in range(2):
         run.poison()
@@ -199,7 +190,6 @@ def repeat(run: Run) -> None:
 def repeat_backward(run: Run) -> None:
     """Two backward passes give the same bits."""
     arrays = run.arrays()
-    require_gradient(run, arrays)
     first = run.snapshot(present(run.gradients(arrays)[1]))
     for _ in range(2):
         run.poison()
