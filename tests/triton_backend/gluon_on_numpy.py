@@ -383,7 +383,7 @@ class Language(SimpleNamespace):
         super().__init__(
             load=load, store=store, allocate_shared_memory=allocate, warp_specialize=warp_specialize, thread_barrier=nothing,
             program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
-            num_warps=lambda: 4, constexpr=lambda x: x, static_range=range,
+            constexpr=lambda x: x, static_range=range,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
             reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
             permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),
@@ -454,7 +454,7 @@ def run(kernel, count, args, config):
             tensors.append((flat, array))
         else:
             given.append(Value(x) if type(x) is int else x)
-    config = {name: x for name, x in config.items() if name not in ("num_warps", "num_stages", "maxnreg")}
+    config = {name: x for name, x in config.items() if name not in ("num_warps", "num_stages")}
     with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range, the kernels mask
         for program in range(count):
             machine.begin(program, count)

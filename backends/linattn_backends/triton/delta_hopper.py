@@ -910,16 +910,15 @@ def vector_prepare(
 def strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
     """``beta`` of the tokens of one chunk and value head."""
     b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
-    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
     return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
 
 
 @gluon.jit
 def put_scores(A, M, a, compared, strengths, here, left, C: gl.constexpr):
     """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``: what is above the diagonals is not read."""
-    acc: gl.constexpr = sums(C, gl.num_warps())
-    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
-    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
     square = here * (C * C)
     spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, left * C, C, C)
     put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, left, C)

@@ -217,10 +217,9 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
         strided = (*strided, *strides(call.beta))
-        px = getattr(module, "PERSISTENT", False)
         launch(
-            module.vector_prepare, few(call, count) if px else count, call,
-            *given, ready.rates, *rows, *where, *((count,) if px else ()), call.scale, *strided, BK=64, SCORES=scores is None, **(sizes | dict(num_warps=K // 16, maxnreg=128) if getattr(module, "WHOLE", False) else sizes),
+            module.vector_prepare, count, call,
+            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
         )  # fmt: skip
         if scores is None:
             launch(

@@ -22,9 +22,9 @@ __all__ = [
 
 
 @gluon.constexpr_function
-def sums(width, warps=4):
-    """Of a product's ``[64, width]`` results in registers; every four warps have a part of the columns."""
-    return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, width * 4 // warps, 16])
+def sums(width):
+    """Of a product's ``[64, width]`` results in registers."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
 
 
 @gluon.constexpr_function
@@ -34,15 +34,15 @@ def left(width):
 
 
 @gluon.constexpr_function
-def rows_of(width, warps=4):
+def rows_of(width):
     """Of a tile's rows as they are copied, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
 def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
     """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
-    layout: gl.constexpr = rows_of(W, gl.num_warps())
+    layout: gl.constexpr = rows_of(W)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     async_copy.async_copy_global_to_shared(buffer, p + (r[:, None] * stride + columns[None, :]), mask=(r < count)[:, None])
@@ -57,7 +57,7 @@ def issue(a, b, acc, START: gl.constexpr):
 @gluon.jit
 def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
     """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
-    layout: gl.constexpr = rows_of(W, gl.num_warps())
+    layout: gl.constexpr = rows_of(W)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
@@ -121,14 +121,14 @@ def put_terms(high, rest, x):
 @gluon.jit
 def begin_total(ones, high, rest, C: gl.constexpr, BK: gl.constexpr):
     """Begin ``ones @ x`` for the two terms of ``x``."""
-    acc = issue(ones, high, gl.zeros((C, BK), gl.float32, sums(BK, gl.num_warps())), True)
+    acc = issue(ones, high, gl.zeros((C, BK), gl.float32, sums(BK)), True)
     return issue(ones, rest, acc, False)
 
 
 @gluon.jit
 def gates(buffer, BK: gl.constexpr):
     """Log decays ``[C, BK]`` that were copied to ``buffer``, at least ``FLOOR``, base 2."""
-    return gl.maximum(buffer.load(sums(BK, gl.num_warps())).to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+    return gl.maximum(buffer.load(sums(BK)).to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
 
 
 @gluon.jit
@@ -167,11 +167,10 @@ def decayed_rows(
 
     ``high, rest`` are the gates' terms; ``ones`` has room for two matrices ``[C, C]``.
     """
-    acc: gl.constexpr = sums(BK, gl.num_warps())
-    square: gl.constexpr = sums(C, gl.num_warps())
-    s = gl.arange(0, C, gl.SliceLayout(0, square))[None, :]
-    t = gl.arange(0, C, gl.SliceLayout(1, square))[:, None]
-    before = gl.where(s <= t, gl.full((C, C), 1.0, gl.float32, square), 0.0)
+    acc: gl.constexpr = sums(BK)
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    before = gl.where(s <= t, gl.full((C, C), 1.0, gl.float32, sums(C)), 0.0)
     ones.index(0).store(before.to(gl.bfloat16))
     ones.index(1).store((1.0 - before).to(gl.bfloat16))
     fence_async_shared()

@@ -19,9 +19,9 @@ __all__ = ["prepare", "put_solved"]
 
 
 @gluon.constexpr_function
-def by_warp(chunks, warps):
-    """Of products of blocks ``[chunks, …, 16]``: of four chunks a warp has one, of one chunk the warps share the block."""
-    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1] if chunks == 4 else [1, warps // 2, 2], [1, 16, 8])
+def by_warp(chunks):
+    """Of products of blocks ``[chunks, …, 16]``: of four chunks a warp has one, of one chunk four warps share the block."""
+    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1] if chunks == 4 else [1, 2, 2], [1, 16, 8])
 
 
 @gluon.jit
@@ -52,8 +52,8 @@ def stacked(x, W: gl.constexpr):
 @gluon.jit
 def substitute(own, beta):
     """``M`` of blocks on the diagonal, ``L [4, 16 · 16]``, row after row."""
-    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
-    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [gl.num_warps(), 1], [1, 0])
+    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     done = ()
     scaled = ()
     for i in gl.static_range(16):
@@ -72,7 +72,7 @@ def substitute(own, beta):
 @gluon.jit
 def less(x, y, beta, z):
     """``x - y (beta z)`` for blocks ``y [chunks, …, 16], z [chunks, 16, 16]`` in shared memory and ``x`` in registers."""
-    form: gl.constexpr = by_warp(y.shape[0], gl.num_warps())
+    form: gl.constexpr = by_warp(y.shape[0])
     rows: gl.constexpr = gl.DotOperandLayout(0, form, 1)
     scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
     return mma_v2(scaled, z.load(gl.DotOperandLayout(1, form, 1)), x, "tf32")
@@ -85,7 +85,7 @@ def solve_in_place(P, betas):
     As :func:`.delta_kernels.solve`. ``P``: four columns of blocks, each ``[chunks, 64 · 16]``; ``betas [chunks, 64]``.
     """
     N: gl.constexpr = betas.shape[0]
-    form: gl.constexpr = by_warp(N, gl.num_warps())
+    form: gl.constexpr = by_warp(N)
     first = P[0].reshape((N, 64, 16))
     second = P[1].reshape((N, 64, 16))
     third = P[2].reshape((N, 64, 16))
@@ -137,7 +137,7 @@ def columns(N: gl.constexpr, C: gl.constexpr):
 def put_columns(M, P, left, C: gl.constexpr):
     """Store the first ``left`` chunks."""
     rows: gl.constexpr = P[0].shape[0] * C
-    layout: gl.constexpr = rows_of(16, gl.num_warps())
+    layout: gl.constexpr = rows_of(16)
     r = gl.arange(0, rows, gl.SliceLayout(1, layout))
     c = gl.arange(0, 16, gl.SliceLayout(0, layout))
     for n in gl.static_range(4):
@@ -149,9 +149,9 @@ def put_columns(M, P, left, C: gl.constexpr):
 def put_solved(M, L, strengths, left, C: gl.constexpr):
     """Store ``M`` of one chunk's ``L [C, C]`` and ``beta [C]``, if ``left``; a warp solves a block on the diagonal."""
     P, betas = columns(1, C)
-    block: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, gl.num_warps()], [1, 0])
+    block: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 4], [1, 0])
     own = gl.allocate_shared_memory(gl.float32, [4, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    compared = quarters(gl.convert_layout(L, gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, C, 16])))
+    compared = quarters(L)
     betas.store(gl.reshape(strengths, (1, C)))
     for n in gl.static_range(4):
         P[n].store(gl.reshape(compared[n], (1, C * 16)))
