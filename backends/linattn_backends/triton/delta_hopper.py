@@ -487,6 +487,11 @@ def gradients(
     here = i.to(gl.int64) * HV + hv
     head = (b * T + row) * HV + hv
 
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    j = gl.arange(0, C, scan)
+    strengths = numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
+    if GATE == 1:
+        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
@@ -512,24 +517,19 @@ def gradients(
     acc: gl.constexpr = sums(C)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     of_columns: gl.constexpr = gl.SliceLayout(0, acc)
-    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((C, C), gl.float32, acc)
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
-    beta = at_head(beta, b, row, hv, bb, bt, bh, 1)
-    beta_t = numbers(beta, t, bt, count)
-    beta_s = numbers(beta, s, bt, count)
+    beta_t = gl.convert_layout(strengths, of_rows)
+    beta_s = gl.convert_layout(strengths, of_columns)
     if GATE == 1:
-        rates += here * (2 * C)
-        early = gl.load(rates + t)
-        late = gl.load(rates + C + t)
-        decay = gl.load(rates + C - 1)
-        j = gl.arange(0, C, scan)
-        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
-        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL)
-        G = gl.associative_scan(bg, 0, add) * LOG2E
-        E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
-        D = gl.exp2(gl.minimum(E, 0.0))
+        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+        G = gl.associative_scan(bg, 0, add)
+        whole = gl.sum(bg, 0)
+        G_t = gl.convert_layout(G, of_rows)
+        D = gl.exp2(G_t[:, None] - gl.convert_layout(G, of_columns)[None, :])
+        early = gl.exp2(G_t)
+        late = gl.exp2(whole - G_t)
 
     async_copy.wait_group(2)
     fence_async_shared()
@@ -542,8 +542,10 @@ def gradients(
     read = issue(given, S, zeros, True)
     compared = issue(y, S, zeros, True)
     wrote = issue(e, dS, zeros, True)
-    dA = warpgroup_mma_wait(4, [dA])
-    dL = warpgroup_mma_wait(3, [dL])
+    if GATE == 1:
+        met = issue(S.permute((1, 0)), dS, zeros, True)  # its diagonal is wanted: what the whole chunk decays of the state
+    dA = warpgroup_mma_wait(4 + GATE, [dA])
+    dL = warpgroup_mma_wait(3 + GATE, [dL])
     if ik == 0:
         own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
         gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
@@ -562,30 +564,29 @@ def gradients(
     fence_async_shared()
     gl.thread_barrier()
 
-    read = warpgroup_mma_wait(2, [read])
+    read = warpgroup_mma_wait(2 + GATE, [read])
     read = read * (scale * early[:, None] if GATE == 1 else scale)
     read = issue(dA, bk, read, False)
-    compared = warpgroup_mma_wait(2, [compared])
+    compared = warpgroup_mma_wait(2 + GATE, [compared])
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
     compared = issue(dL, bk, compared, False)
-    wrote = warpgroup_mma_wait(2, [wrote])
+    wrote = warpgroup_mma_wait(2 + GATE, [wrote])
+    if GATE == 1:
+        met = warpgroup_mma_wait(2, [met])
     given._keep_alive()  # until what reads them is done, or the compiler gives their place away
     e._keep_alive()
+    S._keep_alive()
+    dS._keep_alive()
     gl.thread_barrier()  # every warp waits for its own rows of a product only
     wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
-        crossing = gl.sum(key * wrote, 1)
+        crossing = gl.sum(key * wrote + gl.where(t[:, None] == s[None, :], met * gl.exp2(whole), 0.0), 1)
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    # While those run: the value's gradient, a part of it in every program, and what the whole chunk decays of the state.
-    put_values(dv + head * V, y, beta, bt, ik, HV * V, count, C, V, NK)
-    if GATE == 1:
-        met = zeros
-        for v in gl.static_range(0, V, C):  # their sum is wanted, whichever row it stands in
-            met += S.slice(v, C).load(acc).to(gl.float32) * dS.slice(v, C).load(acc).to(gl.float32)
-        crossing += gl.sum(met, 1) * decay
+    # While those run: the value's gradient, a part of it in every program.
+    put_values(dv + head * V, y, at_head(beta, b, row, hv, bb, bt, bh, 1), bt, ik, HV * V, count, C, V, NK)
 
     out: gl.constexpr = rows_of(BK)
     r = gl.arange(0, C, gl.SliceLayout(1, out))

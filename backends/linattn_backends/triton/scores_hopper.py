@@ -196,17 +196,17 @@ def prepare(
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
     zeros = gl.zeros((C, C), gl.float32, acc)
-    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-    copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-    copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
-    async_copy.commit_group()
     strengths = ()
     decays = ()
-    for w in gl.static_range(4):  # asked for at once
+    for w in gl.static_range(4):  # asked for at once, ahead of the copies
         b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
         strengths = strengths + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
         if GATE == 1:
             decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
+    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+    copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
+    copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+    async_copy.commit_group()
     betas.store(stacked(strengths, C))
     for w in gl.static_range(4):
         b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
@@ -231,7 +231,7 @@ def prepare(
             async_copy.commit_group()
         if GATE == 1:
             E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
-            D = gl.exp2(gl.minimum(E, 0.0))
+            D = gl.exp2(E)
             qk = qk * D
             kk = kk * D
         compared = quarters(gl.where(s < t, kk, 0.0))
