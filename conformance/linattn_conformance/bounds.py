@@ -18,7 +18,7 @@ random:
 
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
 reaches small ones through shared sums); for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
-the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two terms which
+the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums which
 they are the difference of.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
@@ -284,18 +284,19 @@ def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], 
 def _add_noise_of_quotient(
     problem: Problem, low: str, arrays: Mapping[str, Array], d_o: Array, gradients: dict[str, Quantity]
 ) -> None:
-    """The gradients of ``n / d`` with respect to queries and keys are differences of two terms: count one of them, ``∂n / d``.
+    """The gradients of ``n / d`` with respect to queries and keys are differences of two terms: count one of them, ``∂n / d``,
+    by the squares of what it is the sum of, which may itself be close to zero.
 
-    For the first token of a sequence without a state the two are equal, whatever is perturbed.
+    For the first token of a sequence without a state, and for ``K = V = 1``, the two are equal, whatever is perturbed.
     """
     options = {**problem.options, "normalize": False, "scale": 1.0}
     parts = {name: x for name, x in arrays.items() if name != "initial_state"}
     state = arrays.get("initial_state")
     values, counts = ({}, {}) if state is None else ({"initial_state": state[..., :-1]}, {"initial_state": state[..., -1:]})
     d = oracle.forward("linear_attn", {**parts, "v": np.ones_like(parts["v"][..., :1]), **counts}, options)[0]
-    terms = oracle.vjp(
-        "linear_attn", {**parts, **values}, options, np.divide(d_o, d, where=d != 0, out=np.zeros_like(d_o)), None
-    )
+    squares = {name: np.square(x) if x.dtype.kind == "f" else x for name, x in {**parts, **values}.items()}
+    pulled = np.square(np.divide(d_o, d, where=d != 0, out=np.zeros_like(d_o)))
+    terms = oracle.vjp("linear_attn", squares, options, pulled, None)
     for name in ("q", "k"):
-        term = np.square(terms[name]).mean(-1, keepdims=True)
+        term = terms[name].mean(-1, keepdims=True)
         gradients[name].noise = np.sqrt(np.square(gradients[name].noise) + np.square(_amplitude(problem, low, low)) * term)

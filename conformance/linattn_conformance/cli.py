@@ -21,6 +21,7 @@ from rich.table import Table
 
 from . import known_failures, manifest, report, resuming, verdict
 from .cases import Case, every_case, named
+from .options import check_number, check_writable
 from .pool import TIME_LIMIT, Pool, PoolError, default_workers
 from .runner import STATUSES, Result, Subject
 from .worker import Setting
@@ -71,16 +72,22 @@ def conformance(
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
     console = Console(highlight=False)
-    count = workers or default_workers(device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(at_sigterm(leave))
         try:
+            check_number("--workers", workers)
+            check_number("--time-limit", time_limit, positive=True)
+            check_number("--memory-limit", memory_limit)
+            check_number("--budget", budget)
+            if report_path:
+                check_writable("--report", report_path)
             entries = known_failures.load(known) if known else []
             held = manifest.load()
             if held != manifest.from_cases(every_case()):
                 raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
             told = said(environment or ())
             setting = Setting(backend, framework, device, tighten)
+            count = workers or default_workers(device)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
             wanted = selected(pool.subject, held, profile, case)
             if again and not resume:
@@ -106,7 +113,7 @@ def conformance(
     judged = verdict.verdict(made, held)
     if report_path:
         report.write(report_path, made, judged)
-    summary(console, made, results, judged, backend, bool(case))
+    summary(console, made, results, judged, setting, bool(case))
     failed = any(result.status in ("failed", "not-run") for result in results) or made["complaints"]
     raise typer.Exit(int(bool(failed)) if case else int(not judged.conformant))
 
@@ -132,11 +139,17 @@ def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: 
     wanted = verdict.cases_of(profile, applicable)
     if not patterns:
         return [case for case in every_case() if case.id in wanted]
-    found = [case for case in every_case() if subject.applies(case) and any(fnmatchcase(case.id, p) for p in patterns)]
-    found += [case for p in patterns if (case := generated(p)) and subject.applies(case)]
-    if not found:
-        raise ValueError(f"no case for {subject.framework} on {subject.device} matches {', '.join(patterns)}")
-    return found
+    applying = [case for case in every_case() if subject.applies(case)]
+    found: dict[str, Case] = {}
+    for pattern in patterns:
+        matched = [case for case in applying if fnmatchcase(case.id, pattern)]
+        if not matched and (case := generated(pattern)) and subject.applies(case):
+            matched = [case]
+        if not matched:
+            raise ValueError(f"--case {pattern}: no case for {subject.framework} on {subject.device} matches")
+        found |= {case.id: case for case in matched}
+    places = {case.id: place for place, case in enumerate(applying)}
+    return sorted(found.values(), key=lambda case: places.get(case.id, len(places)))
 
 
 def by_profile(cases: Sequence[Case]) -> list[Case]:
@@ -190,7 +203,7 @@ def progress(console: Console, pool: Pool, cases: list[Case]) -> list[Result]:
 
 
 def summary(
-    console: Console, made: dict, results: Sequence[Result], judged: verdict.Verdict, backend: str, partial: bool
+    console: Console, made: dict, results: Sequence[Result], judged: verdict.Verdict, setting: Setting, partial: bool
 ) -> None:
     """A table of statuses by family, what failed, how to run one of these again, and the verdict."""
     print_table(console, results)
@@ -200,7 +213,7 @@ def summary(
     if len(failing) > SHOWN:
         console.print(f"… and {len(failing) - SHOWN} more: see --report")
     if failing:
-        console.print(f"run one again:  linattn conformance --backend {backend} --device {made['device']} --case '{failing[0].id}'", markup=False, soft_wrap=True)  # fmt: skip  # noqa: E501
+        console.print(f"run one again:  {setting.command(failing[0].id)}", markup=False, soft_wrap=True)
     for complaint in made["complaints"]:
         console.print(f"error   {complaint}", markup=False, soft_wrap=True)
     worst = max((result for result in results if result.error is not None), key=lambda r: r.error or 0, default=None)

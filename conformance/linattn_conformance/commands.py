@@ -23,6 +23,22 @@ def read(path: Path) -> dict[str, Any]:
         raise typer.BadParameter(str(error)) from None
 
 
+def unedited(path: Path) -> dict[str, Any]:
+    """A report that can be worked with; one that was edited is a usage error as well."""
+    found = read(path)
+    for edit in reading.edits(found):
+        raise typer.BadParameter(f"{path}: {edit}")
+    return found
+
+
+def write(path: Path, text: str) -> None:
+    """Write a result; a path that cannot be written to is a usage error."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"--output {path}: {error.strerror}") from None
+
+
 def verify_report(path: Annotated[Path, typer.Argument(metavar="REPORT", help="A report of linattn conformance.")]) -> None:
     """Derive the verdict of a report again, and say whether the report is intact.
 
@@ -43,7 +59,7 @@ def compare_reports(
     after: Annotated[Path, typer.Argument(metavar="B", help="The later report.")],
 ) -> None:
     """Say what changed from one report to another. Exit status 1 if any case stands worse than before, 2 for no report."""
-    found = comparing.compare(read(before), read(after))
+    found = comparing.compare(unedited(before), unedited(after))
     print(*found.heads, sep="\n")
     for title, changes in (("worse", found.worse), ("better", found.better), ("larger error", found.grown)):
         if changes:
@@ -66,7 +82,7 @@ def join_reports(
         joined = joining.join([(str(path), read(path)) for path in parts], manifest.load())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    output.write_text(report.text(joined), encoding="utf-8")
+    write(output, report.text(joined))
     print(f"wrote {output}: {len(joined['results'])} results; {joined['verdict']['outcome']}: {joined['verdict']['profile']}")
 
 
@@ -77,8 +93,7 @@ def render_report(
     """Make a page of a report, or of several the matrix of operators and backends."""
     if output.suffix not in (".html", ".md"):
         raise typer.BadParameter(f"--output {output}: expected a name that ends in .html or .md")
-    found = [read(path) for path in reports]
-    output.write_text(page(found, output.suffix), encoding="utf-8")
+    write(output, page([unedited(path) for path in reports], output.suffix))
     print(f"wrote {output}")
 
 

@@ -182,7 +182,8 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     delta = case.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
     phi = map_name(flags)
     if phi and name in case.spec.mapped:
-        return x * MAPS[phi].scale
+        generated = any(flag.startswith("seed.") for flag in flags)  # beside any beta, a chunk of any length
+        return unit(x) if generated and delta and name == "k" else x * MAPS[phi].scale
     if name in ("q", "k"):
         if "normalize" in flags:  # a denominator that stays away from zero
             return np.abs(x) + 0.1

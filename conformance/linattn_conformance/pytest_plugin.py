@@ -37,6 +37,7 @@ class State:
         from pathlib import Path
 
         from . import cli, known_failures, manifest
+        from .options import check_number, check_writable
         from .pool import Pool
         from .worker import Setting
 
@@ -46,6 +47,9 @@ class State:
             option("--linattn-case"),
             option("--linattn-report"),
         )
+        check_number("--linattn-time-limit", option("--linattn-time-limit"), positive=True)
+        if self.path:
+            check_writable("--linattn-report", Path(self.path))
         known = option("--linattn-known-failures")
         self.known = known_failures.load(Path(known)) if known else []
         self.manifest = manifest.load()

@@ -34,6 +34,11 @@ def of(*kinds: type) -> Holds:
 TEXT, NUMBER, LIST = of(str), of(int, float), of(list)
 
 
+def at_least(least: float, above: bool = False) -> Holds:
+    """True for a number from ``least`` on, or ``above`` it."""
+    return lambda value: NUMBER(value) and (value > least if above else value >= least)
+
+
 def texts(value: Any) -> bool:
     """True for a list of texts."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -45,17 +50,18 @@ def named(*names: str) -> Holds:
 
 
 KEYS: dict[str, Holds] = {
-    "suite": TEXT, "api": TEXT, "backend": named("name", "distribution", "version", "class"), "framework": TEXT, "device": TEXT,
-    "memory": NUMBER, "versions": named(), "platform": named("python", "system", "release", "machine"), "environment": named(),
-    "profile": TEXT, "tighten": NUMBER, "manifest": TEXT, "results": LIST, "results_hash": TEXT, "complaints": texts,
-    "seconds": NUMBER, "verdict": of(dict), "hash": TEXT,
+    "schema": NUMBER, "suite": TEXT, "api": TEXT, "backend": named("name", "distribution", "version", "class"),
+    "framework": TEXT, "device": TEXT, "memory": at_least(0), "versions": named(),
+    "platform": named("python", "system", "release", "machine"), "environment": named(), "profile": TEXT,
+    "tighten": at_least(0, above=True), "manifest": TEXT, "results": LIST, "results_hash": TEXT, "complaints": texts,
+    "seconds": at_least(0), "verdict": of(dict), "hash": TEXT,
 }  # fmt: skip
 VERDICT_KEYS: dict[str, Holds] = {"outcome": TEXT, "profile": TEXT, "problems": texts}
 RESULT_KEYS: dict[str, Holds] = {
     "id": lambda value: isinstance(value, str) and value.count("/") >= 4,
     "status": TEXT,
-    "error": lambda value: value is None or (NUMBER(value) and value >= 0),
-    "seconds": NUMBER,
+    "error": lambda value: value is None or at_least(0, above=True)(value),
+    "seconds": at_least(0),
     "message": TEXT,
 }
 MOST_SHOWN = 5
@@ -68,7 +74,7 @@ class ReportError(ValueError):
 def read(path: Path) -> dict[str, Any]:
     """Read a report; ``ReportError`` says what is wrong with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -91,6 +97,14 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python takes the last of several values for one name; other readers, people among them, may take the first."""
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands more than once in one object")
+    return dict(pairs)
+
+
 def _check_keys(where: str, found: Any, keys: Mapping[str, Holds]) -> None:
     if not isinstance(found, dict):
         raise ReportError(f"{where}: expected an object, got {type(found).__name__}")
@@ -99,6 +113,8 @@ def _check_keys(where: str, found: Any, keys: Mapping[str, Holds]) -> None:
             raise ReportError(f"{where}: has no {name!r}")
         if not holds(found[name]):
             raise ReportError(f"{where}: {name!r} is {found[name]!r:.60}")
+    for name in found.keys() - keys.keys():
+        raise ReportError(f"{where}: has {name!r}, which layout {SCHEMA} does not have")
 
 
 @dataclass(frozen=True)
@@ -132,6 +148,8 @@ def verify(report: Mapping[str, Any], held: Manifest | None = None) -> Verificat
     told = report["verdict"].get("outcome"), report["verdict"].get("profile")
     if told != (judged.outcome, judged.profile):
         faults.append(f"its verdict is {told[0]!r} for profile {told[1]!r}: its results give {str(judged)!r}")
+    elif sorted(report["verdict"]["problems"]) != sorted(judged.problems):
+        faults.append("its verdict gives other reasons against the backend than its results do")
     return Verification(tuple(faults), judged)
 
 
@@ -160,6 +178,9 @@ def edits(report: Mapping[str, Any]) -> list[str]:
 def _results(report: Mapping[str, Any], held: Manifest) -> list[str]:
     """What no run writes."""
     faults: list[str] = []
+    order = [result["id"] for result in report["results"]]
+    if order != sorted(order):
+        faults.append("its results are not in the order of their ids")
     applicable = held.applicable(report["framework"], report["device"], report["memory"])
     unknown = [result["id"] for result in report["results"] if result["id"] not in applicable]
     if unknown:
@@ -175,6 +196,13 @@ def _results(report: Mapping[str, Any], held: Manifest) -> list[str]:
     above = [result["id"] for result in report["results"] if result["status"] == "passed" and (result["error"] or 0.0) > 1.0]
     if above:
         faults.append(f"{len(above)} cases passed with an error above their bound: {_some(above)}")
+    spoke = [result["id"] for result in report["results"] if result["status"] == "passed" and result["message"]]
+    if spoke:
+        faults.append(f"{len(spoke)} cases passed, and have a message nevertheless: {_some(spoke)}")
+    unmeasured = ("declared-unsupported", "not-run")
+    measured = [result["id"] for result in report["results"] if result["status"] in unmeasured and result["error"] is not None]
+    if measured:
+        faults.append(f"{len(measured)} cases were not run, and have an error nevertheless: {_some(measured)}")
     return faults
 
 

@@ -15,7 +15,7 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .adapters import Adapter, adapter_for
-from .adapters.base import Global
+from .adapters.base import Global, changed
 from .calls import Declared, Failure, Run
 from .cases import Case
 from .checks import CHECKS
@@ -23,6 +23,8 @@ from .witness import Witness
 
 __all__ = ["STATUSES", "Result", "Runner", "Subject", "resolve"]
 
+LONGEST = 4000
+"""Characters of a message; compilers say more."""
 STATUSES = ("passed", "failed", "declared-unsupported", "known-failure", "not-run")
 
 
@@ -86,6 +88,17 @@ def resolve(backend: str) -> str:
     return instance.name
 
 
+def adapter_on(framework: str, device: str) -> Adapter:
+    """The adapter of a framework, having seen that there is such a device."""
+    try:
+        adapter = adapter_for(framework, device)
+        adapter.from_float64(np.zeros(1), "float32")
+    except (RuntimeError, AssertionError, IndexError) as error:  # what frameworks raise
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"no {framework} array can be made on device {device!r}: {text}") from error
+    return adapter
+
+
 class Runner:
     """One backend on one framework and device.
 
@@ -103,8 +116,8 @@ class Runner:
         self.framework = framework or self.backend.frameworks[0]
         if self.framework not in self.backend.frameworks:
             raise ValueError(f"backend {backend!r} takes {' and '.join(self.backend.frameworks)} arrays, not {self.framework}")
-        self.adapter: Adapter = adapter_for(self.framework, device)
         self.device, self.tighten = device, tighten
+        self.adapter: Adapter = adapter_on(self.framework, device)
         self.witness = Witness(self.backend)
 
     @property
@@ -154,35 +167,38 @@ class Runner:
         run = Run(case, self.adapter, self.backend, self.witness, self.tighten)
         status, message = self._judge(run, act)
         error = run.worst if np.isfinite(run.worst) and run.worst else None
-        return Result(case.id, status, error, time.perf_counter() - started, message)
+        return Result(case.id, status, error, time.perf_counter() - started, printable(message))
 
     def _judge(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         """Status and message; global state is as before, whatever the case did to it."""
         self.adapter.set_up(run.case)
-        before = [(held, held.read()) for held in self.adapter.globals()]
-        status, message = self._run(run, act)
-        changed = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
-        return ("failed", f"changes the {'; the '.join(changed)}") if changed and status == "passed" else (status, message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            before = [(held, held.read()) for held in self.adapter.globals()]
+            status, message = self._run(run, act)
+            found = [self._restore(held, was) for held, was in before if not alike(was, held.read())]
+        return ("failed", f"changes the {'; the '.join(found)}") if found and status == "passed" else (status, message)
 
     def _restore(self, held: Global, was: Any) -> str:
         """Put a piece of global state back; what happened to it, as text."""
-        now = held.read()
+        now, name = held.read(), held.name
         held.restore(was)
+        if isinstance(was, dict):  # of several, the first
+            key = changed(was, now)[0]
+            name, was, now = f"{name}: {key}", was.get(key), now.get(key)
         told = f": {was} before, {now} after"
-        return f"{held.name}{told}" if len(told) < 100 else held.name
+        return f"{name}{told}" if len(told) < 100 else name
 
     def _run(self, run: Run, act: Callable[[Run], None]) -> tuple[str, str]:
         self.witness.reset()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                act(run)
+            act(run)
         except Declared as declared:
             return "declared-unsupported", str(declared)
         except Failure as failure:
             return "failed", self.witness.complaint_about_others() or str(failure)
         except (Exception, SystemExit) as error:
-            return "failed", f"{type(error).__name__}: {error}"
+            return "failed", f"{type(error).__name__}: {said(error)}"
         return "passed", ""
 
 
@@ -212,6 +228,20 @@ def watching(witness: Witness) -> Iterator[None]:
         yield
     finally:
         witness.watching = False
+
+
+def said(error: BaseException) -> str:
+    """The text of an exception, which may have none."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its text cannot be had: {type(other).__name__})"
+
+
+def printable(text: str) -> str:
+    """A text of the backend's as a report can hold it: of no great length, and no more than it seems to be."""
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
 
 
 def alike(a: Any, b: Any) -> bool:

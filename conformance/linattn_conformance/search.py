@@ -26,6 +26,8 @@ __all__ = ["Finding", "Search", "needs_hypothesis"]
 EXAMPLES = 200
 """In a round; each round has a seed of its own."""
 GATES = ("", "zero", "reset", "huge", "long", "mixed")
+SLOW = ("late", "outgrew")
+"""Ways to lose a process that take long."""
 LAYOUTS = ("", "strided", "sliced", "headsfirst")
 
 
@@ -56,6 +58,14 @@ class Finding:
 
 class _Failed(Exception):
     """A case failed."""
+
+    def __init__(self, case: Case, message: str) -> None:
+        super().__init__(f"{case.id}: {message}")
+        self.case, self.message = case, message
+
+
+class _Lost(BaseException):
+    """A case took a process and much time with it. No :class:`Exception`: it is not shrunk, which would do that again."""
 
     def __init__(self, case: Case, message: str) -> None:
         super().__init__(f"{case.id}: {message}")
@@ -109,7 +119,9 @@ class Search:
             if kind_of(case.id) in found or (not failing and time.monotonic() > until):
                 return
             result = self.result(case)
-            if result.status not in ("passed", "declared-unsupported"):
+            if result.status == "not-run" or any(how in SLOW for _, how in self.pool.lost):
+                raise _Lost(case, result.message)
+            if result.status == "failed":
                 failing.append(_Failed(case, result.message))
                 raise failing[-1]
 
@@ -125,15 +137,16 @@ class Search:
         generated = hypothesis.given(strategy(self.pool.subject, self.families, self.dtypes))
         try:
             hypothesis.seed(seed)(settings(generated(holds)))()
-        except _Failed as failed:
+        except (_Failed, _Lost) as failed:
             return Finding(failed.case.id, failed.message, seed)
         except Flaky:
             return Finding(failing[-1].case.id, failing[-1].message, seed, steady=False)
         return None
 
     def result(self, case: Case) -> Result:
-        """Run one case."""
+        """Run one case, whatever became of those before it."""
         self.examples += 1
+        self.pool.lost.clear()
         (result,) = self.pool.run([case])
         return result
 

@@ -13,6 +13,7 @@ import typer
 from linattn.spec import FAMILIES
 
 from .cases import DTYPES
+from .options import check_number, check_writable
 from .pool import TIME_LIMIT, Pool, PoolError
 from .search import Finding, Search, needs_hypothesis
 from .worker import Setting
@@ -32,15 +33,24 @@ def conformance_soak(
     time_limit: Annotated[float, typer.Option(help="Seconds for one case.")] = TIME_LIMIT,
 ) -> None:
     """Search for calls that a backend gets wrong, among generated ones. Exit status 1 if there are any."""
+    try:
+        check_number("--minutes", minutes)
+        check_number("--seed", seed or 0)
+        check_number("--time-limit", time_limit, positive=True)
+        if report_path:
+            check_writable("--report", report_path)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     families, dtypes = chosen("--family", family, FAMILIES), chosen("--dtype", dtype, DTYPES)
     first = secrets.randbelow(2**32) if seed is None else seed
     print(f"seed {first}", flush=True)
     started = time.perf_counter()
     try:
         needs_hypothesis()
-        with Pool(Setting(backend, framework, device), 1, time_limit) as pool:
+        setting = Setting(backend, framework, device)
+        with Pool(setting, 1, time_limit) as pool:
             search = Search(pool, families, dtypes)
-            search.run(60.0 * minutes, first, lambda finding: tell(finding, backend, device))
+            search.run(60.0 * minutes, first, lambda finding: tell(finding, setting))
     except (PoolError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error
     seconds = time.perf_counter() - started
@@ -62,8 +72,8 @@ def chosen(option: str, names: list[str] | None, known: dict[str, object]) -> tu
     return tuple(names or known)
 
 
-def tell(finding: Finding, backend: str, device: str) -> None:
+def tell(finding: Finding, setting: Setting) -> None:
     """A finding, and the command that shows it."""
     at_times = "" if finding.steady else ", not every time"
     print(f"wrong  {finding.message}{at_times} (seed {finding.seed})")
-    print(f"       linattn conformance --backend {backend} --device {device} --case '{finding.case}'", flush=True)
+    print(f"       {setting.command(finding.case)}", flush=True)

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, replace
@@ -48,6 +49,13 @@ class Setting:
     tighten: float = 1.0
     one_thread: bool = False
     turn: int = 0
+
+    def command(self, case: str) -> str:
+        """The command that runs a case again."""
+        words = ["linattn", "conformance", "--backend", self.backend, "--device", self.device]
+        words += ["--framework", self.framework] if self.framework else []
+        words += ["--tighten", f"{self.tighten:g}"] if self.tighten != 1.0 else []
+        return f"{shlex.join(words)} --case '{case}'"
 
 
 def leave_sigterm_to_the_parent() -> None:

@@ -1,7 +1,7 @@
 """Whose fault is it? The oracle (float64), our PyTorch path in float64, and each library, on the same inputs.
 
-``python examples/peers/side_by_side.py OUT.json``, with linattn and the libraries installed; what is missing is not run. Set
-``TRITON_F32_DEFAULT=ieee`` on a GPU; without one, ``TRITON_INTERPRET=1`` runs the kernels of flash-linear-attention in
+``python examples/peers/side_by_side.py OUT.json [CHECK ...]``, with linattn and the libraries installed; what is missing is not
+run. Set ``TRITON_F32_DEFAULT=ieee`` on a GPU; without one, ``TRITON_INTERPRET=1`` runs the kernels of flash-linear-attention in
 Triton's interpreter, whose products are exact. Either way in the first configuration of each, as in first_configuration.py.
 Each figure is ``|x - oracle| / |oracle|``.
 """
@@ -30,10 +30,10 @@ Arrays = dict[str, torch.Tensor]
 Rows = dict[str, float | str]
 
 
-def draw(*names: str, T: int = 64, K: int = 64) -> Arrays:
+def draw(*names: str, T: int = 64, K: int = 64, V: int = 64) -> Arrays:
     """float32 arrays of one row and two heads."""
     rng = np.random.default_rng(0)
-    shapes = {"g": (1, T, 2), "beta": (1, T, 2), "u": (2, K)}
+    shapes = {"g": (1, T, 2), "beta": (1, T, 2), "u": (2, K), "v": (1, T, 2, V), "channels": (1, T, 2, V)}
     x = {name: rng.standard_normal(shapes.get(name, (1, T, 2, K))).astype(np.float32) for name in names}
     x["k"] /= np.linalg.norm(x["k"], axis=-1, keepdims=True)
     for name in {"g", "w"} & set(names):
@@ -131,6 +131,17 @@ def fla_delta_state_gradient() -> Iterator[tuple[str, float | str]]:
     return gradients("delta_rule", "q", x, False, {"fused_recurrent_delta_rule": lambda y: fused_recurrent_delta_rule(**y)})
 
 
+def fla_narrow_values() -> Iterator[tuple[str, float | str]]:
+    """The gradient of ``q`` with eight value channels."""
+    from fla.ops.gla import chunk_gla, fused_recurrent_gla
+
+    def recurrent(y: Arrays) -> object:
+        return fused_recurrent_gla(**{{"g": "gk"}.get(name, name): z for name, z in y.items()})
+
+    peers = {"chunk_gla": lambda y: chunk_gla(**y), "fused_recurrent_gla": recurrent}
+    return gradients("gla", "q", draw("q", "k", "v", "w", V=8), False, peers)
+
+
 def fla_compiled_gradient() -> Iterator[tuple[str, float | str]]:
     from fla.ops.simple_gla import fused_recurrent_simple_gla as op
 
@@ -161,7 +172,7 @@ def flash_qla(**changes: torch.Tensor) -> Iterator[tuple[str, float | str]]:
     """``o`` in bfloat16; its bound is that of bfloat16, 0.4 %."""
     from flash_qla import chunk_gated_delta_rule
 
-    x = draw("q", "k", "v", "g", "beta", K=128) | changes
+    x = draw("q", "k", "v", "g", "beta", K=128, V=128) | changes
     x |= {name: x[name].bfloat16() for name in ("q", "k", "v")}
 
     def peer(x: Arrays) -> torch.Tensor:
@@ -216,6 +227,7 @@ CHECKS: dict[str, Callable[[], Iterator[tuple[str, float | str]]]] = {
     "fla_rwkv6_final_state": fla_rwkv6_final_state,
     "fla_delta_beta_gradient": fla_delta_beta_gradient,
     "fla_delta_state_gradient": fla_delta_state_gradient,
+    "fla_narrow_values": fla_narrow_values,
     "fla_compiled_gradient": fla_compiled_gradient,
     "fla_gate_reset": lambda: fla_gate(float("-inf")),
     "fla_gate_large": lambda: fla_gate(-1e4),
@@ -235,13 +247,13 @@ def installed() -> Iterator[tuple[str, str]]:
             continue
 
 
-def main(path: str) -> None:
+def main(path: str, *chosen: str) -> None:
     with contextlib.suppress(ImportError):
         import first_configuration  # noqa: F401 - instead of tuning, which takes minutes, and which no interpreter can
     rows: dict[str, Rows] = {}
-    for name, check in CHECKS.items():
+    for name in chosen or CHECKS:
         try:
-            rows[name] = dict(check())
+            rows[name] = dict(CHECKS[name]())
         except Exception as failure:  # the next check says something too
             rows[name] = {"not run": f"{type(failure).__name__}: {failure}"[:200]}
         print(name, rows[name], flush=True)
@@ -251,4 +263,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

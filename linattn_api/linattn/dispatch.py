@@ -237,6 +237,9 @@ def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> _Fit | None:
     if call.needs_grad and not backend.differentiable:
         reasons.append("is forward-only, and a gradient is asked for")
         return None
+    if call.forward_mode and not backend.forward_mode:
+        reasons.append("has no forward-mode derivatives, and the arrays carry tangents")
+        return None
     steps, lowered = (call.op,), call
     while True:
         refusal = _refusal(backend, lowered)
@@ -276,9 +279,10 @@ def plan_of(
     options: Mapping[str, Any],
     preference: Preference,
     needs_grad: bool | None = None,
+    forward_mode: bool = False,
 ) -> Plan:
     """Validate static facts and decide. ``options`` holds every static keyword and ``initial_state`` (or None)."""
-    call, resolved = describe(spec, form, framework, given, options, needs_grad)
+    call, resolved = describe(spec, form, framework, given, options, needs_grad, forward_mode)
     return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
 
 
@@ -318,7 +322,8 @@ def _inspect(
                 f"convert it, nothing is copied for you"
             )
         given.append((arg.name, framework.facts(leaf)))
-    return plan_of(spec, form, framework.name, given, keywords, preference, framework.needs_grad(leaves))
+    derivatives = framework.needs_grad(leaves), framework.forward_mode(leaves)
+    return plan_of(spec, form, framework.name, given, keywords, preference, *derivatives)
 
 
 def _name(spec: OpSpec, form: str | None) -> str:
@@ -553,6 +558,7 @@ def _decide_while_tracing(
         backend if backend is None or isinstance(backend, str) else tuple(backend),
         preference.thread.backends,
         framework.needs_grad(leaves),
+        framework.forward_mode(leaves),
         registry.generation,
     )
 
@@ -567,6 +573,7 @@ def _decide_from_constants(
     backend: str | tuple[str, ...] | None,
     context: tuple[str, ...] | None,
     needs_grad: bool | None,
+    forward_mode: bool,
     generation: int,
 ) -> Any:
     spec = spec_of(op, form)
@@ -574,7 +581,7 @@ def _decide_from_constants(
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
     wanted = preference_of(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
-    plan = plan_of(spec, form, framework, given, options, wanted, needs_grad)
+    plan = plan_of(spec, form, framework, given, options, wanted, needs_grad, forward_mode)
     if plan.backend is None:
         _refuse(plan)
     return plan.backend, plan.method, plan.steps, plan.form, plan.options

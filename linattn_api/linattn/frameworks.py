@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ class Framework:
     # -- static facts ------------------------------------------------------------------------------------------------
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        """A cheap key, equal only if all facts and ``needs_grad`` are equal; not hashable while a size is symbolic."""
+        """A cheap key, equal only if all facts and derivatives asked for are equal; not hashable while a size is symbolic."""
         return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype) for x in arrays])
 
     def facts(self, x: Any) -> Facts:
@@ -232,7 +232,7 @@ class Torch(Framework):
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
-        return self.module.is_grad_enabled(), *facts
+        return self.module.is_grad_enabled(), self.forward_mode(arrays), *facts
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype)[len("torch.") :]
@@ -275,8 +275,23 @@ class Torch(Framework):
         return tuple([operator.index(step) if static(step) else None for step in x.stride()])
 
     def forward_mode(self, arrays: Iterable[Any]) -> bool:
-        ad = self.module.autograd.forward_ad
-        return ad._current_level >= 0 and any(x is not None and ad.unpack_dual(x).tangent is not None for x in arrays)
+        if self.module.autograd.forward_ad._current_level < 0:
+            return False
+        if self.tracing():  # which does not see the tangents of what comes into a graph
+            return True
+        functorch = self.module._C._functorch
+        stack = functorch.get_interpreter_stack() or ()
+        levels = [layer.level() for layer in stack if layer.key() == functorch.TransformType.Jvp]
+        return any(x is not None and self._has_tangent(x, levels) for x in arrays)
+
+    def _has_tangent(self, x: Any, levels: Sequence[int]) -> bool:
+        """Whether ``torch.func.jvp`` of one of these ``levels`` knows ``x``, or it is dual without any transform."""
+        functorch = self.module._C._functorch
+        while functorch.is_functorch_wrapped_tensor(x):
+            if functorch.maybe_get_level(x) in levels:
+                return True
+            x = functorch.get_unwrapped(x)
+        return self.module.autograd.forward_ad.unpack_dual(x).tangent is not None
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.module, dtype))
@@ -308,7 +323,8 @@ class Jax(Framework):
         self.mirror(preference.context.get())
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple([None if x is None else (type(x), tuple(x.shape), x.dtype, self.device(x)) for x in arrays])
+        devices = tuple([None if x is None else self.device(x) for x in arrays])
+        return self.forward_mode(arrays), devices, *super().key(arrays)
 
     def facts(self, x: Any) -> Facts:
         return super().facts(x)._replace(placed=self._placed(x))
@@ -326,6 +342,15 @@ class Jax(Framework):
 
     def placement(self, x: Any) -> str | None:
         return self.device(x) if self._placed(x) else None
+
+    def forward_mode(self, arrays: Iterable[Any]) -> bool:
+        return any(type(layer).__name__ == "JVPTracer" for x in arrays for layer in self._layers(x))
+
+    def _layers(self, x: Any) -> Iterator[Any]:
+        """The tracers that are wrapped around an array; ``jit``'s does not say what comes in."""
+        while isinstance(x, self.jax.core.Tracer):
+            yield x
+            x = getattr(x, "val", None) if hasattr(x, "val") else getattr(x, "primal", None)
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         on_host = self._placed(x) and self.device(x).startswith("cpu")

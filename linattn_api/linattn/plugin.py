@@ -79,6 +79,7 @@ class Call:
             tracing: any size. Heads and widths are always numbers.
         options: ``(name, value)`` of the family's static options (``output_final_state``, ``chunk_size``, ``causal`` …).
         needs_grad: True if a gradient will be asked for; None where the framework cannot say.
+        forward_mode: True if a forward-mode derivative is being computed: the arrays carry tangents.
     """
 
     op: str
@@ -89,6 +90,7 @@ class Call:
     dims: tuple[tuple[str, int | None], ...]
     options: tuple[tuple[str, object], ...] = ()
     needs_grad: bool | None = None
+    forward_mode: bool = False
 
     @property
     def method(self) -> str:
@@ -189,6 +191,7 @@ class Backend:
         api: Version specifier on :data:`linattn.API_VERSION` (PEP 440), e.g. ``">=1,<2"``.
         frameworks: The frameworks whose arrays it takes.
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
+        forward_mode: False for a backend that knows no tangents: auto passes over it when the arrays carry some.
 
     A backend defines methods named ``{form}_{family}``, with the parameters that the family's spec lists, each returning
     ``(o, final_state)``. The dispatcher passes every one of them, ``None`` where the caller gave none. A method
@@ -199,6 +202,7 @@ class Backend:
     api: ClassVar[str]
     frameworks: ClassVar[tuple[str, ...]]
     differentiable: ClassVar[bool] = True
+    forward_mode: ClassVar[bool] = True
 
     def supports(self, call: Call) -> Unsupported | None:
         """Say whether this backend can run ``call``: ``None`` if so, else an :class:`~linattn.Unsupported` with the reason.

@@ -29,6 +29,7 @@ def describe(
     given: Given,
     options: Mapping[str, Any],
     needs_grad: bool | None,
+    forward_mode: bool,
 ) -> tuple[Call, dict[str, Any]]:
     """Validate a call; return it as a :class:`Call`, and its options with defaults that depend on sizes filled in.
 
@@ -40,6 +41,7 @@ def describe(
         options: Every static keyword argument; ``initial_state`` as well where there is one, so that combinations can be
             checked.
         needs_grad: See :class:`Call`.
+        forward_mode: See :class:`Call`.
 
     Raises:
         ShapeError, DtypeError, DeviceError, OptionError: See each.
@@ -66,6 +68,7 @@ def describe(
         dims=tuple(sizes.items()),
         options=static,
         needs_grad=needs_grad,
+        forward_mode=forward_mode,
     )
     return call, resolved
 

@@ -166,6 +166,52 @@ def test_a_gradient_passes_over_a_forward_only_backend(torch):
         assert linattn.explain("chunk_gla", x, x.clone().requires_grad_(), x, x, backend="forward").backend == "forward"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+def test_tangents_pass_over_a_backend_that_knows_none(torch):
+    linattn.register_backend(named("kernels", forward_mode=False))
+    x = torch.randn(1, 8, 2, 16)
+
+    def planned(y, v=x):
+        plans.append(linattn.explain("chunk_gla", x, y, v, x, backend="kernels"))
+        return y
+
+    plans = []
+    torch.func.vmap(planned)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        planned(x)
+    assert {plan.backend for plan in plans} == {"kernels"}
+    plans.clear()
+    with torch.autograd.forward_ad.dual_level():
+        planned(torch.autograd.forward_ad.make_dual(x, x))
+    torch.func.jvp(planned, (x,), (x,))
+    torch.func.jvp(torch.func.vmap(planned), (x[None],), (x[None],))
+    torch.func.jvp(torch.func.grad(lambda y: planned(y).sum()), (x,), (x,))
+    assert len(plans) == 4
+    for plan in plans:
+        assert plan.passed == (("kernels", "has no forward-mode derivatives, and the arrays carry tangents"),)
+
+
+def test_tangents_of_jax_do_so_too():
+    jax = pytest.importorskip("jax")
+    linattn.register_backend(named("kernels", frameworks=("jax",), forward_mode=False))
+    x = jax.numpy.ones((1, 8, 2, 16))
+
+    def planned(y):
+        plans.append(linattn.explain("chunk_gla", x, y, x, x, backend=["kernels", "jax"]))
+        return (y * y).sum()
+
+    plans = []
+    jax.vmap(jax.grad(planned))(x[None])
+    jax.jit(planned)(x)
+    assert [plan.backend for plan in plans] == ["kernels"] * 2
+    plans.clear()
+    jax.jvp(planned, (x,), (x,))
+    jax.jvp(jax.grad(planned), (x,), (x,))
+    jax.grad(lambda y: jax.jvp(jax.vmap(planned), (y,), (y,))[1].sum())(x[None])
+    assert [plan.backend for plan in plans] == ["jax"] * 3
+    assert plans[0].passed == (("kernels", "has no forward-mode derivatives, and the arrays carry tangents"),)
+
+
 def test_an_exception_in_a_kernel_is_raised_and_nothing_else_is_tried(call):
     def broken(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
         raise ZeroDivisionError("in the kernel")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import time
 import pytest
 from linattn_conformance import cli
 from linattn_conformance.cases import every_case
+from linattn_conformance.options import check_writable
 from linattn_conformance.report import report_hash, results_hash
+from linattn_conformance.runner import Runner
+from linattn_conformance.worker import Setting
 
 HONEST = "linattn_conformance.broken.on_numpy:Honest"
 WRONG = "linattn_conformance.broken.on_numpy:WrongScale"
@@ -54,7 +58,15 @@ def test_listing_runs_nothing():
         (["--backend", "numpy", "--profile", "most"], "unknown profile 'most'"),
         (["--backend", "numpy", "--tighten", "2"], "never widened"),
         (["--backend", "numpy", "--framework", "torch"], "takes numpy arrays, not torch"),
-        (["--backend", "numpy", "--case", "nothing"], "matches nothing"),
+        (["--backend", "numpy", "--case", "nothing"], "--case nothing: no case for numpy on cpu matches"),
+        (["--backend", "numpy", "--case", PATTERN, "--case", "nothing"], "--case nothing: no case for numpy on cpu matches"),
+        (["--backend", "numpy", "--workers", "-1"], "--workers -1: expected a number not below 0"),
+        (["--backend", "numpy", "--time-limit", "0"], "--time-limit 0: expected a number above 0"),
+        (["--backend", "numpy", "--memory-limit", "-1"], "--memory-limit -1: expected a number not below 0"),
+        (["--backend", "numpy", "--budget", "nan"], "--budget nan: expected a number not below 0"),
+        (["--backend", "numpy", "--report", "nowhere/report.json"], "--report nowhere/report.json: No such file or directory"),
+        (["--backend", "numpy", "--report", "."], "--report .: Is a directory"),
+        (["--backend", "numpy", "--device", "cuda"], "NumPy has no device 'cuda': expected cpu"),
         (["--backend", "numpy", "--environment", "fast"], "--environment fast: expected NAME=VALUE"),
         (["--backend", "numpy", "--resume", "nowhere.json"], "nowhere.json: No such file or directory"),
         (["--backend", "numpy", "--again", "*"], "--again: expected with --resume"),
@@ -65,6 +77,37 @@ def test_wrong_usage(arguments, complaint):
     done = conformance(*arguments)
     assert done.returncode == 2
     assert complaint in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "complaint"),
+    [
+        ("torch", "nowhere", "no torch array can be made on device 'nowhere': Expected one of cpu, cuda, "),
+        ("jax", "nowhere", "no jax array can be made on device 'nowhere': Unknown backend nowhere. "),
+        ("jax", "cpu:7", "JAX has no device 'cpu:7' here: expected cpu:0 to cpu:"),
+    ],
+)
+def test_a_device_that_is_not_there(framework, device, complaint):
+    pytest.importorskip(framework)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        Runner(framework, device=device)
+
+
+def test_a_report_can_be_written_before_anything_is_run(tmp_path):
+    """And what was there stays until it is replaced."""
+    path = tmp_path / "report.json"
+    check_writable("--report", path)
+    assert not path.exists()
+    path.write_text("of yesterday")
+    check_writable("--report", path)
+    assert path.read_text() == "of yesterday"
+
+
+def test_the_command_that_runs_a_case_again_has_all_that_it_depends_on():
+    name = "gla/chunk/fp32/plain/T65-K24-V40/forward"
+    assert Setting("acme").command(name) == f"linattn conformance --backend acme --device cpu --case '{name}'"
+    command = Setting("acme", "jax", "cuda:1", 0.5).command(name)
+    assert command == f"linattn conformance --backend acme --device cuda:1 --framework jax --tighten 0.5 --case '{name}'"
 
 
 def test_a_run_goes_on_where_its_budget_ended(tmp_path):

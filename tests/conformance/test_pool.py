@@ -1,5 +1,6 @@
 """What a backend does to its process is the failure of the case that it was at; the others have their results."""
 
+import functools
 import os
 import re
 import subprocess
@@ -8,9 +9,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from linattn.registry import registry
 from linattn_conformance.broken import on_process
 from linattn_conformance.cases import every_case
 from linattn_conformance.pool import Pool, PoolError
+from linattn_conformance.runner import Runner
 from linattn_conformance.worker import Setting
 
 BEFORE = "gla/chunk/fp32/state/T15-K24-V40-C16/forward"
@@ -43,7 +46,7 @@ def run(kind, *ids, **limits):
         ("Exits", "SystemExit: 3", {}),
         ("Prints", r"prints to standard output: 'autotuning chunk_gla \.\.\.\\n'", {}),
         ("PrintsNatively", r"prints to standard output: '�\\x00 garbage\\n'", {}),
-        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy", {}),
+        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy: divide: warn before, raise after", {}),
         ("DrawsFromGlobalState", "changes the random state of NumPy", {}),
         ("Grows", r"the process outgrew 0\.5 GiB and was ended", {"memory_limit": 0.5}),
     ],
@@ -76,6 +79,104 @@ def test_what_a_backend_writes_to_the_suite_is_its_failure(written, tmp_path, mo
     assert results[HIT].message == "the process sent the suite what is no message: it was ended"
 
 
+OF_THE_PROCESS = {
+    "os.chdir('/')": "changes the working directory: .* before, / after",
+    "os.environ['ACME'] = '1'": "changes the environment: ACME: None before, 1 after",
+    "os.environ.pop('PATH')": "changes the environment: PATH(: .* before, None after)?",
+    "locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')": "changes the locale.*",
+    "signal.signal(signal.SIGALRM, signal.SIG_IGN)": "changes the handlers of signals: SIGALRM: .* before, .* after",
+    "sys.stdout = io.StringIO()": "changes the standard streams",
+    "sys.path.append('/acme')": "changes the import path",
+    "warnings.simplefilter('error')": "changes the filters of warnings",
+    "gc.disable()": "changes the garbage collection: True before, False after",
+    "np.set_printoptions(precision=3)": "changes the print options of NumPy: precision: 8 before, 3 after",
+    "random.seed(0)": "changes the random state of Python",
+}
+
+
+@pytest.mark.parametrize("statement", OF_THE_PROCESS)
+def test_state_of_the_process_is_looked_at_and_put_back(statement, tmp_path, monkeypatch):
+    (tmp_path / "changes.py").write_text(
+        "import gc, io, locale, os, random, signal, sys, warnings\n"
+        "import numpy as np\n"
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "class Changes(OnProcess):\n"
+        "    name = 'changes'\n"
+        "    def strike(self):\n"
+        f"        {statement}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("changes:Changes")) as pool:
+        results = {result.id: result for result in pool.run(cases(HIT, AFTER, BEFORE))}
+    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    assert re.fullmatch(OF_THE_PROCESS[statement], results[HIT].message), results[HIT].message
+
+
+@pytest.mark.parametrize(
+    ("framework", "statement", "message"),
+    [
+        ("torch", "torch.set_num_threads(1 + torch.get_num_threads())", "number of threads: 1 before, 2 after"),
+        ("torch", "torch.set_default_dtype(torch.float64)", "default dtype: torch.float32 before, torch.float64 after"),
+        ("torch", "torch.set_autocast_enabled('cpu', True)", r"autocast: cpu: \(False, .*\) before, \(True, .*\) after"),
+        ("torch", "torch.autograd.set_detect_anomaly(True)", "anomaly mode: False before, True after"),
+        ("torch", "torch.backends.cudnn.benchmark = True", "settings of cuDNN: benchmark: False before, True after"),
+        ("jax", "jax.config.update('jax_enable_x64', True)", "configuration of JAX: jax_enable_x64: False before, True after"),
+        ("jax", "jax.config.update('jax_debug_nans', True)", "configuration of JAX: jax_debug_nans: False before, True after"),
+        ("mlx.core", "mlx.random.seed(7)", r"random state of MLX(: \[.*\] before, \[.*\] after)?"),
+    ],
+)
+def test_state_of_a_framework_is_looked_at_and_put_back(framework, statement, message, monkeypatch):
+    module = pytest.importorskip(framework)
+    name = framework.partition(".")[0]
+    names = {name: module, "jax": module}
+    kind = type(registry.load(name))
+
+    class Changes(kind):
+        name = "changes"
+
+        @functools.wraps(kind.chunk_gla)
+        def chunk_gla(self, *arrays, **keywords):
+            exec(statement, names)
+            return super().chunk_gla(*arrays, **keywords)
+
+    registry.register(Changes(), replace=True)
+    try:
+        runner = Runner("changes")
+        first, second = runner.run([next(case for case in cases(BEFORE))] * 2)
+        assert (first.status, second.status) == ("failed", "failed")
+        assert re.fullmatch(f"changes the {message}", first.message), first.message
+        assert second.message == first.message
+    finally:
+        registry.unregister("changes")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise RuntimeError('\\udcff\\x1b[2J gone\\nmore')", "RuntimeError: \\udcff\\x1b[2J gone\nmore"),
+        ("raise RuntimeError('x' * 10**6)", f"RuntimeError: {'x' * (4000 - 14)}…"),
+        (
+            "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "Mute: (its text cannot be had: ZeroDivisionError)",
+        ),
+    ],
+    ids=["control", "long", "mute"],
+)
+def test_a_message_can_be_printed_whatever_the_backend_says(body, message, tmp_path, monkeypatch):
+    (tmp_path / "says.py").write_text(
+        "from linattn_conformance.broken.on_process import OnProcess\n"
+        "class Says(OnProcess):\n"
+        "    name = 'says'\n"
+        "    def strike(self):\n"
+        f"        {body}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("says:Says")) as pool:
+        (result,) = pool.run(cases(HIT))
+    assert result.message == message
+    assert result.message.encode()
+
+
 def test_what_is_left_behind_is_put_right():
     """The state that one case changed is no failure of the next one."""
     results, _ = run("DrawsFromGlobalState", HIT, AFTER, BEFORE)
@@ -86,6 +187,33 @@ def test_a_leak_is_found():
     name = "gla/chunk/fp32/state/T17-K16-V256/leak"
     results, _ = run("Leaks", name)
     assert re.fullmatch(r"16 calls hold [\d.]+ MiB more each time, 3 times in a row", results[name].message)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("self.kept.append(open(__file__))", "16 calls hold 16 open files more each time, 3 times in a row"),
+        (
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            r"16 calls hold ([\d.]+ MiB and )?16 threads more each time, 3 times in a row",
+        ),
+    ],
+)
+def test_files_and_threads_leak_too(statement, message, tmp_path, monkeypatch):
+    (tmp_path / "leaks.py").write_text(
+        "import threading, time\n"
+        "from linattn_conformance.broken import Honest\n"
+        "class Leaks(Honest):\n"
+        "    name = 'leaks-otherwise'\n"
+        "    kept = []\n"
+        "    def forward(self, *arguments):\n"
+        f"        {statement}\n"
+        "        return super().forward(*arguments)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("leaks:Leaks")) as pool:
+        (result,) = pool.run(cases("gla/chunk/fp32/state/T17-K16-V256/leak"))
+    assert re.fullmatch(message, result.message), result.message
 
 
 def test_an_operator_that_goes_on_hanging_is_given_up():

@@ -179,6 +179,16 @@ def made_up_case(made):
         (made_up_status, "1 results have an unknown status: "),
         (lambda made: made["results"].append(first_passed(made)), "1 cases have more than one result: "),
         (made_up_case, "1 results are of no case for numpy on cpu: gla/chunk/fp8/plain/T65/forward"),
+        (lambda made: first_passed(made).update(message="barely"), "1 cases passed, and have a message nevertheless: "),
+        (
+            lambda made: first_passed(made).update(status="declared-unsupported"),
+            "1 cases were not run, and have an error nevertheless: ",
+        ),
+        (lambda made: made["results"].reverse(), "its results are not in the order of their ids"),
+        (
+            lambda made: made["verdict"]["problems"].append("chunk_gla: slow"),
+            "its verdict gives other reasons against the backend than its results do",
+        ),
     ],
 )
 def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
@@ -206,6 +216,16 @@ def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
         (json.dumps({**GOOD, "results": [{"id": 7}]}), "result 1: 'id' is 7"),
         (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "id": "gla"}]}), "result 1: 'id' is 'gla'"),
         (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "error": -1.0}]}), "result 1: 'error' is -1.0"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "error": 0.0}]}), "result 1: 'error' is 0.0"),
+        (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "seconds": -1.0}]}), "result 1: 'seconds' is -1.0"),
+        (
+            json.dumps({**GOOD, "results": [{**GOOD["results"][0], "note": ""}]}),
+            "result 1: has 'note', which layout 2 does not",
+        ),
+        (json.dumps({**GOOD, "tighten": 0}), "'tighten' is 0"),
+        (json.dumps({**GOOD, "memory": -1.0}), "'memory' is -1.0"),
+        (json.dumps({**GOOD, "note": ""}), "has 'note', which layout 2 does not have"),
+        (json.dumps(GOOD)[:-1] + ', "profile": "core"}', "no JSON: 'profile' stands more than once in one object"),
         (json.dumps({**GOOD, "results": [3]}), "result 1: expected an object, got int"),
         (json.dumps({**GOOD, "profile": "most"}), "unknown profile 'most': known are core, inference, training, full"),
     ],
@@ -235,6 +255,17 @@ def test_no_change(tmp_path):
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0] == "backend: acme 2.1"
     assert done.stdout.splitlines()[-1] == "no case changed"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_report_that_was_edited_is_not_compared(tmp_path, place):
+    paths = [written(tmp_path, GOOD, "a.json"), written(tmp_path, GOOD, "b.json")]
+    paths[place] = written(tmp_path, edited(pass_everything, BROKEN), "edited.json")
+    done = command(commands.compare_reports, *paths)
+    assert done.exit_code == 2
+    assert "its results_hash does not belong to its results: they were edited" in " ".join(
+        done.output.replace("│", " ").split()
+    )
 
 
 def test_worse(tmp_path):
@@ -355,6 +386,19 @@ def test_rendering(tmp_path, count, suffix):
     done = command(commands.render_report, *paths, "--output", str(output))
     assert (done.exit_code, done.stdout) == (0, f"wrote {output}\n")
     assert "acme" in output.read_text()
+
+
+def test_a_page_is_not_made_of_a_report_that_was_edited(tmp_path):
+    page = tmp_path / "page.html"
+    done = command(commands.render_report, written(tmp_path, edited(pass_everything, BROKEN)), "-o", str(page))
+    assert done.exit_code == 2
+    assert not page.exists()
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    done = command(commands.render_report, written(tmp_path, GOOD), "-o", "nowhere/page.html")
+    assert done.exit_code == 2
+    assert "--output nowhere/page.html: No such file or directory" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_rendering_needs_a_kind_of_page(tmp_path):

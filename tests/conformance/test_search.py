@@ -58,6 +58,42 @@ def test_what_it_finds_is_small_and_runs_as_printed(few, tmp_path):
     assert finding["message"] in again.stdout
 
 
+HANGS = (
+    "import os, time\n"
+    "from linattn_conformance.broken import Honest\n"
+    "class Late(Honest):\n"
+    "    name = 'late'\n"
+    "    def forward(self, op, arrays, options):\n"
+    "        if arrays['v'].shape[1] > 3:\n"
+    "            {0}\n"
+    "        return super().forward(op, arrays, options)\n"
+)
+
+
+def test_a_case_that_hangs_is_told_as_it_was(few, tmp_path, monkeypatch):
+    """Smaller ones are not tried, for each takes as long; the next kind of case is."""
+    (tmp_path / "rogue.py").write_text(HANGS.format("time.sleep(60)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("rogue:Late"), time_limit=2.0) as pool:
+        search = Search(pool, ("gla",), ("fp32",))
+        for seed in range(3):
+            finding = search.round(seed, float("inf"))
+            if finding is not None:
+                search.findings.append(finding)
+    assert len(search.findings) > 1
+    assert {finding.message for finding in search.findings} == {"no result after 2 s: the process was ended"}
+    assert all(named(finding.case).size["T"] > 3 and finding.steady for finding in search.findings)
+
+
+def test_a_case_that_crashes_is_shrunk(few, tmp_path, monkeypatch):
+    (tmp_path / "rogue.py").write_text(HANGS.format("os._exit(7)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(Setting("rogue:Late")) as pool:
+        finding = Search(pool, ("gla",), ("fp32",)).round(0, float("inf"))
+    assert finding.message == "the process ended with exit status 7"
+    assert (named(finding.case).size["T"], finding.steady) == (4, True)
+
+
 def test_decoding_is_searched(few):
     with Pool(Setting("linattn_conformance.broken.in_place:WrongSlotRead")) as pool:
         search = Search(pool, ("gla",), ("fp32",))

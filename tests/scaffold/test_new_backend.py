@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -92,7 +93,10 @@ def test_mlx_is_required_with_a_library_to_load(tmp_path):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-RULE = "the name of a backend must be lower case letters, digits, '_' and '-', with a letter first, and not 'auto', got "
+RULE = (
+    "the name of a backend must be lower case letters, digits, '_' and '-', with a letter first and no '_' or '-' last, "
+    "and not 'auto', got "
+)
 FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_attn, rwkv6, simple_gla"
 
 
@@ -104,6 +108,11 @@ FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_a
         (["auto"], f"{RULE}'auto'"),
         (["acme kernels"], f"{RULE}'acme kernels'"),
         (["../acme"], f"{RULE}'../acme'"),
+        (["acme-"], f"{RULE}'acme-'"),
+        (
+            ["conformance"],
+            "the project's package would be linattn_conformance, which is installed already: choose another name",
+        ),
         (["numpy"], "backend 'numpy' is already provided by linattn 1.0.0: choose another name"),
         (["acme", "--framework", "tensorflow"], "unknown framework 'tensorflow': known are torch, jax, mlx, numpy"),
         (
@@ -114,6 +123,10 @@ FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_a
         (
             ["acme", "--op", "kda"],
             "kda is a family, and a backend has forms of it: chunk_kda, recurrent_kda or parallel_kda",
+        ),
+        (
+            ["acme", "--op", "decode_gla"],
+            "there is no template for decode_gla, which writes to its states: linattn decodes by recurrent_gla, too",
         ),
         (
             ["acme", "--op", "chunk_mixed_attn"],
@@ -128,6 +141,23 @@ def test_refusals(words, complaint, tmp_path, monkeypatch):
     done = new_backend(*words)
     assert done.exit_code == 2
     assert complaint in told(done)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_whole_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    write_text = Path.write_text
+
+    def full(path, *args, **keywords):
+        if path.name == "pyproject.toml":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_text(path, *args, **keywords)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = new_backend("acme")
+    assert done.exit_code == 2
+    assert "No space left on device: 'linattn-acme/pyproject.toml'" in told(done)
     assert not list(tmp_path.iterdir())
 
 

@@ -7,6 +7,7 @@ import torch._dynamo.testing
 from linattn_backends.torch import TorchBackend
 from linattn_backends.torch.library import matrix_state, matrix_state_backward
 from linattn_backends.torch.mixed import mixed
+from linattn_backends.torch.transforms import unwatched
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import VARIANTS, draw, error, forms, gradients, leaves, outputs, run
@@ -153,6 +154,44 @@ def test_vmap_over_one_argument_and_packed():
 
     mapped = torch.func.vmap(scaled)(scales)
     close(mapped, [scaled(c) for c in scales])
+
+
+def test_a_default_device_watches_no_call():
+    """It is a mode, and those turn the eager way off; but all that it sees is what makes tensors."""
+    x = [torch.zeros(2)]
+    with torch.device("cpu"):
+        assert unwatched(x)
+        with torch.overrides.TorchFunctionMode():
+            assert not unwatched(x)
+    torch.set_default_device("cpu")
+    try:
+        assert unwatched(x)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("variant", SOME)
+def test_forward_mode(variant, form):
+    """Tangents, alone and under other transforms, against the gradient."""
+    loss, wrt = loss_of(form, *draw(variant, 20))
+    directions = [torch.randn_like(x) for x in wrt]
+    expected = sum((d * x).sum() for d, x in zip(torch.func.grad(loss, tuple(range(len(wrt))))(*wrt), directions, strict=True))
+
+    def derivative(*values):
+        return torch.func.jvp(loss, values, tuple(directions))[1]
+
+    with torch.autograd.forward_ad.dual_level():
+        duals = [torch.autograd.forward_ad.make_dual(x, d) for x, d in zip(wrt, directions, strict=True)]
+        close([torch.autograd.forward_ad.unpack_dual(loss(*duals)).tangent], [expected])
+    close([derivative(*wrt)], [expected])
+    stacked, moved = ([torch.stack([x, 2 * x]) for x in given] for given in (wrt, directions))
+    rows = torch.func.jvp(torch.func.vmap(loss), tuple(stacked), tuple(moved))[1]
+    close([rows[0]], [expected])
+    backwards = torch.func.grad(derivative)(*wrt)
+    forwards = torch.func.jvp(lambda *values: torch.func.grad(loss)(*values), tuple(wrt), tuple(directions))[1]
+    close([forwards], [backwards])
 
 
 def test_second_derivative_is_refused():

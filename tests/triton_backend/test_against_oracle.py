@@ -89,7 +89,12 @@ def test_one_pass(family):
     """Sixteen-bit operands: the state never leaves registers."""
     check(family, arrays(family, B=2, T=130, dtype=torch.float16, K=16, V=16, kind="weak"))
     check(family, arrays(family, T=60, HV=2, dtype=torch.float16, cu=[0, 0, 7, 60]))
-    check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=0.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1e-40])
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_one_pass_without_a_scale_to_divide_by(family, scale):
+    check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=scale)
 
 
 def test_one_pass_with_scores_beyond_the_range_of_float16():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
+import linattn
 import pytest
 import torch
 from linattn_backends.triton import ahead, launch
@@ -41,6 +44,32 @@ def test_forward_and_backward_are_foreseen(family, gv, cu, monkeypatch):
     leaves = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in given.items()}
     call(family, leaves)[0].sum().backward()
     assert launched
+    assert foreseen == launched
+
+
+@pytest.mark.parametrize("family", ["mixed_attn", "linear_attn"])
+def test_of_operators_without_a_state_the_forward_pass_is_foreseen_and_then_the_backward_pass(family, monkeypatch):
+    launched, foreseen, start = [], [], launch.start
+
+    def watched(kernel, count, device, args, config):
+        if device.type == "cpu":
+            ahead.compile_ahead(device)
+            launched.append(compiled_for(kernel, config, args))
+        start(kernel, count, device, args, config)
+
+    class Noting(ahead.Rehearsal):
+        def start(self, kernel, count, args, config):
+            foreseen.append(compiled_for(kernel, config, args))
+
+    monkeypatch.setattr(launch, "start", watched)
+    monkeypatch.setattr(ahead, "Rehearsal", Noting)
+    monkeypatch.setattr(ahead.triton, "AsyncCompileMode", NoCompiler)
+    operands = [torch.randn(1, 40, 2, 16).bfloat16().requires_grad_() for _ in range(5 if family == "mixed_attn" else 3)]
+    options = dict(chunk_size=16) if family == "mixed_attn" else {}
+    o, _ = getattr(linattn, f"chunk_{family}")(*operands, **options, causal=False, backend="triton")
+    forward = len(launched)
+    o.sum().backward()
+    assert len(launched) > forward > 0
     assert foreseen == launched
 
 
@@ -98,3 +127,27 @@ def test_no_mode_outlives_an_interrupt(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         compile_first(Kernel())
     assert active_mode.get() is None
+
+
+class Loadable(Kernel):
+    """Compiled at once; notes in which thread it is loaded, and cannot be."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = []
+
+    def warmup(self, *args, grid, **config):
+        return self
+
+    @property
+    def run(self):
+        self.threads.append(threading.current_thread())
+        raise RuntimeError("too large for the device")
+
+
+def test_what_launches_a_kernel_is_made_in_threads_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    kernel = Loadable()
+    compile_first(kernel)
+    (thread,) = kernel.threads
+    assert thread is not threading.current_thread()

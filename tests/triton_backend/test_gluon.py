@@ -67,6 +67,13 @@ def test_delta_families(family, launched):
     assert len(launched) > 2
 
 
+@pytest.mark.parametrize("kind", ["weak", "mixed"])
+def test_dplr(kind, launched):
+    call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
+    call("dplr", T=140, kind=kind, V=128, cu=[0, 0, 100, 140])
+    assert launched == {"prepare", "gradients"}
+
+
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
 def test_strong_gates_of_kda(kind, launched):
     call("kda", T=140, kind=kind, K=128)

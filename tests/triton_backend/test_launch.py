@@ -43,6 +43,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
 
     class Kernel:
+        pre_run_hooks = ()
         params = tuple(SimpleNamespace(name=name) for name in ("x", "n", "C", "D"))
 
         def __init__(self, scratch=0):
@@ -97,3 +98,39 @@ def test_who_watches_launches_sees_them(kernel, monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print]))
     launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
     assert one.notes[1] == ((3, 1, 1), (x, 5, 1, 2))
+
+
+def test_who_watches_runs_of_a_kernel_sees_them(kernel):
+    one, x = kernel(), torch.randn(8)
+    one.pre_run_hooks = [print]
+    for _ in range(2):
+        launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    assert [note[0] for note in one.notes] == ["compiled", "compiled"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "name", "value"),
+    [(triton.knobs.runtime, "debug", True), (triton.knobs.compilation, "instrumentation_mode", "consan")],
+)
+def test_settings_of_the_compiler_are_told_apart(kernel, knobs, name, value):
+    one, x = kernel(), torch.randn(8)
+    launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    with knobs.scope():
+        setattr(knobs, name, value)
+        launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    assert [note[0] for note in one.notes] == ["compiled", "compiled"]
+
+
+def test_a_hook_may_take_a_kernel_over(kernel, monkeypatch):
+    """A ``jit_cache_hook`` that returns true: the compiler returns nothing, each time."""
+    one, x = kernel(), torch.randn(8)
+    compiler = type(one).__getitem__
+
+    def taken_over(self, grid):
+        return lambda *args, **config: compiler(self, grid)(*args, **config) and None
+
+    monkeypatch.setattr(type(one), "__getitem__", taken_over)
+    for _ in range(2):
+        launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
+    assert [note[0] for note in one.notes] == ["compiled", "compiled"]
+    assert not launch.COMPILED

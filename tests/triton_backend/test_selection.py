@@ -36,6 +36,7 @@ CASES = [
     (dict(beta="B T HV V"), "plain Triton (no Gluon kernels: beta has one number a value channel)"),
     (dict(op="linear_attn", normalize=True), "plain Triton (no Gluon kernels: results are float32, not bfloat16)"),
     (dict(op="linear_attn", causal=False), "plain Triton (no Gluon kernels: linear_attn of both directions has none)"),
+    (dict(op="dplr"), "Gluon kernels for Hopper; walks and strong gates, plain Triton"),
     (dict(op="rwkv6"), "plain Triton"),
     (dict(form="recurrent"), "plain Triton"),
 ]

@@ -167,6 +167,45 @@ def test_a_view_to_be_negated():
     assert torch.equal(call("simple_gla", {**given, "g": view})[0], call("simple_gla", given)[0])
 
 
+@pytest.mark.usefixtures("registered")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+def test_tangents_go_to_another_backend_or_are_refused():
+    q, k, v, g = arrays("gla", T=9, state=False).values()
+
+    def output(x, backend="auto"):
+        return linattn.chunk_gla(q, k, x, g, backend=backend)[0]
+
+    with pytest.raises(linattn.Unsupported) as caught:
+        torch.func.jvp(lambda x: output(x, "triton"), (v,), (v,))
+    assert str(caught.value) == (
+        "no backend can run chunk_gla on torch cpu float32 B=1 T=9 H=1 K=5 N=1 HV=1 V=7\n"
+        "  triton: has no forward-mode derivatives, and the arrays carry tangents"
+    )
+    found, tangent = torch.func.jvp(output, (v,), (v,))
+    torch.testing.assert_close(tangent, found)  # it is linear in v
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, v)
+        assert "runs         torch.chunk_gla\n" in str(linattn.explain(linattn.chunk_gla, q, k, dual, g))
+        compiled = torch.compile(output, backend="eager")
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(compiled(dual)).tangent, found)
+
+
+@pytest.mark.usefixtures("registered")
+def test_func_transforms():
+    q, k, v, g = arrays("gla", T=9, state=False).values()
+
+    def loss(x):
+        return linattn.chunk_gla(q, x, v, g, backend="triton")[0].square().sum()
+
+    leaf = k.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(k), wanted)
+    torch.testing.assert_close(torch.func.jacrev(loss)(k), wanted)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(k[None]), wanted[None])
+    with pytest.raises(RuntimeError, match="the gradient of a linattn torch operator is not itself differentiable"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(k)
+
+
 @pytest.mark.parametrize("mode", [nullcontext, BaseTorchDispatchMode])
 @pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule", "kda"])
 def test_gradient_checkpointing(family, mode):

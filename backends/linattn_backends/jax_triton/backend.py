@@ -42,6 +42,7 @@ class JaxTritonBackend(Backend):
     name = "jax_triton"
     api = ">=1,<2"
     frameworks = ("jax",)
+    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""

@@ -31,6 +31,7 @@ class PallasBackend(Backend):
     name = "pallas"
     api = ">=1,<2"
     frameworks = ("jax",)
+    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""

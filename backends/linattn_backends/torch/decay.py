@@ -70,7 +70,7 @@ class ScalarDecay:
         P, Q = g[..., 0].clone(), torch.zeros_like(g[..., 0])
         b = 1
         while b < C:
-            torch.add(_halves(P, b)[1][..., :, None], _halves(Q, b)[0][..., None, :], out=_corner(sums, b))
+            _corner(sums, b).copy_(_halves(P, b)[1][..., :, None] + _halves(Q, b)[0][..., None, :])
             _grow(P, None, Q, b)
             b *= 2
         self.gamma = sums.exp_()

@@ -30,7 +30,7 @@ def substitute(L: Tensor, beta: Tensor, r: Tensor, length: int) -> Tensor:
         row = r[..., t : t + 1, :]
         if t:
             row = row - L[..., t : t + 1, :t] @ x[..., :t, :]
-        torch.mul(beta[..., t : t + 1, :], row, out=x[..., t : t + 1, :])
+        x[..., t : t + 1, :] = beta[..., t : t + 1, :] * row
     return x
 
 
@@ -42,5 +42,5 @@ def substitute_transposed(L: Tensor, beta: Tensor, d: Tensor, length: int) -> Te
         row = y[..., t : t + 1, :]
         if t + 1 < length:
             row -= L[..., t + 1 : length, t : t + 1].mT @ scaled[..., t + 1 : length, :]
-        torch.mul(beta[..., t : t + 1, :], row, out=scaled[..., t : t + 1, :])
+        scaled[..., t : t + 1, :] = beta[..., t : t + 1, :] * row
     return y

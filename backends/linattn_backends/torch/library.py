@@ -216,4 +216,4 @@ def _backward(ctx, do, dfinal, dcheckpoints):
 
 
 _backward_call = register(matrix_state_backward)
-matrix_state_call = register(matrix_state, _setup_context, _backward)
+matrix_state_call = register(matrix_state, _setup_context, _backward, operations=True)

@@ -406,7 +406,7 @@ def _backward(ctx, do, dkv, dk_quad, dk_lin, dv, dlength):
 
 
 _backward_call = register(mixed_backward)
-mixed_call = register(mixed, _setup_context, _backward)
+mixed_call = register(mixed, _setup_context, _backward, operations=True)
 
 
 def mixed_attention(

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 NOT_BY_ROW = ("u", "bias", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
@@ -27,11 +30,13 @@ def register(
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     plain: Callable[..., Any] | None = None,
+    operations: bool = False,
 ) -> Callable[..., Any]:
     """Register the gradient and the vmap rule of ``op``; return a callable that works under any transform.
 
     An op without a ``backward`` is itself a gradient: going through it a second time is an error, not a silent zero. ``plain``
-    is what an eager call runs in the place of the op, whose outputs are tensors all: its own may be ``None``.
+    is what an eager call runs in the place of the op, whose outputs are tensors all: its own may be ``None``. Of ``operations``
+    of PyTorch, which know what to do with tangents, a call inside a forward-mode derivative takes each by itself.
     """
     setup_context, backward = setup_context or _remember_nothing, backward or _refuse
     plain = plain or (lambda *args: op._init_fn(*args))
@@ -55,16 +60,21 @@ def register(
     Function.__name__ = Eager.__name__ = op._name
     Function.setup_context = staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output))
     Function.backward = Eager.backward = staticmethod(backward)
-    Function.vmap = staticmethod(_vmap_rule(op, Function.apply))
+    Function.vmap = staticmethod(_vmap_rule(op, (lambda *args: call(*args)) if operations else Function.apply))
 
     def call(*args: Any) -> Any:
+        if operations and forward_ad._current_level >= 0 and not _mapped():
+            return plain(*args)
         if torch._C._are_functorch_transforms_active():
             return Function.apply(*args)
         if torch.compiler.is_compiling() or not unwatched(args):
             return op(*args)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return Eager.apply(*args)
-        return plain(*args)
+        wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        run = Eager.apply if wanted else plain
+        if torch._C._len_torch_function_stack():  # a default device, which need not see each array that is made
+            with torch._C.DisableTorchFunction():
+                return run(*args)
+        return run(*args)
 
     return call
 
@@ -72,12 +82,23 @@ def register(
 def unwatched(args: Sequence[Any]) -> bool:
     """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass, without data, or a view
     whose numbers are to be negated (``x.conj().imag``), which the dispatcher does.
+
+    ``torch.set_default_device`` is a mode too, which looks at what makes tensors.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    if torch._C._len_torch_dispatch_stack() or any(type(mode) is not DeviceContext for mode in modes):
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return False
     return all(type(x) in PLAIN and not x.is_meta and not x.is_neg() for x in args if isinstance(x, Tensor))
+
+
+def _mapped() -> bool:
+    """Whether the innermost transform is ``vmap``, which has a rule of its own for the op as a whole."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack().key() == functorch.TransformType.Vmap
 
 
 def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,7 +1,8 @@
 """Kernels compiled before they are launched: all that a call and its gradient will need, at once.
 
-Five kernels or so, of up to six seconds each, would be compiled one after the other as they are launched. Where the first of
-them is missing, the host code is rehearsed on tensors without memory, and what it would launch is compiled in threads.
+Five kernels or so, of up to six seconds each, would be compiled one after the other as they are launched, and for each a
+program in C that launches it. Where the first of them is missing, the host code is rehearsed on tensors without memory, and
+what it would launch is compiled in threads.
 """
 
 from __future__ import annotations
@@ -76,11 +77,22 @@ def compile_ahead(device: torch.device) -> None:
     stage = Rehearsal(device)
     with standing_in(stage):
         rehearse()
-    Context().run(warm_up, stage.launches)
+    Context().run(warm_up, device, stage.launches)
 
 
-def warm_up(launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
+def warm_up(device: torch.device, launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
     """Compile in threads. In a context of its own: Triton refuses a mode inside another, and keeps one that is interrupted."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
-        for kernel, args, config in launches:
-            kernel.warmup(*args, grid=(1,), **config)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with triton.AsyncCompileMode(threads, ignore_errors=True):
+            kernels = [kernel.warmup(*args, grid=(1,), **config) for kernel, args, config in launches]
+        for kernel in set(kernels):
+            threads.submit(load, kernel, device)
+
+
+def load(kernel: Any, device: torch.device) -> None:
+    """Load a kernel, with what launches it: a C program that a C compiler makes, for which a launch would wait."""
+    if hasattr(kernel, "result"):
+        kernel = kernel.result(ignore_errors=True)
+    if kernel is not None:
+        with torch.cuda.device(device):
+            _ = kernel.run

@@ -193,6 +193,7 @@ class TritonBackend(Backend):
     name = "triton"
     api = ">=1,<2"
     frameworks = ("torch",)
+    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
@@ -201,5 +202,5 @@ class TritonBackend(Backend):
 
     def details(self, call: Call) -> str:
         """Which kernels run."""
-        known = not call.device.startswith("cuda") or bool(_ARCHITECTURES)
-        return details_of(call, torch.device(call.device) if known else None)
+        kind = call.device.partition(":")[0]
+        return details_of(call, None if kind == "cuda" and not _ARCHITECTURES else torch.device(kind, 0))

@@ -229,19 +229,27 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         return ready
     L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     strided = (*strided, *strides(call.a), *strides(call.b))
+    given = (call.q, call.a, call.b, call.k, call.g)
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
-    if L is None:
-        del shared["PREC"]
+    special = special_module(call, *given)
+    if special is not None:
         launch(
-            vector.decayed, count, call,
-            call.q, call.a, call.b, call.k, call.g, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range,
-            DT=dtype(call.v), **shared,
+            special.prepare, count, call,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, call.scale, *strided, K=K, C=call.tiles.chunk, BK=64,
+            GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None, RANGE=call.tiles.range, num_warps=4,
         )  # fmt: skip
+    if L is None:
+        if special is None:
+            del shared["PREC"]
+            launch(
+                vector.decayed, count, call,
+                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            )  # fmt: skip
         return ready
-    for slow in (False, True):
+    for slow in (False, True) if special is None else (True,):
         launch(
             vector.prepare, few(call, count) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.g, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
             *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
         )  # fmt: skip
     return ready._replace(M=solved(call, chunks, L, ready.M))
@@ -262,12 +270,21 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
 
 
 def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
-    """The module whose kernels take these arrays: the one in Gluon, if it can."""
-    if not gluon(call, *arrays):
+    """The module whose kernels take these arrays: the one in Gluon, if it can. ``dplr`` has no walk there."""
+    if call.a is not None or not gluon(call, *arrays):
         return kernels
     from . import delta_hopper
 
     return delta_hopper
+
+
+def special_module(call: Delta, *arrays: Tensor | None) -> ModuleType | None:
+    """The module of ``dplr``'s own kernels in Gluon, if they take these arrays."""
+    if call.a is None or not gluon(call, *arrays):
+        return None
+    from . import dplr_hopper
+
+    return dplr_hopper
 
 
 def walk(
@@ -503,21 +520,30 @@ def vector_gradients(
     scores, grads = pairs(call, do, chunks, errors, adjoint)
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
-    for slow in (False, True):
+    given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
+    known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
+    strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
+    special = special_module(call, *given)
+    if special is not None:
+        launch(
+            special.gradients, chunks.count * HV * (K // 64), call,
+            *given, errors, adjoint, *known, *wanted, *where, call.scale, *strided[:-3],
+            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+            num_warps=4,
+        )  # fmt: skip
+    for slow in (False, True) if special is None else (True,):
         tile = call.tiles.gradients_slow if slow else call.tiles.gradients
         count = chunks.count * HV * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, few(call, count) if slow else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, errors, adjoint, *scores,
-            kept, dkept, dq, da, db, dk, dg, ready.ranges,
-            *where, count, call.scale,
-            *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
+            *given, call.beta, errors, adjoint, *known, *wanted, *where, count, call.scale, *strided,
             DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
     if dplr:
         grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
+        tile = call.tiles.gradients
         del shared["GROUP"], shared["BETA"]
         launch(
             vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,

@@ -87,6 +87,45 @@ def prepare_of(
         tl.store(ranges + at, least)
         if least <= -RANGE:
             return
+    square = at * (C * C) + t * C + s
+    if SLOW:
+        x, xt, written = k, kt, write
+        if DPLR:
+            x, xt = w, wt
+        for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
+            qx = tl.zeros((C, C), tl.float32)
+            rx = tl.zeros((C, C), tl.float32)
+            for ik in range((K + BK - 1) // BK):
+                columns = ik * BK + tl.arange(0, BK)
+                p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+                keep = (rows < L)[:, None] & (columns < K)[None, :]
+                none = tl.zeros((BK,), tl.float32)
+                bg = load_gate(g, rows, gt, columns, L, K, BK)
+                bx = load_tile(x, rows, xt, columns, L, K, BK).to(tl.float32)
+                later = bx * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+                tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
+                bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+                qx += level_scores(bq, bx, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+                br = bx
+                if DPLR:
+                    br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+                rx += level_scores(br, bx, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
+                if writer == 0:
+                    left = state_rows(bq, bg, C, False, False, SPLIT)
+                    tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+                    left = state_rows(br, bg, C, False, DPLR, SPLIT)
+                    tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
+            qx = tl.where(s <= t, qx * scale, 0.0)
+            rx = tl.where(s < t, rx, 0.0)
+            if writer == 0:
+                tl.store(A + square, qx.to(A.dtype.element_ty))
+                tl.store(M + square, rx)
+            if DPLR:
+                if writer == 1:
+                    tl.store(A2 + square, qx.to(A2.dtype.element_ty))
+                    tl.store(L2 + square, rx.to(L2.dtype.element_ty))
+                x, xt, written = k, kt, write2
+        return
     qw = tl.zeros((C, C), tl.float32)
     rw = tl.zeros((C, C), tl.float32)
     if DPLR:
@@ -97,59 +136,35 @@ def prepare_of(
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
         bg = load_gate(g, rows, gt, columns, L, K, BK)
-        if SLOW:
-            bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
-            bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
-            if DPLR:
-                br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
-                bw = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
-            else:
-                br = bk
-                bw = bk
-            none = tl.zeros((BK,), tl.float32)
-            later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-            qw += level_scores(bq, bw, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
-            rw += level_scores(br, bw, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
-            if DPLR:
-                qk += level_scores(bq, bk, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
-                rk += level_scores(br, bk, bg, none, C, False, True, SPLIT, RANGE, DT, PREC)
-                tl.store(write2 + p, (bk * later).to(write2.dtype.element_ty), mask=keep)
-            left = state_rows(bq, bg, C, False, False, SPLIT)
-            tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
-            left = state_rows(br, bg, C, False, DPLR, SPLIT)
-            tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
-            tl.store(write + p, (bw * later).to(write.dtype.element_ty), mask=keep)
+        # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
+        # a time: registers are what there is least of.
+        c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        half = tl.exp2(c)[None, :]
+        if DPLR:
+            right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
+            right2 = tl.trans(right.to(DT))
+            right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
         else:
-            # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
-            # a time: registers are what there is least of.
-            c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
-            G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
-            half = tl.exp2(c)[None, :]
-            if DPLR:
-                right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
-                tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
-                right2 = tl.trans(right.to(DT))
-                right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
-            else:
-                bk = load_tile(k, rows, kt, columns, L, K, BK)
-                right = bk.to(tl.float32) * tl.exp2(-G)
-            tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
-            right = tl.trans(right.to(DT))
-            if DPLR:
-                Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
-                left = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gr)
-            else:
-                left = bk.to(tl.float32) * tl.exp2(G)
-            tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
-            rw = product(left.to(DT), right, rw, PREC)
-            if DPLR:
-                rk = product(left.to(DT), right2, rk, PREC)
-            left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
-            tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
-            qw = product(left.to(DT), right, qw, PREC)
-            if DPLR:
-                qk = product(left.to(DT), right2, qk, PREC)
-    square = at * (C * C) + t * C + s
+            bk = load_tile(k, rows, kt, columns, L, K, BK)
+            right = bk.to(tl.float32) * tl.exp2(-G)
+        tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
+        right = tl.trans(right.to(DT))
+        if DPLR:
+            Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+            left = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gr)
+        else:
+            left = bk.to(tl.float32) * tl.exp2(G)
+        tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+        rw = product(left.to(DT), right, rw, PREC)
+        if DPLR:
+            rk = product(left.to(DT), right2, rk, PREC)
+        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
+        tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+        qw = product(left.to(DT), right, qw, PREC)
+        if DPLR:
+            qk = product(left.to(DT), right2, qk, PREC)
     tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
     tl.store(M + square, tl.where(s < t, rw, 0.0))
     if DPLR:
@@ -365,54 +380,46 @@ def gradients_of(
         acc, bdr, wrote, met = exchanges(
             do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
         )  # fmt: skip
-        acc = acc * scale
-        bdr = -bdr
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        acc = acc * scale * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, bq * acc, SPLIT) + (met * tl.exp2(2.0 * c))[None, :]
         if DPLR:
             br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
-            bw = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg += total(s > t, br * bdr, SPLIT)
+            x, xt = w, wt
         else:
-            br = bk
-            bw = bk
-        acc = acc * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        bdg = total(s >= t, bq * acc, SPLIT)
-        bdg += (met * tl.exp2(2.0 * c))[None, :]
-        below, above, own = scores_gradient(dA, C)
-        dleft, bdw, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
-        acc += dleft + own * bw
-        bdw += own * bq
-        bdg += more
-        if DPLR:
-            below, above, own = scores_gradient(dA2, C)
-            dleft, bdk, more = levels_gradients(bq, bk, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
-            acc += dleft + own * bk
-            bdk += own * bq
+            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            bdr = -bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg += total(s >= t, br * bdr, SPLIT)
+            x, xt = k, kt
+        bdw = wrote
+        for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
+            bw = load_tile(x, rows, xt, columns_k, L, K, BK).to(tl.float32)
+            bdw = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            bdg += total(s < t, bw * bdw, SPLIT)
+            below, above, own = scores_gradient(dA, C)
+            dleft, dright, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+            acc += dleft + own * bw
+            bdw += dright + own * bq
             bdg += more
+            below, above, own = scores_gradient(dL, C)
+            dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+            bdr += dleft
+            bdw += dright
+            bdg += more
+            if DPLR:
+                if writer == 0:
+                    tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+                    wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+                x, xt, dA, dL = k, kt, dA2, dL2
         tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
         if DPLR:
-            bdr = bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-            bdg += total(s > t, br * bdr, SPLIT)
+            tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
+            tl.store(dk + at_k, bdw.to(dk.dtype.element_ty), mask=in_k)
         else:
-            bdr = bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-            bdg += total(s >= t, br * bdr, SPLIT)
-        below, above, own = scores_gradient(dL, C)
-        dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
-        bdr += dleft
-        bdw += dright
-        bdg += more
-        wrote = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg += total(s < t, bw * wrote, SPLIT)
-        bdw += wrote
-        if DPLR:
-            below, above, own = scores_gradient(dL2, C)
-            dleft, dright, more = levels_gradients(br, bk, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
-            bdr += dleft
-            bdg += more
-            acc, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
-            acc = acc * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-            bdg += total(s < t, bk * acc, SPLIT)
-            bdk += acc + dright
+            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
     else:
         # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
         # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
@@ -472,14 +479,6 @@ def gradients_of(
         bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
             bdg += total(s > t, behind, SPLIT)
-        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
-    if SLOW:
-        if DPLR:
-            tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
-            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-            tl.store(dk + at_k, bdk.to(dk.dtype.element_ty), mask=in_k)
-        else:
-            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
         tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 

@@ -244,7 +244,7 @@ def watched() -> bool:
 
 
 COMPILED: dict[tuple[Any, ...], Ready] = {}
-"""Compiled kernels, by everything that a kernel is compiled for."""
+"""Compiled kernels, by everything that a kernel is compiled for: arguments, configuration, and the compiler's own settings."""
 
 
 def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
@@ -252,14 +252,18 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     if device.type == "meta":
         stand_in().start(kernel, count, args, config)
         return
-    if not DIRECT:
+    if not DIRECT or kernel.pre_run_hooks:
         kernel[(count,)](*args, **config)
         return
-    key = (id(kernel), device, *config.values(), *map(trait, args))
+    knobs = triton.knobs
+    settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode
+    key = (id(kernel), device, *settings, *config.values(), *map(trait, args))
     ready = COMPILED.get(key)
     if ready is None:
         compile_ahead(device)
         compiled = kernel[(count,)](*args, **config)
+        if compiled is None:  # a hook of the compiler's cache took the kernel over
+            return
         COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
     else:
         ready(count, device, args)

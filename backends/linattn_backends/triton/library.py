@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from linattn_backends.torch.transforms import register
 from . import launch, one_pass, vector_launch
 from .ahead import foreseen
 from .launch import Applied, Diagonal
+from .rules import rules
 from .steps import Tokens, filled, final_shape, walk
 
 __all__ = ["diagonal", "diagonal_call"]
@@ -27,15 +26,53 @@ def algorithm(call: Diagonal, backward: bool = False) -> ModuleType:
     return one_pass if one_pass.fits(call, backward) else launch
 
 
-def gradient_after(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
-    """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
-    *arrays, _, scale, chunk, final, _, keep = args
-    o, _, *kept = results
-    if keep and not final:
-        diagonal_backward._init_fn(o, None, *all_or_none(kept), *arrays, scale, chunk)
+@torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
+@foreseen()
+def diagonal_backward(
+    do: Tensor,
+    dfinal: Tensor | None,
+    A: Tensor | None,
+    read: Tensor | None,
+    write: Tensor | None,
+    decay: Tensor | None,
+    stops: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    u: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    chunk: int,
+) -> list[Tensor]:
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    ``Applied`` that was not kept is made again.
+    """
+    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
+    kept = (A, read, write, decay, stops)
+    if all(x is not None for x in kept):  # of no tokens, some are empty
+        call = replace(call, applied=Applied(*kept))
+    grads = algorithm(call, backward=True).backward(call, do, dfinal)
+    if g is not None and g.dim() == 1:
+        grads["g"] = grads["g"].sum((0, 1))
+    given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)
+    return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
-@foreseen(gradient_after)
+@diagonal_backward.register_fake
+def _(do, dfinal, A, read, write, decay, stops, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, gv, u, initial_state)
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
+
+
+_backward_call = register(diagonal_backward)
+rule = rules(8, diagonal_backward, _backward_call)
+
+
+@foreseen(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, initial_state: Tensor | None,
     cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, wide: bool, keep: bool,
@@ -83,72 +120,7 @@ def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, w
     return o, end, *(v.new_empty(0) for _ in Applied._fields)
 
 
-@torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
-@foreseen()
-def diagonal_backward(
-    do: Tensor,
-    dfinal: Tensor | None,
-    A: Tensor | None,
-    read: Tensor | None,
-    write: Tensor | None,
-    decay: Tensor | None,
-    stops: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    gv: Tensor | None,
-    u: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    chunk: int,
-) -> list[Tensor]:
-    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
-
-    ``Applied`` that was not kept is made again.
-    """
-    call = Diagonal.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
-    if A is not None:
-        call = replace(call, applied=Applied(A, read, write, decay, stops))
-    grads = algorithm(call, backward=True).backward(call, do, dfinal)
-    if g is not None and g.dim() == 1:
-        grads["g"] = grads["g"].sum((0, 1))
-    given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)
-    return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
-
-
-@diagonal_backward.register_fake
-def _(do, dfinal, A, read, write, decay, stops, q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk):
-    given = (q, k, v, g, gv, u, initial_state)
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
-
-
-def all_or_none(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """What was kept for the backward pass; of no tokens, some arrays are empty anyhow."""
-    return kept if kept[0] is not None and kept[0].numel() else [None] * len(kept)
-
-
-def _setup_context(ctx, inputs, output):
-    *arrays, _, ctx.scale, ctx.chunk, ctx.final, _, _ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
-    ctx.save_for_backward(*arrays, *all_or_none(output[2:]))  # as many of the op's outputs as of an eager call's
-
-
-def _backward(ctx, do, dfinal, *_):
-    saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
-    (*floats, cu_seqlens), kept = saved[:8], saved[8:]
-    dfinal = dfinal if ctx.final else None
-    if do is None and dfinal is None:
-        return (None,) * 14
-    do = torch.zeros_like(floats[2]) if do is None else do
-    grads = iter(_backward_call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
-    return (*(None if x is None else next(grads) for x in floats), *(None,) * 7)
-
-
-_backward_call = register(diagonal_backward)
-_diagonal_call = register(diagonal, _setup_context, _backward, computed)
+_diagonal_call = register(diagonal, rule.setup_context, rule.backward, computed)
 
 
 def diagonal_call(*args):

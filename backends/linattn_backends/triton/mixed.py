@@ -19,6 +19,7 @@ from linattn_backends.torch.transforms import register
 
 from . import mixed_kernels as kernels
 from . import mixed_step
+from .ahead import foreseen
 from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
 from .tuning import fit, power_of_two, programs
 
@@ -304,6 +305,7 @@ def step(call: Attention) -> tuple[Tensor, MixedState[Tensor]]:
 
 
 @torch.library.custom_op("linattn::triton_mixed", mutates_args=())
+@foreseen()
 def mixed(
     q_quad: Tensor,
     k_quad: Tensor,
@@ -347,6 +349,7 @@ def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, hk, hl, hv, length, cu_seqlens,
 
 
 @torch.library.custom_op("linattn::triton_mixed_backward", mutates_args=())
+@foreseen()
 def mixed_backward(
     do: Tensor,
     dkv: Tensor | None,
@@ -436,6 +439,7 @@ SUM = 256
 
 
 @torch.library.custom_op("linattn::triton_bidirectional", mutates_args=())
+@foreseen()
 def bidirectional(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float, wide: bool
 ) -> tuple[Tensor, Tensor]:
@@ -450,6 +454,7 @@ def _(q, k, v, cu_seqlens, scale, wide):
 
 
 @torch.library.custom_op("linattn::triton_bidirectional_backward", mutates_args=())
+@foreseen()
 def bidirectional_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float
 ) -> list[Tensor]:  # fmt: skip

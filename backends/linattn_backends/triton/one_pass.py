@@ -34,9 +34,9 @@ __all__ = ["backward", "fits", "forward"]
 def fits(call: Diagonal, backward: bool) -> bool:
     """Whether the operands have 16 bits and a head's state fits into registers, tile by tile, on this device.
 
-    Backwards there is division by the scale.
+    Backwards a final state's gradient is divided by the scale: one so small, or large, could take it out of float32's range.
     """
-    return call.tiles.fused is not None and not (backward and call.scale == 0)
+    return call.tiles.fused is not None and not (backward and not 2**-60 < abs(call.scale) < 2**60)
 
 
 @dataclass(frozen=True)

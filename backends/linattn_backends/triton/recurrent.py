@@ -24,28 +24,40 @@ __all__ = ["recurrent"]
 
 @triton.jit
 def token(
-    q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k, in_v, more,
+    i, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
     GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr, LOW_RANK: tl.constexpr,
 ):  # fmt: skip
-    """What one token brings; zeros if there is no ``more``. For what a family lacks, anything."""
-    bq = tl.load(q + columns_k, mask=in_k, other=0.0)
-    bk = tl.load(k + columns_k, mask=in_k, other=0.0)
-    bv = tl.load(v + columns_v, mask=in_v, other=0.0)
+    """What token ``i`` of ``L`` brings; zeros from ``L`` on. For what a family lacks, anything."""
+    more = i < L
+    in_k = in_k & more
+    in_v = in_v & more
+    bq = tl.load(q + i * qt + columns_k, mask=in_k, other=0.0)
+    bk = tl.load(k + i * kt + columns_k, mask=in_k, other=0.0)
+    bv = tl.load(v + i * vt + columns_v, mask=in_v, other=0.0)
     bg, bw, be, ba, bb = bq, bv, bv, bq, bq
     if GATE == 1:
-        bg = tl.load(g, mask=more, other=0.0)
+        bg = tl.load(g + i * gt, mask=more, other=0.0)
     if GATE == 2:
-        bg = tl.load(g + columns_k, mask=in_k, other=0.0)
+        bg = tl.load(g + i * gt + columns_k, mask=in_k, other=0.0)
     if VALUE_GATE:
-        bw = tl.load(gv + columns_v, mask=in_v, other=0.0)
+        bw = tl.load(gv + i * wt + columns_v, mask=in_v, other=0.0)
     if BETA == 1:
-        be = tl.load(beta, mask=more, other=0.0)
+        be = tl.load(beta + i * et, mask=more, other=0.0)
     if BETA == 2:
-        be = tl.load(beta + columns_v, mask=in_v, other=0.0)
+        be = tl.load(beta + i * et + columns_v, mask=in_v, other=0.0)
     if LOW_RANK:
-        ba = tl.load(a + columns_k, mask=in_k, other=0.0)
-        bb = tl.load(b + columns_k, mask=in_k, other=0.0)
+        ba = tl.load(a + i * at + columns_k, mask=in_k, other=0.0)
+        bb = tl.load(b + i * bt + columns_k, mask=in_k, other=0.0)
     return bq, bk, bv, bg, bw, be, ba, bb
+
+
+@triton.jit
+def widened(q, k, v, g, gv, beta, a, b):
+    """In float32, before they take the state's layout, in which a thread holds eight times as many of a vector's numbers."""
+    return (
+        q.to(tl.float32), k.to(tl.float32), v.to(tl.float32), g.to(tl.float32), gv.to(tl.float32), beta.to(tl.float32),
+        a.to(tl.float32), b.to(tl.float32),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "HV", "P"])
@@ -105,46 +117,42 @@ def recurrent(
         b += row * bb + bos * bt + head * bh
     if EXCLUSIVE:
         bu = tl.load(u + hv * K + columns_k, mask=in_k, other=0.0).to(tl.float32)
-    more = L > 0
-    nq, nk, nv, ng, nw, ne, na, nb = token(
-        q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+    # Asked for two tokens ahead: under load, memory takes longer than the work on one.
+    zero = n * 0
+    mq, mk, mv, mg, mw, me, ma, mb = token(
+        zero, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
+        GATE, VALUE_GATE, BETA, LOW_RANK
+    )  # fmt: skip
+    nq, nk, nv, ng, nw, ne, na, nb = widened(mq, mk, mv, mg, mw, me, ma, mb)
+    mq, mk, mv, mg, mw, me, ma, mb = token(
+        zero + 1, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
+        GATE, VALUE_GATE, BETA, LOW_RANK
     )  # fmt: skip
     for i in range(0, L):
-        bq, bk, bv, bg, bw, be, ba, low = nq.to(tl.float32) * scale, nk.to(tl.float32), nv.to(tl.float32), ng, nw, ne, na, nb
-        q += qt
-        k += kt
-        v += vt
-        if GATE > 0:
-            g += gt
-        if VALUE_GATE:
-            gv += wt
-        if BETA > 0:
-            beta += et
-        if LOW_RANK:
-            a += at
-            b += bt
-        more = i + 1 < L
-        nq, nk, nv, ng, nw, ne, na, nb = token(
-            q, k, v, g, gv, beta, a, b, columns_k, columns_v, in_k & more, in_v & more, more, GATE, VALUE_GATE, BETA, LOW_RANK
+        bq, bk, bv, bg, bw, be, ba, low = nq, nk, nv, ng, nw, ne, na, nb
+        nq, nk, nv, ng, nw, ne, na, nb = widened(mq, mk, mv, mg, mw, me, ma, mb)
+        mq, mk, mv, mg, mw, me, ma, mb = token(
+            zero + i + 2, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
+            GATE, VALUE_GATE, BETA, LOW_RANK
         )  # fmt: skip
         if EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
         if LOW_RANK:
-            read = tl.sum(S * ba.to(tl.float32)[:, None], 0)
+            read = tl.sum(S * ba[:, None], 0)
         if GATE == 1:
-            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)
+            S = S * tl.exp2(bg * LOG2E)
         if GATE == 2:
-            S = S * tl.exp2(bg.to(tl.float32) * LOG2E)[:, None]
+            S = S * tl.exp2(bg * LOG2E)[:, None]
         if VALUE_GATE:
-            S = S * tl.exp2(bw.to(tl.float32) * LOG2E)[None, :]
+            S = S * tl.exp2(bw * LOG2E)[None, :]
         if BETA > 0:
-            bv = (bv - tl.sum(S * bk[:, None], 0)) * be.to(tl.float32)
+            bv = (bv - tl.sum(S * bk[:, None], 0)) * be
         S += bk[:, None] * bv[None, :]
         if LOW_RANK:
-            S += low.to(tl.float32)[:, None] * read[None, :]
+            S += low[:, None] * read[None, :]
         if not EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0)
-        tl.store(out + columns_v, o.to(out.dtype.element_ty), mask=in_v)
+        tl.store(out + columns_v, (o * scale).to(out.dtype.element_ty), mask=in_v)
         out += HV * V
     if END:
         p = end + slot * fn + head * fh + columns_k[:, None] * fk + columns_v[None, :] * fv

@@ -15,7 +15,7 @@ from .tuning import tiles_for
 
 __all__ = ["Facts", "details_of", "gluon"]
 
-FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda")
+FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
 WIDTHS = (64, 128)
 
 
@@ -71,10 +71,12 @@ def gluon(call: Described, *arrays: Tensor | None, out: torch.dtype = torch.bflo
 
 def whole_lines(*arrays: Tensor | None) -> bool:
     """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
-    return all(
-        x is None or (x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in x.stride()[:3]) and x.stride(1) < 1 << 24)
-        for x in arrays
-    )
+    for x in arrays:
+        if x is not None:
+            batch, token, head = x.stride()[:3]
+            if (x.data_ptr() | batch | token | head) % 16 or token >= 1 << 24:
+                return False
+    return True
 
 
 def facts_of(call: Call) -> Facts:
@@ -85,7 +87,9 @@ def facts_of(call: Call) -> Facts:
     gate, strength = (max(dims[name], 1) if name in dims else 0 for name in ("g", "beta"))
     family = "gla with gv" if call.has("gv") else call.op if call.option("causal", True) else f"{call.op} of both directions"
     choose = (
-        functools.partial(delta_tiles, beta=strength) if call.op in ("delta_rule", "gated_delta_rule", "kda") else tiles_for
+        functools.partial(delta_tiles, beta=strength)
+        if call.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
+        else tiles_for
     )
     tiles = choose(K=call.K, V=V, dtype=dtype, gate=gate, chunk=chunk, processors=1, roomy=True)
     return Facts(family, dtype, call.K, V, tiles.chunk, strength or 1)
@@ -94,7 +98,7 @@ def facts_of(call: Call) -> Facts:
 def details_of(call: Call, device: torch.device | None) -> str:
     """For ``explain``: which kernels a call takes on ``device``; ``None`` is one of CUDA that this process has not."""
     plain, special = "plain Triton", "Gluon kernels for Hopper"
-    if call.form != "chunk" or call.op in ("mixed_attn", "rwkv6", "dplr"):
+    if call.form != "chunk" or call.op in ("mixed_attn", "rwkv6"):
         return plain
     facts = facts_of(call)
     out = torch.float32 if call.option("normalize") else facts.dtype
@@ -103,6 +107,8 @@ def details_of(call: Call, device: torch.device | None) -> str:
         return f"{plain} (no Gluon kernels: {reason})"
     if call.op == "gla":
         special = f"{plain}; under strong gates, {special}"
+    elif call.op == "dplr":
+        special = f"{special}; walks and strong gates, {plain}"
     elif call.needs_grad and call.HV > call.H and call.op in ("linear_attn", "simple_gla"):
         special = f"{special}; gradients of shared heads, {plain}"
     return special if device else f"{special}, {plain} elsewhere"

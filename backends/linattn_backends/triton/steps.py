@@ -72,7 +72,7 @@ def walk(
     B, T, HV, V = v.shape
     K, N = q.shape[-1], B if cu is None else cu.shape[0] - 1
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=v.device)
-    tile = recurrent_tile(K, V, T == 1)
+    tile = recurrent_tile(K, V, T == 1 or a is not None)
     launch(
         recurrent, N * HV * programs(1, V, 1, tile.BV), tokens,
         *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import locale
 import os
 import random
+import signal
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -13,7 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ..cases import Case
 
-__all__ = ["Adapter", "Arrays", "Global", "far_apart"]
+__all__ = ["Adapter", "Arrays", "Global", "changed", "far_apart"]
 
 Arrays = dict[str, Any]
 
@@ -26,12 +31,74 @@ def far_apart(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     return step * shape[1], (first, step, *rest)
 
 
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The names whose values differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
 class Global(NamedTuple):
     """A piece of a process's global state: how it is read and how it is put back."""
 
     name: str
     read: Callable[[], Any]
     restore: Callable[[Any], Any]
+
+
+def _environment() -> dict[str, str]:
+    """Without what frameworks themselves write there, when they compile for the first time."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(FRAMEWORKS_OWN)}
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in _environment().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _handlers() -> dict[str, Any]:
+    return {number.name: signal.getsignal(number) for number in signal.Signals}
+
+
+def _set_handlers(before: dict[str, Any]) -> None:
+    for name, handler in before.items():
+        if handler is not None and signal.getsignal(signal.Signals[name]) != handler:
+            signal.signal(signal.Signals[name], handler)
+
+
+def _filters() -> list[Any]:
+    """The filters of all warnings; such as name a kind, a module or a text come with the first import of a library."""
+    return [found for found in warnings.filters if found[1:4] == (None, Warning, None)]
+
+
+def _streams() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr
+
+
+def _set_streams(before: tuple[Any, ...]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = before
+
+
+FRAMEWORKS_OWN = ("TORCH_", "TORCHINDUCTOR_", "KINETO_", "TRITON_", "CUDA_MODULE_LOADING")
+OF_THE_PROCESS = (
+    Global("working directory", os.getcwd, os.chdir),
+    Global("environment", _environment, _set_environment),
+    Global("locale", lambda: locale.setlocale(locale.LC_ALL), lambda before: locale.setlocale(locale.LC_ALL, before)),
+    Global("handlers of signals", _handlers, _set_handlers),
+    Global("standard streams", _streams, _set_streams),
+    Global("import path", lambda: list(sys.path), lambda before: sys.path.__setitem__(slice(None), before)),
+    Global("filters of warnings", _filters, lambda _: None),  # they are put back with the block that they are read in
+    Global("garbage collection", gc.isenabled, lambda before: gc.enable() if before else gc.disable()),
+    Global("random state of Python", random.getstate, random.setstate),
+    Global("random state of NumPy", np.random.get_state, np.random.set_state),
+    Global("floating-point error handling of NumPy", np.geterr, lambda before: np.seterr(**before)),
+    Global("print options of NumPy", np.get_printoptions, lambda before: np.set_printoptions(**before)),
+    *(
+        [Global("processors of the process", lambda: os.sched_getaffinity(0), lambda before: os.sched_setaffinity(0, before))]
+        if hasattr(os, "sched_getaffinity")
+        else []
+    ),
+)
+"""Global state of any process."""
 
 
 class Adapter:
@@ -109,13 +176,8 @@ class Adapter:
         return {}
 
     def globals(self) -> tuple[Global, ...]:
-        """Global state that a backend must leave as it is. Frameworks add their own."""
-        return (
-            Global("working directory", os.getcwd, os.chdir),
-            Global("random state of Python", random.getstate, random.setstate),
-            Global("random state of NumPy", np.random.get_state, np.random.set_state),
-            Global("floating-point error handling of NumPy", np.geterr, lambda state: np.seterr(**state)),
-        )
+        """Global state that a backend must leave as it is: that of the process, to which frameworks add their own."""
+        return OF_THE_PROCESS
 
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         """``x`` joined to itself ``times`` times along an axis, then its first ``rest`` entries."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .base import Adapter, Arrays, Global
+from .base import Adapter, Arrays, Global, changed
 
 if TYPE_CHECKING:
     from ..cases import Case
@@ -17,14 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["JaxAdapter"]
 
 
-SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_device",
-    "jax_numpy_dtype_promotion",
-    "jax_disable_jit",
-    "jax_debug_nans",
-)
+def _set_configuration(before: dict[str, Any]) -> None:
+    for name in changed(before, jax.config.values):
+        jax.config.update(name, before[name])
 
 
 class JaxAdapter(Adapter):
@@ -39,7 +33,10 @@ class JaxAdapter(Adapter):
     def __init__(self, device: str) -> None:
         super().__init__(device)
         kind, _, number = device.partition(":")
-        self.place = jax.devices(kind)[int(number or 0)]
+        places = jax.devices(kind)
+        if not (number or "0").isdecimal() or int(number or 0) >= len(places):
+            raise ValueError(f"JAX has no device {device!r} here: expected {kind}:0 to {kind}:{len(places) - 1}")
+        self.place = places[int(number or 0)]
 
     def set_up(self, case: Case) -> None:
         jax.config.update("jax_enable_x64", case.has_64_bits or case.check == "bad-input")
@@ -76,8 +73,7 @@ class JaxAdapter(Adapter):
         return outputs, found
 
     def globals(self) -> tuple[Global, ...]:
-        settings = (Global(name, partial(getattr, jax.config, name), partial(jax.config.update, name)) for name in SETTINGS)
-        return (*super().globals(), *settings)
+        return (*super().globals(), Global("configuration of JAX", lambda: dict(jax.config.values), _set_configuration))
 
     def transforms(self) -> Any:
         from .jax_transforms import TRANSFORMS

@@ -12,6 +12,10 @@ from .base import Adapter, Arrays, Global
 __all__ = ["MlxAdapter"]
 
 
+def _set_random_state(before: list[int]) -> None:
+    mx.random.state[0][:] = mx.array(before, mx.uint32)
+
+
 class MlxAdapter(Adapter):
     """Values travel through float64, which holds those of every narrower dtype exactly, and which MLX has on the CPU only.
 
@@ -72,7 +76,12 @@ class MlxAdapter(Adapter):
         return outputs, dict(zip(names, found, strict=True))
 
     def globals(self) -> tuple[Global, ...]:
-        return (*super().globals(), Global("default device", mx.default_device, mx.set_default_device))
+        return (
+            *super().globals(),
+            Global("default device", mx.default_device, mx.set_default_device),
+            Global("default stream", lambda: mx.default_stream(mx.default_device()), mx.set_default_stream),
+            Global("random state of MLX", lambda: np.array(mx.random.state[0]).tolist(), _set_random_state),
+        )
 
     def transforms(self) -> Any:
         from .mlx_transforms import TRANSFORMS

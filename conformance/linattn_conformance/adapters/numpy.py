@@ -16,6 +16,11 @@ class NumpyAdapter(Adapter):
 
     name = "numpy"
 
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        if device.partition(":")[0] != "cpu":
+            raise ValueError(f"NumPy has no device {device!r}: expected cpu")
+
     def from_float64(self, x: Any, dtype: str) -> Any:
         with np.errstate(over="ignore"):
             return np.array(x, dtype=dtype)

@@ -15,6 +15,25 @@ if TYPE_CHECKING:
 __all__ = ["TorchAdapter"]
 
 
+def _autocast() -> dict[str, Any]:
+    return {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+
+
+def _set_autocast(before: dict[str, Any]) -> None:
+    for kind, (enabled, dtype) in before.items():
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def _cudnn() -> dict[str, bool]:
+    return {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+
+
+def _set_cudnn(before: dict[str, bool]) -> None:
+    for name, value in before.items():
+        setattr(torch.backends.cudnn, name, value)
+
+
 class TorchAdapter(Adapter):
     """Values travel through float64, which holds those of every narrower dtype exactly."""
 
@@ -35,7 +54,8 @@ class TorchAdapter(Adapter):
 
     def is_same_device(self, x: Any) -> bool:
         wanted = torch.device(self.device)
-        return x.device.type == wanted.type and (wanted.index is None or x.device.index == wanted.index)
+        index = None if wanted.type == "cpu" else wanted.index
+        return x.device.type == wanted.type and (index is None or x.device.index == index)
 
     def strided(self, x: Any) -> Any:
         if not x.is_floating_point() or x.dim() < 2:
@@ -112,6 +132,9 @@ class TorchAdapter(Adapter):
             Global("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
             Global("number of threads", torch.get_num_threads, torch.set_num_threads),
             Global("precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            Global("autocast", _autocast, _set_autocast),
+            Global("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+            Global("settings of cuDNN", _cudnn, _set_cudnn),
             Global("determinism", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
             Global("random state of PyTorch", torch.get_rng_state, torch.set_rng_state),
             *([on_device] if cuda else []),

@@ -1,4 +1,4 @@
-"""Memory that calls leave behind."""
+"""What calls leave behind: memory, open files, threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
-from ..memory import allocated
+from ..memory import allocated, entries
 
 __all__ = ["leak", "leak_backward"]
 
@@ -32,8 +32,11 @@ def leak_backward(run: Run) -> None:
 
 
 def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
-    """A round of calls must not hold half of what their smallest result takes, or else the next round must not."""
+    """A round of calls must not hold half of what their smallest result takes, nor leave a file or a thread for every other
+    call; or else the next round must not.
+    """
     smallest = 4 * min(size(run, "o"), size(run, "final_state"))
+    most = {"bytes": CALLS * smallest / 2, "open files": CALLS / 2, "threads": CALLS / 2}
 
     def finished() -> None:
         """What is still being computed holds memory: results are read."""
@@ -49,12 +52,14 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
             before = held(run)
             for _ in range(CALLS):
                 finished()
-            grown = held(run) - before
-            if grown < CALLS * smallest / 2:
+            after = held(run)
+            grown = {name: after[name] - before[name] for name in most if after[name] - before[name] >= most[name]}
+            if not grown:
                 return
     finally:
         gc.unfreeze()
-    raise Failure(f"{CALLS} calls hold {grown / 2**20:.1f} MiB more each time, {ROUNDS} times in a row")
+    told = [f"{count / 2**20:.1f} MiB" if name == "bytes" else f"{count} {name}" for name, count in grown.items()]
+    raise Failure(f"{CALLS} calls hold {' and '.join(told)} more each time, {ROUNDS} times in a row")
 
 
 def size(run: Run, name: str) -> int:
@@ -63,8 +68,8 @@ def size(run: Run, name: str) -> int:
     return B * HV * V * (T if name == "o" else K)
 
 
-def held(run: Run) -> int:
-    """Bytes that live objects hold, on the device as well."""
+def held(run: Run) -> dict[str, int]:
+    """Bytes that live objects hold, on the device as well, and what else the process has open."""
     gc.collect()
     time.sleep(SETTLING)
-    return allocated() + run.adapter.held()
+    return {"bytes": allocated() + run.adapter.held(), "open files": entries("fd"), "threads": entries("task")}

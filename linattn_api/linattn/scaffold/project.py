@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,7 +20,7 @@ from ..spec import FAMILIES, OpSpec
 
 __all__ = ["FRAMEWORKS", "Framework", "Operator", "Project", "write"]
 
-NAME = re.compile(r"(?!auto$)[a-z][a-z0-9_-]*")
+NAME = re.compile(r"(?!auto$)[a-z]([a-z0-9_-]*[a-z0-9])?")
 SMALL = {"B": 2, "T": 20, "H": 2, "HV": 4, "K": 8, "V": 6}
 WITHOUT_TEMPLATE = ("mixed_attn",)
 """Families whose state is no matrix: their recurrence does not fit the loop of the template."""
@@ -122,13 +124,13 @@ class Project:
     """A plug-in project to be written.
 
     Args:
-        name: Name of the backend: lower case letters, digits, ``_`` and ``-``, a letter first.
+        name: Name of the backend: lower case letters, digits, ``_`` and ``-``, a letter first, and a letter or digit last.
         framework: One of ``torch``, ``jax``, ``mlx`` and ``numpy``. Default ``torch``.
         operators: The operators to start with, e.g. ``["chunk_gla"]``, which is the default.
 
     Raises:
         OptionError: One of them is wrong.
-        BackendConflict: A backend of that name is installed.
+        BackendConflict: A backend of that name, or a package of the name that this one would have, is installed.
     """
 
     name: str
@@ -137,11 +139,15 @@ class Project:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            rule = "lower case letters, digits, '_' and '-', with a letter first, and not 'auto'"
+            rule = "lower case letters, digits, '_' and '-', with a letter first and no '_' or '-' last, and not 'auto'"
             raise OptionError(f"the name of a backend must be {rule}, got {self.name!r}")
         if self.name in registry.records:
             taken = registry.records[self.name].origin
             raise BackendConflict(f"backend {self.name!r} is already provided by {taken}: choose another name")
+        if importlib.util.find_spec(self.package) is not None:
+            raise BackendConflict(
+                f"the project's package would be {self.package}, which is installed already: choose another name"
+            )
         if self.framework not in FRAMEWORKS:
             raise OptionError(f"unknown framework {self.framework!r}: known are {', '.join(FRAMEWORKS)}")
         _ = self.methods
@@ -180,6 +186,9 @@ def _operator(name: str) -> Operator:
         raise OptionError(
             f"{name} is a family, and a backend has forms of it: chunk_{name}, recurrent_{name} or parallel_{name}"
         )
+    if function.form == "decode":
+        instead = name.replace("decode", "recurrent", 1)
+        raise OptionError(f"there is no template for {name}, which writes to its states: linattn decodes by {instead}, too")
     if spec.name in WITHOUT_TEMPLATE:
         others = ", ".join(family for family in FAMILIES if family not in WITHOUT_TEMPLATE)
         raise OptionError(f"there is no template for {name}, whose state is no matrix: there is one for {others}")
@@ -198,6 +207,7 @@ def write(project: Project, folder: Path) -> list[Path]:
 
     Raises:
         FileExistsError: ``folder`` exists.
+        OSError: It cannot be written, whatever the reason.
         ModuleNotFoundError: Jinja is not installed.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -217,10 +227,14 @@ def write(project: Project, folder: Path) -> list[Path]:
         )
         for template in _templates(files(__package__ or "linattn.scaffold").joinpath("templates"), PurePosixPath())
     }
-    for path, text in texts.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    try:
+        for path, text in texts.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return sorted(texts)
 
 
