@@ -904,7 +904,7 @@ def vector_prepare(
     gl.store(ranges + here, least)
     if SCORES:
         strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-        put_scores(A, M, qw * scale, rw, strengths, here, gl.where(least > -RANGE, 1, 0), C)
+        put_both(A, M, qw * scale, rw, strengths, here, gl.where(least > -RANGE, 1, 0), C)
 
 
 @gluon.jit
@@ -916,8 +916,18 @@ def strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.con
 
 
 @gluon.jit
-def put_scores(A, M, a, compared, strengths, here, left, C: gl.constexpr):
-    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``: what is above the diagonals is not read."""
+def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
+    """Store the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
+    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
+
+
+@gluon.jit
+def put_both(A, M, a, compared, strengths, here, left, C: gl.constexpr):
+    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``."""
     t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
     square = here * (C * C)
@@ -948,5 +958,5 @@ def strong_prepare(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
                 strengths = strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-                put_scores(A, M, a * scale, m, strengths, here, 1, C)
+                put_both(A, M, a * scale, m, strengths, here, 1, C)
                 gl.thread_barrier()
