@@ -115,7 +115,7 @@ def test_state_of_the_process_is_looked_at_and_put_back(statement, tmp_path, mon
 @pytest.mark.parametrize(
     ("framework", "statement", "message"),
     [
-        ("torch", "torch.set_num_threads(1 + torch.get_num_threads())", "number of threads: 1 before, 2 after"),
+        ("torch", "torch.set_num_threads(1 + torch.get_num_threads())", r"number of threads: \d+ before, \d+ after"),
         ("torch", "torch.set_default_dtype(torch.float64)", "default dtype: torch.float32 before, torch.float64 after"),
         ("torch", "torch.set_autocast_enabled('cpu', True)", r"autocast: cpu: \(False, .*\) before, \(True, .*\) after"),
         ("torch", "torch.autograd.set_detect_anomaly(True)", "anomaly mode: False before, True after"),
