@@ -24,5 +24,5 @@ def test_kernels_compile(family, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     plain, gluon = (int(word) for word in done.stdout.split() if word.isdigit())
     assert plain > (0 if family == "mixed_attn" else 3)
-    in_gluon = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda")
+    in_gluon = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
     assert (gluon > 3) == (family in in_gluon)
