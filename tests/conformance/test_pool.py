@@ -30,6 +30,29 @@ def setting(kind):
     return Setting(f"{on_process.__name__}:{kind}")
 
 
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Writes a module with a backend ``Rogue`` and gives its setting; of one that strikes as those of ``on_process``."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(source):
+        (tmp_path / "rogue.py").write_text(source)
+        return Setting("rogue:Rogue")
+
+    return write
+
+
+def striking(body, imports="", base="linattn_conformance.broken.on_process import OnProcess as Base", method="strike(self)"):
+    """The source of a backend that does something of its own in one method."""
+    lines = "".join(f"        {line}\n" for line in body.splitlines())
+    return f"{imports}\nfrom {base}\nclass Rogue(Base):\n    name = 'rogue'\n    kept = []\n    def {method}:\n{lines}"
+
+
+def results_of(setting, *ids, **limits):
+    with Pool(setting, **limits) as pool:
+        return {result.id: result for result in pool.run(cases(*ids))}
+
+
 def run(kind, *ids, **limits):
     """Results by id, and what was complained of."""
     with Pool(setting(kind), **limits) as pool:
@@ -58,24 +81,24 @@ def test_the_case_fails_and_the_others_go_on(kind, message, limits):
     assert complaints == []
 
 
+ONE_FAILS = {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+
+
+def statuses(results):
+    return {name: result.status for name, result in results.items()}
+
+
 @pytest.mark.parametrize("written", [b"\x00\x00\x00\x04junk", b"\x00more to come than ever comes"], ids=["whole", "begun"])
-def test_what_a_backend_writes_to_the_suite_is_its_failure(written, tmp_path, monkeypatch):
+def test_what_a_backend_writes_to_the_suite_is_its_failure(written, plugin):
     """To every socket that it finds: that of the messages is one of them."""
-    (tmp_path / "writes.py").write_text(
-        "import contextlib, os, stat\n"
-        "from linattn_conformance.broken.on_process import OnProcess\n"
-        "class Writes(OnProcess):\n"
-        "    name = 'writes'\n"
-        "    def strike(self):\n"
-        "        for there in range(3, 64):\n"
-        "            with contextlib.suppress(OSError):\n"
-        "                if stat.S_ISSOCK(os.fstat(there).st_mode):\n"
-        f"                    os.write(there, {written!r})\n"
+    body = (
+        "for there in range(3, 64):\n"
+        "    with contextlib.suppress(OSError):\n"
+        "        if stat.S_ISSOCK(os.fstat(there).st_mode):\n"
+        f"            os.write(there, {written!r})\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("writes:Writes")) as pool:
-        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
-    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+    results = results_of(plugin(striking(body, "import contextlib, os, stat")), BEFORE, HIT, AFTER)
+    assert statuses(results) == ONE_FAILS
     assert results[HIT].message == "the process sent the suite what is no message: it was ended"
 
 
@@ -95,20 +118,10 @@ OF_THE_PROCESS = {
 
 
 @pytest.mark.parametrize("statement", OF_THE_PROCESS)
-def test_state_of_the_process_is_looked_at_and_put_back(statement, tmp_path, monkeypatch):
-    (tmp_path / "changes.py").write_text(
-        "import gc, io, locale, os, random, signal, sys, warnings\n"
-        "import numpy as np\n"
-        "from linattn_conformance.broken.on_process import OnProcess\n"
-        "class Changes(OnProcess):\n"
-        "    name = 'changes'\n"
-        "    def strike(self):\n"
-        f"        {statement}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("changes:Changes")) as pool:
-        results = {result.id: result for result in pool.run(cases(HIT, AFTER, BEFORE))}
-    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+def test_state_of_the_process_is_looked_at_and_put_back(statement, plugin):
+    imports = "import gc, io, locale, os, random, signal, sys, warnings\nimport numpy as np"
+    results = results_of(plugin(striking(statement, imports)), HIT, AFTER, BEFORE)
+    assert statuses(results) == ONE_FAILS
     assert re.fullmatch(OF_THE_PROCESS[statement], results[HIT].message), results[HIT].message
 
 
@@ -162,17 +175,8 @@ def test_state_of_a_framework_is_looked_at_and_put_back(framework, statement, me
     ],
     ids=["control", "long", "mute"],
 )
-def test_a_message_can_be_printed_whatever_the_backend_says(body, message, tmp_path, monkeypatch):
-    (tmp_path / "says.py").write_text(
-        "from linattn_conformance.broken.on_process import OnProcess\n"
-        "class Says(OnProcess):\n"
-        "    name = 'says'\n"
-        "    def strike(self):\n"
-        f"        {body}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("says:Says")) as pool:
-        (result,) = pool.run(cases(HIT))
+def test_a_message_can_be_printed_whatever_the_backend_says(body, message, plugin):
+    result = results_of(plugin(striking(body)), HIT)[HIT]
     assert result.message == message
     assert result.message.encode()
 
@@ -199,20 +203,11 @@ def test_a_leak_is_found():
         ),
     ],
 )
-def test_files_and_threads_leak_too(statement, message, tmp_path, monkeypatch):
-    (tmp_path / "leaks.py").write_text(
-        "import threading, time\n"
-        "from linattn_conformance.broken import Honest\n"
-        "class Leaks(Honest):\n"
-        "    name = 'leaks-otherwise'\n"
-        "    kept = []\n"
-        "    def forward(self, *arguments):\n"
-        f"        {statement}\n"
-        "        return super().forward(*arguments)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("leaks:Leaks")) as pool:
-        (result,) = pool.run(cases("gla/chunk/fp32/state/T17-K16-V256/leak"))
+def test_files_and_threads_leak_too(statement, message, plugin):
+    body = f"{statement}\nreturn super().forward(*arguments)"
+    base = "linattn_conformance.broken import Honest as Base"
+    name = "gla/chunk/fp32/state/T17-K16-V256/leak"
+    result = results_of(plugin(striking(body, "import threading, time", base, "forward(self, *arguments)")), name)[name]
     assert re.fullmatch(message, result.message), result.message
 
 
@@ -234,22 +229,13 @@ def test_what_has_no_result_when_the_time_is_over_is_not_run():
     assert complaints == []
 
 
-DECLARES = (
-    "from linattn.plugin import Unsupported\n"
-    "from linattn_conformance.broken.on_process import Hangs\n"
-    "class Declares(Hangs):\n"
-    "    name = 'declares'\n"
-    "    def supports(self, call):\n"
-    "        return Unsupported('takes no packed sequences') if call.varlen else None\n"
-)
-
-
-def test_what_is_declared_unsupported_comes_first(tmp_path, monkeypatch):
-    """It takes no time, and a run that is cut short has it: here by a case that hangs, and by one that needs much memory."""
-    (tmp_path / "declares.py").write_text(DECLARES)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_what_is_declared_unsupported_comes_first(plugin):
+    """It takes no time, and a run that is cut short has it: here by a case that hangs."""
     packed = [case.id for case in every_case() if case.op == "gla" and "varlen" in case.flags and case.applies("numpy", "cpu")]
-    with Pool(Setting("declares:Declares"), budget=6.0) as pool:
+    body = "return Unsupported('takes no packed sequences') if call.varlen else None"
+    base = "linattn_conformance.broken.on_process import Hangs as Base"
+    source = striking(body, "from linattn.plugin import Unsupported", base, "supports(self, call)")
+    with Pool(plugin(source), budget=6.0) as pool:
         results = list(pool.run(cases(HIT, BEFORE, *packed)))
     assert [result.id for result in results[: len(packed)]] == packed
     assert {result.status for result in results[: len(packed)]} == {"declared-unsupported"}
@@ -271,19 +257,11 @@ def test_a_run_that_has_no_time_at_all_has_a_result_for_each_case():
         ("import time; time.sleep(60)", "no result after 4 s: the process was ended"),
     ],
 )
-def test_what_a_backend_does_when_it_is_asked_is_a_failure_of_the_case(body, message, tmp_path, monkeypatch):
-    (tmp_path / "asked.py").write_text(
-        "from linattn_conformance.broken import Honest\n"
-        "class Asked(Honest):\n"
-        "    name = 'asked'\n"
-        "    def supports(self, call):\n"
-        "        if call.T == 97:\n"
-        f"            {body}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("asked:Asked"), time_limit=4.0) as pool:
-        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
-    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
+def test_what_a_backend_does_when_it_is_asked_is_a_failure_of_the_case(body, message, plugin):
+    base = "linattn_conformance.broken import Honest as Base"
+    source = striking(f"if call.T == 97:\n    {body}", base=base, method="supports(self, call)")
+    results = results_of(plugin(source), BEFORE, HIT, AFTER, time_limit=4.0)
+    assert statuses(results) == ONE_FAILS
     assert re.fullmatch(message, results[HIT].message), results[HIT].message
 
 

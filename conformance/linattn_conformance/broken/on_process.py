@@ -120,6 +120,16 @@ class DrawsFromGlobalState(OnProcess):
         np.random.random()
 
 
+class ChangesEnvironment(OnProcess):
+    """Sets an environment variable, and leaves it so."""
+
+    name = "changes-environment"
+    isolated = False
+
+    def strike(self) -> None:
+        os.environ["ACME_PRECISION"] = "low"
+
+
 class Grows(OnProcess):
     """Takes memory until there is none."""
 
@@ -143,6 +153,18 @@ class Leaks(Simple):
         found = super().forward(op, arrays, options)
         self.kept.append(found[0].astype(np.float32))
         return found
+
+
+class LeaksFiles(Simple):
+    """Opens a file in every call, and closes none."""
+
+    name = "leaks-files"
+    isolated: ClassVar[bool] = True
+    kept: ClassVar[list[int]] = []
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        self.kept.append(os.open(os.devnull, os.O_RDONLY))
+        return super().forward(op, arrays, options)
 
 
 FAULTS = tuple(
