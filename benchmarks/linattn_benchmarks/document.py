@@ -78,9 +78,10 @@ def operators(results: dict[str, Any]) -> str:
 def side_by_side(results: dict[str, Any]) -> str:
     """Of the general benchmark: milliseconds forward / forward and backward, one column a library, beside the floor."""
     rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
-    kinds = sorted({f"operands {row['case']['dtype']}, gates {row['case']['gate_dtype']}" for row in rows})
-    what = "ms, forward / with backward, of graph replays where a call can be recorded"
-    return f"{table.ceilings(results['ceilings'])}. {'; '.join((*kinds, what))}.\n\n{columns(rows, times, floors)}"
+    operands = " and ".join(sorted({row["case"]["dtype"] for row in rows}))
+    what = f"Operands in {operands}, gates in {table.USUAL} unless said"
+    how = "ms, forward / with backward, of graph replays where a call can be recorded"
+    return f"{table.ceilings(results['ceilings'])}. {what}; {how}.\n\n{columns(rows, times, floors)}"
 
 
 def memory(results: dict[str, Any]) -> str:
@@ -108,7 +109,7 @@ def columns(rows: list[dict[str, Any]], show: Callable[[Pair], str], beside: Cal
 
 def call(row: dict[str, Any]) -> tuple[str, str, str]:
     """What was called, to a reader."""
-    return row["operator"], row["label"], row["case"]["gates"] if gated(row) else ""
+    return row["operator"], row["label"], table.gates(row) if gated(row) else ""
 
 
 def gated(row: dict[str, Any]) -> bool:
@@ -117,12 +118,14 @@ def gated(row: dict[str, Any]) -> bool:
 
 
 def times(pair: Pair) -> str:
-    """Medians; a dash where nothing was timed."""
+    """Medians; a dash where nothing was called."""
     return " / ".join(map(time, pair))
 
 
 def time(row: dict[str, Any] | None) -> str:
-    """The median of one row."""
+    """The median of one row, or that it failed."""
+    if row is not None and row["status"] == "failed":
+        return "failed"
     if row is None or row["ms"] is None:
         return "–"
     return table.milliseconds(table.on_device(row)["median"]) + (" (wrong)" if row["status"] == "wrong" else "")
