@@ -78,9 +78,10 @@ def operators(results: dict[str, Any]) -> str:
 def side_by_side(results: dict[str, Any]) -> str:
     """Of the general benchmark: milliseconds forward / forward and backward, one column a library, beside the floor."""
     rows = [row for row in table.called(results["rows"]) if row["what"] != "decode"]
-    kinds = sorted({f"operands {row['case']['dtype']}, gates {row['case']['gate_dtype']}" for row in rows})
-    what = "ms, forward / with backward, of graph replays where a call can be recorded"
-    return f"{table.ceilings(results['ceilings'])}. {'; '.join((*kinds, what))}.\n\n{columns(rows, times, floors)}"
+    operands = " and ".join(sorted({row["case"]["dtype"] for row in rows}))
+    what = f"Operands in {operands}, gates in {table.USUAL} unless said"
+    how = "ms, forward / with backward, of graph replays where a call can be recorded"
+    return f"{table.ceilings(results['ceilings'])}. {what}; {how}.\n\n{columns(rows, times, floors)}"
 
 
 def memory(results: dict[str, Any]) -> str:
@@ -94,7 +95,15 @@ Pair = tuple[dict[str, Any] | None, dict[str, Any] | None]
 
 
 def columns(rows: list[dict[str, Any]], show: Callable[[Pair], str], beside: Callable[[Pair], str] | None = None) -> str:
-    """A line for each operator, shape and kind of gates; a column for each library, and one beside them from the first."""
+    """A table for each shape, its libraries side by side."""
+    shapes = dict.fromkeys(row["label"] for row in rows)
+    return "\n\n".join(
+        f"{shape}:\n\n{of_shape([row for row in rows if row['label'] == shape], show, beside)}" for shape in shapes
+    )
+
+
+def of_shape(rows: list[dict[str, Any]], show: Callable[[Pair], str], beside: Callable[[Pair], str] | None) -> str:
+    """A line for each operator and kind of gates; a column for each library, and one beside them from the first."""
     libraries = list(dict.fromkeys(table.library(row) for row in rows))
     found = {(*call(row), table.library(row), row["what"]): row for row in rows}
     lines = []
@@ -102,13 +111,12 @@ def columns(rows: list[dict[str, Any]], show: Callable[[Pair], str], beside: Cal
         pairs: list[Pair] = [(found.get((*key, who, "fwd")), found.get((*key, who, "fwdbwd"))) for who in libraries]
         more = () if beside is None else (beside(next(pair for pair in pairs if any(pair))),)
         lines.append((f"`{key[0]}`", *key[1:], *map(unbroken, (*more, *map(show, pairs)))))
-    head = ("operator", "shape", "gates", *(() if beside is None else (beside.__name__,)), *libraries)
-    return grid(head, lines)
+    return grid(("operator", "gates", *(() if beside is None else (beside.__name__,)), *libraries), lines)
 
 
-def call(row: dict[str, Any]) -> tuple[str, str, str]:
-    """What was called, to a reader."""
-    return row["operator"], row["label"], row["case"]["gates"] if gated(row) else ""
+def call(row: dict[str, Any]) -> tuple[str, str]:
+    """What was called at a shape, to a reader."""
+    return row["operator"], table.gates(row) if gated(row) else ""
 
 
 def gated(row: dict[str, Any]) -> bool:
@@ -117,12 +125,14 @@ def gated(row: dict[str, Any]) -> bool:
 
 
 def times(pair: Pair) -> str:
-    """Medians; a dash where nothing was timed."""
+    """Medians; a dash where nothing was called."""
     return " / ".join(map(time, pair))
 
 
 def time(row: dict[str, Any] | None) -> str:
-    """The median of one row."""
+    """The median of one row, or that it failed."""
+    if row is not None and row["status"] == "failed":
+        return "failed"
     if row is None or row["ms"] is None:
         return "–"
     return table.milliseconds(table.on_device(row)["median"]) + (" (wrong)" if row["status"] == "wrong" else "")

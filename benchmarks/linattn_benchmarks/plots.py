@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from .table import library, on_device, ratio
+from .table import gates, library, on_device, ratio
 
 Row = dict[str, Any]
 
@@ -56,9 +56,9 @@ def other_sizes(row: Row) -> str:
 
 
 def shape(row: Row) -> str:
-    """The sizes, and the kind of gates where they are not a model's own."""
-    gates = row["case"]["gates"]
-    return row["label"] if gates == "model" else f"{row['label']} {gates} gates"
+    """The sizes, and the gates where they are not a model's own, of the usual dtype."""
+    kind = gates(row)
+    return row["label"] if kind == "model" else f"{row['label']}, gates {kind}"
 
 
 def time_against_length(key: tuple[str, str, str], rows: Sequence[Row], colours: dict[str, int]) -> Figure:

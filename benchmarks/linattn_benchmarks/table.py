@@ -36,6 +36,16 @@ def called(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["status"] != "skipped"]
 
 
+USUAL = "float32"
+"""The dtype of gates that nobody says."""
+
+
+def gates(row: Row) -> str:
+    """Their kind, and their dtype where it is not the usual one."""
+    case = row["case"]
+    return case["gates"] if case["gate_dtype"] == USUAL else f"{case['gates']}, {case['gate_dtype']}"
+
+
 def library(row: Row) -> str:
     """Who ran; for linattn the backend, and what it chose by itself."""
     if row["backend"] is None:

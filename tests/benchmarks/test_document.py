@@ -51,23 +51,40 @@ def rows_of_two():
     plain = both | {"operator": "chunk_linear_attn", "status": "failed", "ms": None, "graph_ms": None, "peak_bytes": None}
     ceilings = {"name": "chip", "device": "cuda", "copy_bytes_per_s": 1e12, "matmul_flops_per_s": 1e12}
     ceilings |= {"matmul_dtype": "bfloat16", "threads": None, "load": None}
-    return {"ceilings": ceilings, "rows": [row, both, fla, plain]}
+    narrow = both | {"case": row["case"] | {"gate_dtype": "bfloat16"}, "ms": {"median": 0.75}, "graph_ms": None}
+    return {"ceilings": ceilings, "rows": [row, both, fla, plain, narrow, row | {"label": "B1 T16"}]}
 
 
 def test_libraries_stand_side_by_side():
-    """A graph's time where there is one; what failed has a dash, and an operator without a gate no kind of gates."""
+    """A graph's time where there is one; what was not called has a dash, and an operator without a gate no kind of gates."""
     lines = document.side_by_side(rows_of_two()).replace("\u00a0", " ").splitlines()
+    said = (
+        "Operands in bfloat16, gates in float32 unless said; ms, forward / with backward, of graph replays where a call can be"
+    )
+    assert f". {said} recorded." in lines[0]
     assert lines[2:] == [
-        "| operator | shape | gates | floors | linattn:triton | fla |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| `chunk_gla` | B1 T8 | model | 0.125 / 0.25 | 0.5 / 1.5 | – / 1 (wrong) |",
-        "| `chunk_linear_attn` | B1 T8 |  | – / 0.25 | – / – | – / – |",
+        "B1 T8:",
+        "",
+        "| operator | gates | floors | linattn:triton | fla |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| `chunk_gla` | model | 0.125 / 0.25 | 0.5 / 1.5 | – / 1 (wrong) |",
+        "| `chunk_linear_attn` |  | – / 0.25 | – / failed | – / – |",
+        "| `chunk_gla` | model, bfloat16 | – / 0.25 | – / 0.75 | – / – |",
+        "",
+        "B1 T16:",
+        "",
+        "| operator | gates | floors | linattn:triton |",
+        "| --- | ---: | ---: | ---: |",
+        "| `chunk_gla` | model | 0.125 / – | 0.5 / – |",
     ]
 
 
 def test_memory_and_first_calls_stand_side_by_side():
     assert document.memory(rows_of_two()).replace("\u00a0", " ").splitlines() == [
-        "| operator | shape | gates | linattn:triton | fla |",
-        "| --- | ---: | ---: | ---: | ---: |",
-        "| `chunk_gla` | B1 T8 | model | 3.0 MiB, 1.2 s | 3.0 MiB |",
+        "B1 T8:",
+        "",
+        "| operator | gates | linattn:triton | fla |",
+        "| --- | ---: | ---: | ---: |",
+        "| `chunk_gla` | model | 3.0 MiB, 1.2 s | 3.0 MiB |",
+        "| `chunk_gla` | model, bfloat16 | 3.0 MiB, 1.2 s | – |",
     ]

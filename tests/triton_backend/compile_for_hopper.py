@@ -127,6 +127,9 @@ def run(family):
         alone = sizes | dict(H=4)
         differentiate(*chunk(*operands(family, 2, 256, **alone)))
         differentiate(*chunk(*operands(family, 1, 256, **alone), **packed))
+    if family == "dplr":  # wider than the operands
+        *arrays, a, b = operands(family, 2, 256, **sizes)
+        differentiate(*chunk(*arrays, *(x.detach().float().requires_grad_() for x in (a, b))))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(*(x.detach().bfloat16().requires_grad_() for x in operands(family, 2, 256, **sizes))))
 

@@ -74,6 +74,12 @@ def test_dplr(kind, launched):
     assert launched == {"prepare", "gradients"}
 
 
+def test_dplr_with_wider_vectors(launched):
+    given = arrays("dplr", T=70, K=64, V=64, dtype=torch.bfloat16, kind="mixed")
+    check("dplr", given | {name: given[name].float() for name in "ab"})
+    assert not launched
+
+
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
 def test_strong_gates_of_kda(kind, launched):
     call("kda", T=140, kind=kind, K=128)

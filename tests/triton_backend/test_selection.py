@@ -9,13 +9,16 @@ from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend, backend, selection
 
 
-def described(op="kda", form="chunk", dtype="bfloat16", K=128, V=64, HV=2, beta="B T HV", needs_grad=False, **options):
+def described(
+    op="kda", form="chunk", dtype="bfloat16", K=128, V=64, HV=2, beta="B T HV", needs_grad=False, vectors=(), **options
+):
     arrays = [("q", "B T H K"), ("k", "B T H K"), ("v", "B T HV V")]
     arrays += [("g", "B T HV" if op == "simple_gla" else "B T HV K")] if op != "linear_attn" else []
     arrays += [("beta", beta)] if op == "kda" else []
     dims = dict(B=1, T=64, N=1, H=2, HV=HV, K=K, V=V)
-    given = tuple((name, shape, dtype) for name, shape in arrays)
-    return Call(op, form, "torch", "cuda:0", given, tuple(dims.items()), tuple(options.items()), needs_grad)
+    given = [(name, shape, dtype) for name, shape in arrays]
+    given += [(name, "B T HV K", wide) for name, wide in zip("ab", vectors, strict=False)]
+    return Call(op, form, "torch", "cuda:0", tuple(given), tuple(dims.items()), tuple(options.items()), needs_grad)
 
 
 CASES = [
@@ -36,7 +39,14 @@ CASES = [
     (dict(beta="B T HV V"), "plain Triton (no Gluon kernels: beta has one number a value channel)"),
     (dict(op="linear_attn", normalize=True), "plain Triton (no Gluon kernels: results are float32, not bfloat16)"),
     (dict(op="linear_attn", causal=False), "plain Triton (no Gluon kernels: linear_attn of both directions has none)"),
-    (dict(op="dplr"), "Gluon kernels for Hopper; walks and strong gates, plain Triton"),
+    (
+        dict(op="dplr", vectors=("bfloat16", "bfloat16")),
+        "Gluon kernels for Hopper; walks and strong gates, plain Triton",
+    ),
+    (
+        dict(op="dplr", vectors=("bfloat16", "float32")),
+        "plain Triton (no Gluon kernels: a and b are float32, not bfloat16)",
+    ),
     (dict(op="rwkv6"), "plain Triton"),
     (dict(form="recurrent"), "plain Triton"),
 ]

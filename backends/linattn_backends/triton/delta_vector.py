@@ -55,6 +55,16 @@ def held(
 
 
 @triton.jit
+def writers_tile(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr):
+    """A tile of the first writer, for ``dplr`` ``w``, or of the last, ``k``; in float32, whatever the dtype of each."""
+    result = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+    if DPLR:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if writer == 0:
+            result = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
+    return result
+
+
+@triton.jit
 def prepare_of(
     pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
     owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
@@ -89,9 +99,7 @@ def prepare_of(
             return
     square = at * (C * C) + t * C + s
     if SLOW:
-        x, xt, written = k, kt, write
-        if DPLR:
-            x, xt = w, wt
+        written = write
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
             qx = tl.zeros((C, C), tl.float32)
             rx = tl.zeros((C, C), tl.float32)
@@ -101,7 +109,7 @@ def prepare_of(
                 keep = (rows < L)[:, None] & (columns < K)[None, :]
                 none = tl.zeros((BK,), tl.float32)
                 bg = load_gate(g, rows, gt, columns, L, K, BK)
-                bx = load_tile(x, rows, xt, columns, L, K, BK).to(tl.float32)
+                bx = writers_tile(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
                 later = bx * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
                 tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
                 bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
@@ -124,7 +132,7 @@ def prepare_of(
                 if writer == 1:
                     tl.store(A2 + square, qx.to(A2.dtype.element_ty))
                     tl.store(L2 + square, rx.to(L2.dtype.element_ty))
-                x, xt, written = k, kt, write2
+                written = write2
         return
     qw = tl.zeros((C, C), tl.float32)
     rw = tl.zeros((C, C), tl.float32)
@@ -387,15 +395,13 @@ def gradients_of(
             br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
             bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
             bdg += total(s > t, br * bdr, SPLIT)
-            x, xt = w, wt
         else:
             br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
             bdr = -bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
             bdg += total(s >= t, br * bdr, SPLIT)
-            x, xt = k, kt
         bdw = wrote
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
-            bw = load_tile(x, rows, xt, columns_k, L, K, BK).to(tl.float32)
+            bw = writers_tile(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
             bdw = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bw * bdw, SPLIT)
             below, above, own = scores_gradient(dA, C)
@@ -412,7 +418,7 @@ def gradients_of(
                 if writer == 0:
                     tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
                     wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
-                x, xt, dA, dL = k, kt, dA2, dL2
+                dA, dL = dA2, dL2
         tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
         if DPLR:
             tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
