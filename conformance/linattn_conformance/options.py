@@ -15,7 +15,7 @@ def check_number(option: str, value: float, positive: bool = False) -> None:
 
 def check_writable(option: str, path: Path) -> None:
     """Raise ``ValueError`` if a file cannot be written: now, not after an hour."""
-    there = path.exists()
+    there = path.exists() or path.is_symlink()
     try:
         path.open("a").close()
     except OSError as error:

@@ -101,6 +101,10 @@ def test_a_report_can_be_written_before_anything_is_run(tmp_path):
     path.write_text("of yesterday")
     check_writable("--report", path)
     assert path.read_text() == "of yesterday"
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "nothing there")
+    check_writable("--report", link)
+    assert link.is_symlink()
 
 
 def test_the_command_that_runs_a_case_again_has_all_that_it_depends_on():

@@ -189,9 +189,20 @@ def test_forward_mode(variant, form):
     stacked, moved = ([torch.stack([x, 2 * x]) for x in given] for given in (wrt, directions))
     rows = torch.func.jvp(torch.func.vmap(loss), tuple(stacked), tuple(moved))[1]
     close([rows[0]], [expected])
-    backwards = torch.func.grad(derivative)(*wrt)
-    forwards = torch.func.jvp(lambda *values: torch.func.grad(loss)(*values), tuple(wrt), tuple(directions))[1]
-    close([forwards], [backwards])
+    every = tuple(range(len(wrt)))
+    backwards = torch.func.grad(derivative, every)(*wrt)
+    forwards = torch.func.jvp(lambda *values: torch.func.grad(loss, every)(*values), tuple(wrt), tuple(directions))[1]
+    close(forwards, backwards)
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_gradient_beside_somebody_elses_tangents(variant):
+    loss, wrt = loss_of("chunk", *draw(variant, 20))
+    x = [y.requires_grad_() for y in wrt]
+    expected = torch.autograd.grad(loss(*x), x)
+    with torch.autograd.forward_ad.dual_level():
+        found = torch.autograd.grad(loss(*x), x)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_second_derivative_is_refused():

@@ -1,4 +1,4 @@
-"""Which kernels run: what ``explain`` says, and that launches do so."""
+"""Which kernels run: what ``explain`` says."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ CASES = [
     ),
     (dict(op="rwkv6"), "plain Triton"),
     (dict(form="recurrent"), "plain Triton"),
+    (dict(form="recurrent", needs_grad=True), "plain Triton; gradients, Gluon kernels for Hopper"),
+    (dict(op="gla", form="recurrent", needs_grad=True), "plain Triton; gradients under strong gates, Gluon kernels for Hopper"),
+    (dict(op="rwkv6", form="recurrent", needs_grad=True), "plain Triton"),
+    (dict(form="recurrent", needs_grad=True, K=96), "plain Triton (no Gluon kernels: K is 96, not 64 or 128)"),
 ]
 
 

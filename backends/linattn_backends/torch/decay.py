@@ -71,7 +71,7 @@ class ScalarDecay:
         b = 1
         while b < C:
             _corner(sums, b).copy_(_halves(P, b)[1][..., :, None] + _halves(Q, b)[0][..., None, :])
-            _grow(P, None, Q, b)
+            P, _, Q = _grow(P, None, Q, b)
             b *= 2
         self.gamma = sums.exp_()
         self.start = P.exp()[..., None]
@@ -136,12 +136,12 @@ class VectorDecay:
             self.reads.append(_halves(P, b)[1].exp() if inclusive else None)
             self.reads_exclusive.append(_halves(X, b)[1].exp() if X is not None else None)
             self.writes.append(_halves(Q, b)[0].exp())
-            _grow(P, X, Q, b)
+            P, X, Q = _grow(P, X, Q, b)
             b *= 2
         self.total = P[:, -1].exp()[..., None]
-        self.start = P.exp_() if inclusive else None
-        self.start_exclusive = None if X is None else X.exp_()
-        self.end = Q.exp_()
+        self.start = P.exp() if inclusive else None
+        self.start_exclusive = None if X is None else X.exp()
+        self.end = Q.exp()
 
     def _read(self, level: int, exclusive: bool) -> Tensor:
         factor = (self.reads_exclusive if exclusive else self.reads)[level]
@@ -240,14 +240,21 @@ def _corner(A: Tensor, b: int) -> Tensor:
     return A.as_strided((M, C // (2 * b), b, b), (m, 2 * b * (t + s), t, s), A.storage_offset() + b * t)
 
 
-def _grow(P: Tensor, X: Tensor | None, Q: Tensor, b: int) -> None:
-    """From blocks of ``b`` tokens to blocks of ``2b``, in place. ``X`` is ``P`` without token ``t`` itself."""
+def _grow(P: Tensor, X: Tensor | None, Q: Tensor, b: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """From blocks of ``b`` tokens to blocks of ``2b``, in new arrays. ``X`` is ``P`` without token ``t`` itself."""
     left, right = _halves(P, b)
-    left_total = left[:, :, -1:]
-    _halves(Q, b)[0].add_(right[:, :, -1:])
-    right.add_(left_total)
+    total, after = left[:, :, -1:], right[:, :, -1:]
+    early, late = _halves(Q, b)
+    grown = None
     if X is not None:
-        _halves(X, b)[1].add_(left_total)
+        first, second = _halves(X, b)
+        grown = _joined(first, second + total)
+    return _joined(left, right + total), grown, _joined(early + after, late)
+
+
+def _joined(left: Tensor, right: Tensor) -> Tensor:
+    """The inverse of :func:`_halves`."""
+    return torch.stack((left, right), 2).flatten(1, 3)
 
 
 def _shrink(dP: Tensor, dX: Tensor | None, dQ: Tensor, total: Tensor, b: int) -> Tensor:

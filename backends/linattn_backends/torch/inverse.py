@@ -9,29 +9,28 @@ from torch import Tensor
 def unit_lower_inverse(L: Tensor) -> Tensor:
     """``(I + L)⁻¹``, blocks merged from single tokens up: ``[[X, 0], [−Y L₂₁ X, Y]]``; never by powers of ``L``."""
     C = L.shape[-1]
-    inverse = torch.zeros_like(L)
-    inverse.diagonal(dim1=-2, dim2=-1).fill_(1)
+    X = torch.ones_like(L.diagonal(dim1=-2, dim2=-1))[..., None, None]  # [..., i, b, b], never written to: it may be saved
     b = 1
     while b < C:
         blocks = L.unflatten(-1, (C // b, b)).unflatten(-3, (C // b, b))  # [..., i, b, j, b]
-        built = inverse.unflatten(-1, (C // b, b)).unflatten(-3, (C // b, b))
-        diagonal = built.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # [..., i, b, b]
         below = blocks[..., 1::2, :, 0::2, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-        target = built[..., 1::2, :, 0::2, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-        target.copy_((diagonal[..., 1::2, :, :] @ below @ diagonal[..., 0::2, :, :]).neg_())
+        first, second = X[..., 0::2, :, :], X[..., 1::2, :, :]
+        upper = torch.cat((first, torch.zeros_like(first)), -1)
+        lower = torch.cat((-(second @ below @ first), second), -1)
+        X = torch.cat((upper, lower), -2)
         b *= 2
-    return inverse
+    return X.squeeze(-3)
 
 
 def substitute(L: Tensor, beta: Tensor, r: Tensor, length: int) -> Tensor:
     """``x = beta ∘ (r − L x)`` token by token, ``beta [..., C, V]`` of its own for every column."""
-    x = torch.zeros_like(r)
+    rows: list[Tensor] = []
     for t in range(length):
         row = r[..., t : t + 1, :]
-        if t:
-            row = row - L[..., t : t + 1, :t] @ x[..., :t, :]
-        x[..., t : t + 1, :] = beta[..., t : t + 1, :] * row
-    return x
+        if rows:
+            row = row - L[..., t : t + 1, :t] @ torch.cat(rows, -2)
+        rows.append(beta[..., t : t + 1, :] * row)
+    return torch.cat((*rows, torch.zeros_like(r[..., length:, :])), -2)
 
 
 def substitute_transposed(L: Tensor, beta: Tensor, d: Tensor, length: int) -> Tensor:

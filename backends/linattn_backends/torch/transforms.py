@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from linattn.frameworks import framework_of
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
@@ -63,7 +64,7 @@ def register(
     Function.vmap = staticmethod(_vmap_rule(op, (lambda *args: call(*args)) if operations else Function.apply))
 
     def call(*args: Any) -> Any:
-        if operations and forward_ad._current_level >= 0 and not _mapped():
+        if operations and forward_ad._current_level >= 0 and not _mapped() and _dual(args):
             return plain(*args)
         if torch._C._are_functorch_transforms_active():
             return Function.apply(*args)
@@ -91,6 +92,12 @@ def unwatched(args: Sequence[Any]) -> bool:
     if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return False
     return all(type(x) in PLAIN and not x.is_meta and not x.is_neg() for x in args if isinstance(x, Tensor))
+
+
+def _dual(args: Sequence[Any]) -> bool:
+    """Whether a tensor carries a tangent; the others keep the hand-written gradient, and its memory."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    return framework_of(tensors[0]).forward_mode(tensors)
 
 
 def _mapped() -> bool:

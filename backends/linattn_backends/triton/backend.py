@@ -203,4 +203,6 @@ class TritonBackend(Backend):
     def details(self, call: Call) -> str:
         """Which kernels run."""
         kind = call.device.partition(":")[0]
-        return details_of(call, None if kind == "cuda" and not _ARCHITECTURES else torch.device(kind, 0))
+        if kind == "cuda" and not _ARCHITECTURES:
+            return details_of(call, None)
+        return details_of(call, torch.device(call.device) if call.device in _ARCHITECTURES else torch.device(kind, 0))

@@ -108,7 +108,8 @@ def widest(dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
 def details_of(call: Call, device: torch.device | None) -> str:
     """For ``explain``: which kernels a call takes on ``device``; ``None`` is one of CUDA that this process has not."""
     plain, special = "plain Triton", "Gluon kernels for Hopper"
-    if call.form != "chunk" or call.op in ("mixed_attn", "rwkv6"):
+    steps = call.form != "chunk"  # whose gradients are the chunk form's
+    if call.op in ("mixed_attn", "rwkv6") or (steps and not call.needs_grad):
         return plain
     facts = facts_of(call)
     out = torch.float32 if call.option("normalize") else facts.dtype
@@ -116,9 +117,11 @@ def details_of(call: Call, device: torch.device | None) -> str:
     if reason:
         return f"{plain} (no Gluon kernels: {reason})"
     if call.op == "gla":
-        special = f"{plain}; under strong gates, {special}"
-    elif call.op == "dplr":
-        special = f"{special}; walks and strong gates, {plain}"
-    elif call.needs_grad and call.HV > call.H and call.op in ("linear_attn", "simple_gla"):
-        special = f"{special}; gradients of shared heads, {plain}"
+        special = f"{plain}; {'gradients ' if steps else ''}under strong gates, {special}"
+    else:
+        special = f"{plain}; gradients, {special}" if steps else special
+        if call.op == "dplr":
+            special = f"{special}; walks and strong gates, {plain}"
+        elif call.needs_grad and call.HV > call.H and call.op in ("linear_attn", "simple_gla"):
+            special = f"{special}; gradients of shared heads, {plain}"
     return special if device else f"{special}, {plain} elsewhere"

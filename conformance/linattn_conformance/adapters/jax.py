@@ -18,7 +18,8 @@ __all__ = ["JaxAdapter"]
 
 def _set_configuration(before: dict[str, Any]) -> None:
     for name in changed(before, jax.config.values):
-        jax.config.update(name, before[name])
+        if name in before:  # not an option that a library which was imported meanwhile has brought
+            jax.config.update(name, before[name])
 
 
 class JaxAdapter(Adapter):
