@@ -350,7 +350,7 @@ class Jax(Framework):
         """The tracers that are wrapped around an array; ``jit``'s does not say what comes in."""
         while isinstance(x, self.jax.core.Tracer):
             yield x
-            x = getattr(x, "val", None) if hasattr(x, "val") else getattr(x, "primal", None)
+            x = getattr(x, "val", getattr(x, "primal", None))
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         on_host = self._placed(x) and self.device(x).startswith("cpu")

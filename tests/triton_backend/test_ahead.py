@@ -22,14 +22,13 @@ def compiled_for(kernel, config, args):
     return kernel, *config.items(), *map(launch.trait, args)
 
 
-@pytest.mark.parametrize(("family", "gv", "cu"), CASES)
-def test_forward_and_backward_are_foreseen(family, gv, cu, monkeypatch):
+def noted(monkeypatch, every):
+    """What is launched, and what was foreseen: before the first launch, or whatever function launches."""
     launched, foreseen, start = [], [], launch.start
 
     def watched(kernel, count, device, args, config):
         if device.type == "cpu":
-            if not launched:
-                monkeypatch.setattr(ahead.triton, "AsyncCompileMode", NoCompiler)
+            if every or not launched:
                 ahead.compile_ahead(device)
             launched.append(compiled_for(kernel, config, args))
         start(kernel, count, device, args, config)
@@ -40,6 +39,13 @@ def test_forward_and_backward_are_foreseen(family, gv, cu, monkeypatch):
 
     monkeypatch.setattr(launch, "start", watched)
     monkeypatch.setattr(ahead, "Rehearsal", Noting)
+    monkeypatch.setattr(ahead.triton, "AsyncCompileMode", NoCompiler)
+    return launched, foreseen
+
+
+@pytest.mark.parametrize(("family", "gv", "cu"), CASES)
+def test_forward_and_backward_are_foreseen(family, gv, cu, monkeypatch):
+    launched, foreseen = noted(monkeypatch, every=False)
     given = arrays(family, T=40, HV=2, K=16, V=16, dtype=torch.bfloat16, gv=gv, cu=cu, kind="weak")
     leaves = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in given.items()}
     call(family, leaves)[0].sum().backward()
@@ -49,21 +55,7 @@ def test_forward_and_backward_are_foreseen(family, gv, cu, monkeypatch):
 
 @pytest.mark.parametrize("family", ["mixed_attn", "linear_attn"])
 def test_of_operators_without_a_state_the_forward_pass_is_foreseen_and_then_the_backward_pass(family, monkeypatch):
-    launched, foreseen, start = [], [], launch.start
-
-    def watched(kernel, count, device, args, config):
-        if device.type == "cpu":
-            ahead.compile_ahead(device)
-            launched.append(compiled_for(kernel, config, args))
-        start(kernel, count, device, args, config)
-
-    class Noting(ahead.Rehearsal):
-        def start(self, kernel, count, args, config):
-            foreseen.append(compiled_for(kernel, config, args))
-
-    monkeypatch.setattr(launch, "start", watched)
-    monkeypatch.setattr(ahead, "Rehearsal", Noting)
-    monkeypatch.setattr(ahead.triton, "AsyncCompileMode", NoCompiler)
+    launched, foreseen = noted(monkeypatch, every=True)
     operands = [torch.randn(1, 40, 2, 16).bfloat16().requires_grad_() for _ in range(5 if family == "mixed_attn" else 3)]
     options = dict(chunk_size=16) if family == "mixed_attn" else {}
     o, _ = getattr(linattn, f"chunk_{family}")(*operands, **options, causal=False, backend="triton")

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
+from linattn.frameworks import framework_of
 
 
 def compiler_params(*dimension_semantics: str) -> Any:
@@ -35,7 +36,8 @@ def refuse_forward_mode(backend: str, arrays: Iterable[Any]) -> None:
 
     Where they went into ``jit`` first they do not show it, and JAX refuses in its own words.
     """
-    if any(type(x).__name__ == "JVPTracer" for x in arrays):
+    given = [x for x in arrays if x is not None]
+    if framework_of(given[0]).forward_mode(given):
         raise NotImplementedError(
             f"the {backend} backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
         )

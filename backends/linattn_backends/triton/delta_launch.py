@@ -73,7 +73,7 @@ class Delta:
         """0 no ``beta``, 1 one a token, 2 one a value channel."""
         return 0 if self.beta is None else self.beta.dim() - 2
 
-    @property
+    @functools.cached_property  # every launch asks
     def facts(self) -> Facts:
         """By which its kernels are chosen."""
         vectors = widest(x.dtype for x in (self.a, self.b) if x is not None)

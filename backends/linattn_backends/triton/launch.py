@@ -134,7 +134,7 @@ class Diagonal:
         """The family whose recurrence this is."""
         return "rwkv6" if self.u is not None else ("linear_attn", "simple_gla", "gla")[self.gate]
 
-    @property
+    @functools.cached_property  # every launch asks
     def facts(self) -> Facts:
         """By which its kernels are chosen."""
         return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk)
