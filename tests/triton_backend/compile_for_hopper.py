@@ -127,6 +127,12 @@ def run(family):
         alone = sizes | dict(H=4)
         differentiate(*chunk(*operands(family, 2, 256, **alone)))
         differentiate(*chunk(*operands(family, 1, 256, **alone), **packed))
+    if family in ("linear_attn", "simple_gla"):  # two programs share a walk; states wider than a warpgroup's part of a product
+        differentiate(*chunk(*operands(family, 36, 512, 1, 1, 64, 64), output_final_state=True))
+        wide = sizes | dict(K=256, V=192)
+        differentiate(*chunk(*operands(family, 2, 256, **wide)))
+        S = torch.zeros(2, 4, 256, 192, requires_grad=True)
+        differentiate(*chunk(*operands(family, 1, 256, **wide), **packed | dict(initial_state=S)))
     if family == "dplr":  # wider than the operands
         *arrays, a, b = operands(family, 2, 256, **sizes)
         differentiate(*chunk(*arrays, *(x.detach().float().requires_grad_() for x in (a, b))))

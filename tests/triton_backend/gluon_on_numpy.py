@@ -389,7 +389,7 @@ class Language(SimpleNamespace):
             full=lambda shape, x, dtype, layout: Value(np.full(shape, x, np.float32), dtype.name),
             minimum=lambda a, b, **nan: elementwise(np.minimum, a, b),
             maximum=lambda a, b, **nan: elementwise(np.maximum, a, b),
-            PropagateNan=SimpleNamespace(ALL=None),
+            PropagateNan=SimpleNamespace(ALL=None), static_assert=nothing,
             where=lambda c, a, b: elementwise(lambda a, b: np.where(numbers(c), a, b), a, b),
             exp2=lambda x: elementwise(np.exp2, x), sum=reduction(np.sum), min=reduction(np.min), max=reduction(np.max),
             associative_scan=lambda x, axis, add: Value(np.cumsum(numbers(x), axis, dtype=np.float32)),

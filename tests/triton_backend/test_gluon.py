@@ -61,6 +61,21 @@ def test_split_sequences(family, launched, monkeypatch):
     assert launched
 
 
+@pytest.mark.parametrize(("family", "kind"), [("linear_attn", None), ("simple_gla", "weak"), ("simple_gla", "mixed")])
+def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda device: 4)
+    call(family, T=700, HV=2, H=2, kind=kind or "plain")
+    assert launched == {"fused", "gradients"} if kind else {"fused"}
+
+
+@pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
+def test_wide_heads(family, kind, launched):
+    call(family, T=200, K=256, V=192, H=1, HV=2, kind=kind)
+    call(family, T=300, K=256, kind=kind, cu=[0, 0, 5, 5, 200, 300, 300])
+    call(family, T=70, K=64, V=192, kind=kind)
+    assert launched == {"fused"}
+
+
 @pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda"])
 def test_delta_families(family, launched):
     call(family, T=140, kind="weak")

@@ -7,7 +7,7 @@ sequences are cut on the device: the number of pieces is bounded by sizes (``T``
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -395,8 +395,22 @@ def over_group(call: Diagonal, x: Tensor) -> Tensor:
     return x if call.group == 1 else x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype)
 
 
-def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
-    """Gradients of ``q, k, v, g, gv`` and the initial state, each in the shape that the kernels read."""
+Late = tuple[Tensor, Tensor | None, Tensor]
+
+
+def in_reverse(call: Diagonal, chunks: Cut, do: Tensor, dend: Tensor | None) -> Late:
+    """The states' gradients at the chunks' ends, that of the initial state, and ``dv`` unless it has a gate."""
+    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    if call.w is None:
+        emit(call, do, dkept, dv, chunks, True)
+    return dkept, dstart, dv
+
+
+def backward(
+    call: Diagonal, do: Tensor, dend: Tensor | None, late: Callable[[Diagonal, Cut, Tensor, Tensor | None], Late] = in_reverse
+) -> dict[str, Tensor | None]:  # fmt: skip
+    """Gradients of ``q, k, v, g, gv`` and the initial state, each in the shape that the kernels read; ``late`` makes some."""
     B, T, HV, V = call.v.shape
     H, K = call.q.shape[2:]
     new = functools.partial(torch.empty, device=call.v.device)
@@ -405,10 +419,9 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
     call = with_running_sums(call)
     kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
     dend = None if dend is None else dend.contiguous()
-    dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
+    dkept, dstart, dv = late(call, chunks, do, dend)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    dv = new((B, T, HV, V), dtype=call.v.dtype)
     dg = dgv = None
     if call.gate == 1 and call.tiles.split < 3:
         dg = scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
@@ -418,9 +431,7 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         elif call.gate == 2:
             dg = new((B, T, HV, K), dtype=call.g.dtype if call.g.shape[2] == HV else torch.float32)
         gradients(call, chunks, call.q, call.k, call.v, do, call.g, call.w, kept, dkept, dq, dk, dg)
-    if call.w is None:
-        emit(call, do, dkept, dv, chunks, True)
-    else:
+    if call.w is not None:
         dgv = new((B, T, HV, V), dtype=call.w.dtype)
         gradients(call, chunks, do, call.v, call.k, call.q, call.w, call.g, kept, dkept, None, dv, dgv)
     if call.gate == 1:

@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from . import launch as in_memory
 from .fused import fused
 from .launch import (
     Cut,
@@ -25,7 +26,7 @@ from .launch import (
     strides,
     with_running_sums,
 )
-from .selection import gluon
+from .selection import gluon, on_hopper
 from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
@@ -34,38 +35,59 @@ __all__ = ["backward", "fits", "forward"]
 def fits(call: Diagonal, backward: bool) -> bool:
     """Whether the operands have 16 bits and a head's state fits into registers, tile by tile, on this device.
 
-    Backwards a final state's gradient is divided by the scale: one so small, or large, could take it out of float32's range.
+    Wide states do in kernels for Hopper. Backwards a final state's gradient is divided by the scale: one so small, or large,
+    could take it out of float32's range.
     """
-    return call.tiles.fused is not None and not (backward and not 2**-60 < abs(call.scale) < 2**60)
+    if call.tiles.fused is None or (backward and not 2**-60 < abs(call.scale) < 2**60):
+        return False
+    return not wide(call) or on_hopper(call, call.q.device)
+
+
+def wide(call: Diagonal) -> bool:
+    """Whether plain kernels have states in memory."""
+    return max(call.q.shape[-1], call.v.shape[-1]) > 128
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Where the walks of one direction begin: with each sequence, or with each of its ``pieces``."""
+    """Where the walks of one direction begin: with each sequence, or with each of its ``pieces``.
+
+    With ``halves``, two programs share a walk that begins with a sequence; the first takes so many 16ths of it.
+    """
 
     segment: int
     pieces: Cut | None
     state: Tensor | None
     far: Tensor | None
+    halves: int = 0
+
+    def heads(self, call: Diagonal) -> int:
+        """How many programs walk a tile of the heads."""
+        count = self.pieces.count if self.pieces else call.N * (2 if self.halves else 1)
+        return count * call.v.shape[2]
 
 
-def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool) -> Starts:
-    """Cut the sequences if there are too few heads to fill the device."""
-    N, tile = call.N, call.tiles.fused
+def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, special: bool) -> Starts:
+    """Cut the sequences if there are too few heads to fill the device; only ``special`` kernels can share a walk."""
+    T, N, tile = call.v.shape[1], call.N, call.tiles.fused
     width = max(call.q.shape[-1], call.v.shape[-1])
-    segment = call.tiles.segment(call.v.shape[1], N, N * call.v.shape[2] * programs(1, width, 1, tile.BV))
+    busy = N * call.v.shape[2] * programs(1, width, 1, tile.BV)
+    halves = call.tiles.halves(T, busy) if special and call.cu is None and not wide(call) else 0
+    if halves:
+        return Starts(0, None, start, None, halves)
+    segment = call.tiles.segment(T, N, busy)
     if segment == 0:
         return Starts(0, None, start, None)
     return Starts(segment, *segment_starts(call, x, y, None, start, reverse, segment))
 
 
 def for_hopper(call: Diagonal, out: Tensor, *arrays: Tensor) -> ModuleType | None:
-    """The module with kernels in Gluon that take these arrays and write ``out``, if there is one."""
+    """The module with the walk in Gluon that takes these arrays and writes ``out``, if there is one."""
     if not gluon(call, *arrays, out=out.dtype):
         return None
-    from . import fused_hopper
+    from . import fused_hopper, wide_hopper
 
-    return fused_hopper
+    return wide_hopper if arrays[0].shape[-1] > 128 else fused_hopper
 
 
 def walk(
@@ -76,7 +98,7 @@ def walk(
     _, T, HV, V = out.shape
     tile, pieces = call.tiles.fused, begin.pieces
     module = for_hopper(call, out, a, b, y)
-    count = (call.N if pieces is None else pieces.count) * HV * programs(1, V, 1, tile.BV)
+    count = begin.heads(call) * programs(1, V, 1, tile.BV)
     launch(
         module.fused if module else fused, count, call,
         a, b, y, call.g, begin.state, out, end, kept, pieces and pieces.owner, pieces and pieces.first,
@@ -85,17 +107,27 @@ def walk(
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
-        **(dict(STAGES=call.tiles.ring) if module else {}), num_warps=tile.warps,
+        **(dict(HALVES=begin.halves, STAGES=ring(begin, a.shape[-1], 6)) if module else {}), num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
+
+
+def ring(begin: Starts, width: int, narrow: int) -> int:
+    """Chunks that a walk for Hopper fetches ahead: more where the tiles are narrow, and nobody else is on the processor."""
+    if width > 128:
+        return 2
+    return narrow if begin.halves and width == 64 else 3
 
 
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
     """Outputs and, if asked for, final states; nothing for the backward pass."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
+    special = gluon(call, call.q, call.k, call.v, out=out_dtype)
+    if wide(call) and not special:
+        return in_memory.forward(call, out_dtype, final)
     call = with_running_sums(call)
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
-    begin = starts(call, call.k, call.v, call.start, False)
+    begin = starts(call, call.k, call.v, call.start, False, special)
     if begin.pieces is not None:
         walk(call, call.q, call.k, call.v, out, begin)
         return out, begin.far, None
@@ -104,48 +136,72 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     return out, end, None
 
 
-def gradients(call: Diagonal, chunks: Cut, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+def gradients(
+    call: Diagonal, chunks: Cut, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor, special: bool
+) -> Tensor:  # fmt: skip
     """Write ``dq`` and ``dk`` of a scalar gate, and return the tiles' parts of ``dg``."""
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
-    module = for_hopper(call, dq, call.q, call.k, call.v, do)
-    if module is None:
+    if not special:
         kept, _ = scan(call, call.k, call.v, chunks, call.start, False, False)
         return scalar_gradients(call, chunks, do, kept, dkept, dq, dk)
-    dg, begin, width = scalar_tiles(call), starts(call, call.k, call.v, call.start, False), call.tiles.gradients.BK
+    from . import fused_hopper
+
+    dg, begin, width = scalar_tiles(call), starts(call, call.k, call.v, call.start, False, special), call.tiles.gradients.BK
     pieces = begin.pieces
     launch(
-        module.gradients, (call.N if pieces is None else pieces.count) * HV * programs(K, 1, width, 1), call,
+        fused_hopper.gradients, begin.heads(call) * programs(K, 1, width, 1), call,
         call.q, call.k, call.v, do, call.g, begin.state, dkept, dq, dk, dg, pieces and pieces.owner, pieces and pieces.first,
         chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
         K=K, V=V, C=call.tiles.chunk, BK=width, GROUP=call.group, PACKED=call.cu is not None, WHOLE=pieces is None,
-        START=begin.state is not None, STAGES=call.tiles.ring, num_warps=4,
+        START=begin.state is not None, HALVES=begin.halves, STAGES=ring(begin, V, 4), num_warps=4,
     )  # fmt: skip
     return dg
 
 
+def reverse(
+    call: Diagonal, do: Tensor, dend: Tensor | None, special: bool, kept: Tensor | None = None, chunks: Cut | None = None
+) -> tuple[Starts, Tensor | None, Tensor]:  # fmt: skip
+    """The walk from the end, which gives ``dv``: where it begins, the initial state's gradient, if there is one, and ``dv``."""
+    new = functools.partial(torch.empty, device=do.device)
+    late = starts(call, call.q, do, None if dend is None else dend.contiguous(), True, special)
+    dstart = late.far
+    if call.start is not None and late.pieces is None:
+        dstart = new((call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]), dtype=torch.float32)
+    dv = new(call.v.shape, dtype=call.v.dtype)
+    walk(call, call.k, call.q, do, dv, late, None if late.pieces else dstart, reverse=True, kept=kept, chunks=chunks)
+    return late, dstart, dv
+
+
+def states_in_reverse(call: Diagonal, chunks: Cut, do: Tensor, dend: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As :func:`.launch.in_reverse`, of wide heads."""
+    if do.dtype != call.v.dtype or not gluon(call, call.q, call.k, do):
+        return in_memory.in_reverse(call, chunks, do, dend)
+    HV, V = call.v.shape[2:]
+    dkept = torch.empty((chunks.count, HV, call.q.shape[-1], V), dtype=call.state_dtype, device=do.device)
+    _, dstart, dv = reverse(call, do, dend, True, dkept, chunks)
+    return dkept, dstart, dv
+
+
 def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tensor | None]:
     """Gradients of ``q, k, v, g`` and the initial state."""
+    if wide(call):
+        return in_memory.backward(call, do, dend, states_in_reverse)
     (B, T, HV, V), K = call.v.shape, call.q.shape[-1]
     call = with_running_sums(call)
     q, k, v = call.q, call.k, call.v
     do = rows_contiguous(do.to(v.dtype))  # of wide outputs it is float32
     new = functools.partial(torch.empty, device=v.device)
-    late = starts(call, q, do, None if dend is None else dend.contiguous(), True)
-    dstart = late.far
-    if call.start is not None and late.pieces is None:
-        dstart = new((call.N, HV, K, V), dtype=torch.float32)
     narrow = q.dtype if call.group == 1 else torch.float32
-    dv, dk, dq = new((B, T, HV, V), dtype=v.dtype), new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
-    there = None if late.pieces else dstart
-    dg = None
+    special = gluon(call, q, k, v, do, out=narrow)
+    dk, dq, dg = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow), None
     if call.gate == 0:
-        walk(call, k, q, do, dv, late, there, reverse=True)
+        late, dstart, dv = reverse(call, do, dend, special)
         walk(call, v, do, q, dk, late, reverse=True, transposed=True)
-        walk(call, do, v, k, dq, starts(call, k, v, call.start, False), transposed=True)
+        walk(call, do, v, k, dq, starts(call, k, v, call.start, False, special), transposed=True)
     else:
         chunks = cut(T, call.N, call.tiles.chunk, call.cu)
         dkept = new((chunks.count, HV, K, V), dtype=call.state_dtype)
-        walk(call, k, q, do, dv, late, there, reverse=True, kept=dkept, chunks=chunks)
-        dg = over_tiles(gradients(call, chunks, do, dkept, dq, dk))
+        _, dstart, dv = reverse(call, do, dend, special, dkept, chunks)
+        dg = over_tiles(gradients(call, chunks, do, dkept, dq, dk, special))
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=None, start=dstart)

@@ -14,10 +14,12 @@ from .delta_tuning import delta_tiles
 from .devices import hopper, not_hopper
 from .tuning import tiles_for
 
-__all__ = ["Facts", "details_of", "gluon", "widest"]
+__all__ = ["Facts", "details_of", "gluon", "on_hopper", "widest"]
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
 WIDTHS = (64, 128)
+WALKS = ("linear_attn", "simple_gla")
+"""Families whose walks take wider heads; their gradients' do not."""
 
 
 class Facts(NamedTuple):
@@ -58,18 +60,35 @@ def unfit(facts: Facts, out: torch.dtype = torch.bfloat16) -> str | None:
     for what, dtype in (("operands", facts.dtype), ("a and b", facts.vectors), ("results", out)):
         if dtype not in (None, torch.bfloat16):
             return f"{what} are {str(dtype).removeprefix('torch.')}, not bfloat16"
-    sizes = dict(K=facts.K) if facts.family == "gla" else dict(K=facts.K, V=facts.V)
-    for symbol, size in sizes.items():
-        if size not in WIDTHS:
-            return f"{symbol} is {size}, not 64 or 128"
+    reason = too_wide(facts)
+    if reason:
+        return reason
     if facts.strength == 2:
         return "beta has one number a value channel"
     return None if facts.chunk == 64 else f"chunks have {facts.chunk} tokens, not 64"
 
 
+def too_wide(facts: Facts) -> str | None:
+    """Why no kernel has tiles for these heads."""
+    if facts.family in WALKS:
+        if facts.K not in (*WIDTHS, 256):
+            return f"K is {facts.K}, not 64, 128 or 256"
+        return f"V is {facts.V}, not a multiple of 64" if facts.V % 64 else None
+    for symbol in "K" if facts.family == "gla" else "KV":
+        size = getattr(facts, symbol)
+        if size not in WIDTHS:
+            return f"{symbol} is {size}, not 64 or 128"
+    return None
+
+
 def gluon(call: Described, *arrays: Tensor | None, out: torch.dtype = torch.bfloat16) -> bool:
     """Whether kernels in Gluon take these ``arrays`` of a call, the first on its device, and write ``out``."""
-    return unfit(call.facts, out) is None and hopper(arrays[0].device) and whole_lines(*arrays)
+    return on_hopper(call, arrays[0].device, out) and whole_lines(*arrays)
+
+
+def on_hopper(call: Described, device: torch.device, out: torch.dtype = torch.bfloat16) -> bool:
+    """Whether kernels in Gluon take such a call on ``device``, if its arrays lie as they need them."""
+    return unfit(call.facts, out) is None and hopper(device)
 
 
 def whole_lines(*arrays: Tensor | None) -> bool:
@@ -117,11 +136,13 @@ def details_of(call: Call, device: torch.device | None) -> str:
     if reason:
         return f"{plain} (no Gluon kernels: {reason})"
     if call.op == "gla":
-        special = f"{plain}; {'gradients ' if steps else ''}under strong gates, {special}"
+        said = f"{plain}; {'gradients ' if steps else ''}under strong gates, {special}"
+    elif call.op in WALKS and call.needs_grad and max(call.K, call.V) > max(WIDTHS):
+        said = f"{plain}; gradients of values, {special}" if steps else f"{special}; gradients of queries and keys, {plain}"
     else:
-        special = f"{plain}; gradients, {special}" if steps else special
+        said = f"{plain}; gradients, {special}" if steps else special
         if call.op == "dplr":
-            special = f"{special}; walks and strong gates, {plain}"
-        elif call.needs_grad and call.HV > call.H and call.op in ("linear_attn", "simple_gla"):
-            special = f"{special}; gradients of shared heads, {plain}"
-    return special if device else f"{special}, {plain} elsewhere"
+            said = f"{said}; walks and strong gates, {plain}"
+        elif call.needs_grad and call.HV > call.H and call.op in WALKS:
+            said = f"{said}; gradients of shared heads, {plain}"
+    return said if device else f"{said}, {plain} elsewhere"

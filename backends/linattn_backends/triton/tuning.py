@@ -32,7 +32,6 @@ class Tiles:
         processors: Multiprocessors of the device.
         fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory. ``walk`` likewise,
             of a vector gate.
-        ring: Chunks that the walk for Hopper fetches ahead.
     """
 
     chunk: int
@@ -47,7 +46,6 @@ class Tiles:
     gradients: Tile
     gradients_levels: Tile
     fused: Tile | None
-    ring: int
     scores: Tile
     walk: Tile | None
     inter: Tile
@@ -61,6 +59,14 @@ class Tiles:
         wanted = -(-2 * self.processors // max(busy, 1))
         length = max(-(-chunks // wanted), 8)
         return length if 2 * length <= chunks else 0
+
+    def halves(self, T: int, busy: int) -> int:
+        """16ths of a sequence for the first of two programs, if ``busy`` pairs of them fill the device; else 0.
+
+        A chunk that gives the state alone takes the second program about a third of another's time.
+        """
+        filled = 2 * busy <= self.processors < 4 * busy
+        return 10 if filled and 8 * self.chunk <= T else 0
 
 
 def programs(K: int, V: int, BK: int, BV: int) -> int:
@@ -111,8 +117,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         outputs_levels=Tile(fit(K, most, least), fit(V, wide, least), 4, 1),
         gradients=Tile(fit(K, most, least), fit(V, most, least), 4, 3 if gate and not full else 1),
         gradients_levels=Tile(fit(K, most, least), fit(V, most, least), 4, 1),
-        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and max(K, V) <= 128 and not full and roomy else None,
-        ring=3,
+        fused=Tile(fit(max(K, V), 128, 64), 64, 4, 3) if gate < 2 and not full and roomy else None,
         scores=Tile(fit(K, most, least), 0, 4, 1),
         walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full and roomy else None,
         inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),
