@@ -58,7 +58,7 @@ def copy_sums(line, G, row, count, gt, C: gl.constexpr):
 
 @gluon.jit
 def bring(
-    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, bt, yt, gt,
+    a, b, y, G, rows, others, ys, rates, ready, free_rows, free, low, high, skip, limit, at, bt, yt, gt,
     W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what the chunks bring; the first ``skip`` of them bring nothing that meets the state."""
@@ -67,13 +67,14 @@ def bring(
         stage = n % STAGES
         count = limit - row
         far = row.to(gl.int64)
-        mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
-        if GATE == 1:
-            copy_sums(rates.index(stage).slice(2 * C, C), G, far, count, gt, C)
+        phase = ((n // STAGES) & 1) ^ 1
+        mbarrier.wait(free_rows.index(stage), phase)
+        copy(rows.index(stage), a + far * at, at, gl.where(n < skip, 0, count), C, W)
+        mbarrier.wait(free.index(stage), phase)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
         copy(ys.index(stage), y + far * yt, yt, count, C, BV)
-        if n >= skip:
-            copy(rows.index(stage), a + far * at, at, count, C, W)
+        if GATE == 1:
+            copy_sums(rates.index(stage).slice(2 * C, C), G, far, count, gt, C)
         async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(ready.index(stage), count=1)
@@ -180,8 +181,6 @@ def chain(
     for n in range(skip, high - low):
         stage = n % STAGES
         mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
-        if GATE == 1:
-            mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
         fence_async_shared()
         before = S.to(gl.bfloat16)
         held = before
@@ -194,6 +193,7 @@ def chain(
         given = ys.index(stage).permute((1, 0)).load(left(C))
         added = given
         if GATE == 1:
+            mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
             decayed = given.to(gl.float32) * rates.index(stage).slice(MAKES, C).load(gl.SliceLayout(0, left(C)))[None, :]
             added = decayed.to(gl.bfloat16)
         added = gl.convert_layout(added, left(W))
@@ -326,7 +326,7 @@ def fused(
                 STAGES,
             )),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, W, C, BV, GATE,
+                a, b, y, G, rows, others, ys, rates, ready, free, free, low, high, skip, limit, at, et, yt, gt, W, C, BV, GATE,
                 REVERSE, STAGES,
             )),
             (carry_off, (
@@ -350,16 +350,16 @@ def ask(
     row = (low + n) * C
     count = limit - row
     far = row.to(gl.int64)
+    met = gl.where(n < skip, 0, 1)
+    copy(dos.index(stage), do + far * ot, ot, count * met, C, V)
     copy(vs.index(stage), v + far * vt, vt, count, C, V)
+    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, BK * met, BK, V)
     copy(ks.index(stage), k + far * kt, kt, count, C, BK)
+    copy(qs.index(stage), q + far * qt, qt, count * met, C, BK)
     t = gl.arange(0, C, numbered())
     p = G + (far + gl.minimum(t, count - 1)) * gt
     async_copy.async_copy_global_to_shared(sums_.index(stage).slice(0, C), p, mask=t < C)
-    if n >= skip:
-        copy(dos.index(stage), do + far * ot, ot, count, C, V)
-        copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, BK, BK, V)
-        copy(qs.index(stage), q + far * qt, qt, count, C, BK)
-        async_copy.async_copy_global_to_shared(sums_.index(stage).slice(C, C), p - gt, mask=t > 0)
+    async_copy.async_copy_global_to_shared(sums_.index(stage).slice(C, C), p - gt, mask=t > 0)
     async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
     gl.thread_barrier()
     mbarrier.arrive(ready.index(stage), count=1)
@@ -382,12 +382,12 @@ def move(
         stage = n % STAGES
         row = (low + n) * C
         far = row.to(gl.int64) * HV
+        count = gl.where(n < skip, 0, limit - row)
         mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
-        if n >= skip:
-            put(dq + far * K, ks.index(stage), HV * K, limit - row, C, BK)
-            mbarrier.wait(made_k.index(stage), ((n - skip) // STAGES) & 1)
-            put(dk + far * K, qs.index(stage), HV * K, limit - row, C, BK)
-            gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < limit - row)
+        put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
+        mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
+        put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
+        gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
         gl.thread_barrier()
         if low + n + STAGES < high:
             ask(
@@ -467,7 +467,7 @@ def queries(
 
 @gluon.jit
 def keys(
-    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_k, low, high, skip,
+    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip,
     C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """``dk`` and ``dg``."""
@@ -476,7 +476,9 @@ def keys(
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((C, BK), gl.float32, acc)
     if HALVES:
-        mbarrier.wait(begun, 0)
+        for n in range(skip):
+            mbarrier.wait(ready.index(n % STAGES), (n // STAGES) & 1)
+            mbarrier.arrive(made_k.index(n % STAGES), count=1)
     for n in range(skip, high - low):
         stage = n % STAGES
         phase = ((n - skip) // STAGES) & 1
@@ -578,8 +580,8 @@ def gradients(
                 skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
             )),
             (keys, (
-                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_k, low, high, skip, C, BK,
-                HALVES, STAGES,
+                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
+                STAGES,
             )),
             (scores, (
                 dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
@@ -588,6 +590,6 @@ def gradients(
                 do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
                 limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, STAGES,
             )),
-        ], [4, 4, 4], [120, 80, 104],
+        ], [4, 4, 4], [120, 88, 96],
     )  # fmt: skip
     begun._keep_alive()
