@@ -190,6 +190,10 @@ class Shared(Allocated):
     def __init__(self, array, kind):
         self.array, self.kind, self.dtype = array, kind, Dtype(kind)
 
+    @property
+    def shape(self):
+        return self.array.shape
+
     def index(self, i):
         return Shared(self.array[int(i)], self.kind)
 

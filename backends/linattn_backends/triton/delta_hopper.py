@@ -41,7 +41,7 @@ from .hopper import (
     unknown_zero,
 )
 from .kernels import at_head, sequence_of
-from .scores_hopper import prepare
+from .scores_hopper import prepare, put_solved
 from .tiles import FLOOR, LOG2E
 
 __all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
@@ -467,14 +467,17 @@ def backwards(
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, shares, dbeta,
     owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
     DT: gl.constexpr, ST: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
+    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor.
+
+    With a gate, :func:`.delta_kernels.gate_gradients` makes ``dg`` of the ``shares`` that are left of each tile.
+    """
     NK: gl.constexpr = K // BK
     ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -484,6 +487,11 @@ def gradients(
     here = i.to(gl.int64) * HV + hv
     head = (b * T + row) * HV + hv
 
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    j = gl.arange(0, C, scan)
+    strengths = numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
+    if GATE == 1:
+        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
@@ -509,24 +517,19 @@ def gradients(
     acc: gl.constexpr = sums(C)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     of_columns: gl.constexpr = gl.SliceLayout(0, acc)
-    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((C, C), gl.float32, acc)
     t = gl.arange(0, C, of_rows)
     s = gl.arange(0, C, of_columns)
-    beta = at_head(beta, b, row, hv, bb, bt, bh, 1)
-    beta_t = numbers(beta, t, bt, count)
-    beta_s = numbers(beta, s, bt, count)
+    beta_t = gl.convert_layout(strengths, of_rows)
+    beta_s = gl.convert_layout(strengths, of_columns)
     if GATE == 1:
-        rates += here * (2 * C)
-        early = gl.load(rates + t)
-        late = gl.load(rates + C + t)
-        decay = gl.load(rates + C - 1)
-        j = gl.arange(0, C, scan)
-        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
-        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL)
-        G = gl.associative_scan(bg, 0, add) * LOG2E
-        E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
-        D = gl.exp2(gl.minimum(E, 0.0))
+        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+        G = gl.associative_scan(bg, 0, add)
+        whole = gl.sum(bg, 0)
+        G_t = gl.convert_layout(G, of_rows)
+        D = gl.exp2(G_t[:, None] - gl.convert_layout(G, of_columns)[None, :])
+        early = gl.exp2(G_t)
+        late = gl.exp2(whole - G_t)
 
     async_copy.wait_group(2)
     fence_async_shared()
@@ -539,8 +542,10 @@ def gradients(
     read = issue(given, S, zeros, True)
     compared = issue(y, S, zeros, True)
     wrote = issue(e, dS, zeros, True)
-    dA = warpgroup_mma_wait(4, [dA])
-    dL = warpgroup_mma_wait(3, [dL])
+    if GATE == 1:
+        met = issue(S.permute((1, 0)), dS, zeros, True)  # its diagonal is wanted: what the whole chunk decays of the state
+    dA = warpgroup_mma_wait(4 + GATE, [dA])
+    dL = warpgroup_mma_wait(3 + GATE, [dL])
     if ik == 0:
         own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
         gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
@@ -559,40 +564,29 @@ def gradients(
     fence_async_shared()
     gl.thread_barrier()
 
-    read = warpgroup_mma_wait(2, [read])
+    read = warpgroup_mma_wait(2 + GATE, [read])
     read = read * (scale * early[:, None] if GATE == 1 else scale)
     read = issue(dA, bk, read, False)
-    compared = warpgroup_mma_wait(2, [compared])
+    compared = warpgroup_mma_wait(2 + GATE, [compared])
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
     compared = issue(dL, bk, compared, False)
-    wrote = warpgroup_mma_wait(2, [wrote])
+    wrote = warpgroup_mma_wait(2 + GATE, [wrote])
+    if GATE == 1:
+        met = warpgroup_mma_wait(2, [met])
     given._keep_alive()  # until what reads them is done, or the compiler gives their place away
     e._keep_alive()
+    S._keep_alive()
+    dS._keep_alive()
     gl.thread_barrier()  # every warp waits for its own rows of a product only
     wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
-        crossing = gl.sum(key * wrote, 1)
+        crossing = gl.sum(key * wrote + gl.where(t[:, None] == s[None, :], met * gl.exp2(whole), 0.0), 1)
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    # While those run: the value's gradient, a part of it in every program, and what the gate of the whole chunk decays.
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
-    if NK == 1:
-        mine = y.load(layout)
-    elif ik == 0:
-        mine = y.slice(0, part, 1).load(layout)
-    else:
-        mine = y.slice(part, part, 1).load(layout)
-    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
-    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
-    if GATE == 1:
-        both = S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32)
-        through = gl.sum(gl.sum(both, 1), 0) * decay
+    # While those run: the value's gradient, a part of it in every program.
+    put_values(dv + head * V, y, at_head(beta, b, row, hv, bb, bt, bh, 1), bt, ik, HV * V, count, C, V, NK)
 
     out: gl.constexpr = rows_of(BK)
     r = gl.arange(0, C, gl.SliceLayout(1, out))
@@ -601,6 +595,8 @@ def gradients(
     inside = (r < count)[:, None]
     read, dA = warpgroup_mma_wait(3, [read, dA])
     gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    if GATE == 1:
+        across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
     bq._keep_alive()
     bk._keep_alive()
@@ -608,12 +604,10 @@ def gradients(
     sL._keep_alive()
     gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
     if GATE == 1:
-        across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)
-        across = gl.convert_layout(across, scan)
-        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
-        across = across + passed + gl.sum(crossing, 0) + through
-        across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
-        gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
+        across += gl.sum(key * (compared - wrote), 1)
+        shares += ik * tiles_stride + here * (2 * C)
+        gl.store(shares + t, across)
+        gl.store(shares + C + t, crossing)
 
 
 @gluon.jit
@@ -715,7 +709,7 @@ def tile_gradients(
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
-    mine = dv + head * V + ik * (V // NK)
+    mine = dv + head * V
     if STRONG:
         compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
         e._keep_alive()
@@ -812,18 +806,19 @@ def vector_gradients(
 
 @gluon.jit
 def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
-    """Store part ``ik`` of ``NK`` of ``beta ∘ buffer [C, V]``."""
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
+    """Store ``beta ∘ buffer [C, V]``: of ``NK`` parts of its rows, number ``ik``."""
+    part: gl.constexpr = C // NK
+    layout: gl.constexpr = rows_of(V)
+    r = ik * part + gl.arange(0, part, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, V, gl.SliceLayout(0, layout))
     if NK == 1:
         mine = buffer.load(layout)
     elif ik == 0:
-        mine = buffer.slice(0, part, 1).load(layout)
+        mine = buffer.slice(0, part).load(layout)
     else:
-        mine = buffer.slice(part, part, 1).load(layout)
-    spread(p, (mine.to(gl.float32) * scaled).to(p.dtype.element_ty), stride, count, C, part)
+        mine = buffer.slice(part, part).load(layout)
+    x = (mine.to(gl.float32) * numbers(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
+    gl.store(p + (r[:, None] * stride + columns[None, :]), x, mask=(r < count)[:, None])
 
 
 @gluon.jit
@@ -840,12 +835,14 @@ def mirror(buffer, C: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def vector_prepare(
-    q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
     RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
+    """As :func:`.delta_vector.prepare` by plain products, and :func:`.delta_kernels.solve`; without ``SCORES`` as ``decayed``,
+    whatever the chunk decays by.
+    """
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -906,7 +903,16 @@ def vector_prepare(
             gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
+        strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+        put_both(A, M, qw * scale, rw, strengths, here, gl.where(least > -RANGE, 1, 0), C)
+
+
+@gluon.jit
+def strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
+    """``beta`` of the tokens of one chunk and value head."""
+    b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
+    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
 
 
 @gluon.jit
@@ -919,10 +925,20 @@ def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
     gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
 
 
+@gluon.jit
+def put_both(A, M, a, compared, strengths, here, left, C: gl.constexpr):
+    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, left * C, C, C)
+    put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, left, C)
+
+
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def strong_prepare(
-    q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
@@ -941,5 +957,6 @@ def strong_prepare(
                 a, m = strong_chunk(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
-                put_scores(A, L, a * scale, m, here, C, C)
+                strengths = strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+                put_both(A, M, a * scale, m, strengths, here, 1, C)
                 gl.thread_barrier()

@@ -30,7 +30,7 @@ import triton.language as tl
 from .kernels import sequence_of
 from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
 
-__all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "solve"]
+__all__ = ["backwards", "carry", "forwards", "gate_gradients", "gradients", "pairs", "prepare", "solve"]
 
 
 @triton.jit
@@ -744,3 +744,33 @@ def gradients(
             across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gate_gradients(
+    shares, g, dg, owner, first, cu, T, PER, N, HV, tiles_stride, gb, gt, gh,
+    C: tl.constexpr, TILES: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """``dg`` of one chunk with a scalar gate, of the sums over ``TILES`` tiles of keys that its gradients left.
+
+    A tile's are two numbers a token: what its gate and all before it in the chunk get, and what every gate of the chunk gets.
+    """
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    t = tl.arange(0, C)
+    rows = piece * C + t
+    bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+    shares += pid.to(tl.int64) * (2 * C) + t
+    across = tl.load(shares)
+    whole = tl.load(shares + C)
+    for tile in tl.static_range(1, TILES):
+        across += tl.load(shares + tile * tiles_stride)
+        whole += tl.load(shares + tile * tiles_stride + C)
+    across += suffix(across, C, 1) + tl.sum(whole, 0)
+    across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+    tl.store(dg + (b * T + bos + rows) * HV + hv, across, mask=rows < L)

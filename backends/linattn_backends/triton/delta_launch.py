@@ -6,6 +6,7 @@ As in :mod:`.launch`, nothing reads a tensor's data.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -212,22 +213,22 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     if module is not kernels:
-        given = (call.q, call.k, call.g, ready.A, L)
+        given = (call.q, call.k, call.g, call.beta, ready.A, ready.M)
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
+        strided = (*strided, *strides(call.beta))
         launch(
             module.vector_prepare, count, call,
             *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
         )  # fmt: skip
-        if L is None:
-            return ready
-        launch(
-            module.strong_prepare, few(call, count), call,
-            *given, *rows, *where, count, call.scale, *strided, **sizes,
-        )  # fmt: skip
-        return ready._replace(M=solved(call, chunks, L, ready.M))
+        if scores is None:
+            launch(
+                module.strong_prepare, few(call, count), call,
+                *given, *rows, *where, count, call.scale, *strided, **sizes,
+            )  # fmt: skip
+        return ready
+    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     strided = (*strided, *strides(call.a), *strides(call.b))
     given = (call.q, call.a, call.b, call.k, call.g)
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
@@ -457,18 +458,32 @@ def gradients(
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
-    dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
+    each = (B, T, HV) if module is kernels else (chunks.count, HV, 2, call.tiles.chunk)
+    shares = new((tiles_k, *each), dtype=torch.float32) if call.gate else None  # of the gate's gradient, a tile
     launch(
         module.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dg, dbeta,
-        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, math.prod(each),
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
         GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if dg is not None:
-        dg = dg[0] if tiles_k == 1 else dg.sum(0)
+    dg = None
+    if shares is not None:
+        dg = gate_gradients(call, chunks, shares) if module is not kernels else shares[0] if tiles_k == 1 else shares.sum(0)
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+
+
+def gate_gradients(call: Delta, chunks: Cut, shares: Tensor) -> Tensor:
+    """``dg`` of the shares ``[tiles, chunks, HV, 2, C]`` that the tiles of keys left."""
+    T, HV = call.v.shape[1:3]
+    dg = torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
+    launch(
+        kernels.gate_gradients, chunks.count * HV, call,
+        shares, call.g, dg, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, shares[0].numel(), *strides(call.g),
+        C=call.tiles.chunk, TILES=shares.shape[0], PACKED=call.cu is not None, num_warps=1, num_stages=1,
+    )  # fmt: skip
+    return dg
 
 
 def vector_gradients(
