@@ -12,7 +12,6 @@ product prefetches. Here a product is waited for where its result is used.
 What a product's operands ask for is said in :mod:`.hopper`.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -20,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .delta_kernels import span
 from .hopper import (
-    add,
     any_marked,
     bring_chunk,
     chunk_of,
@@ -42,7 +40,6 @@ from .hopper import (
 )
 from .kernels import at_head, sequence_of
 from .scores_hopper import prepare, put_solved
-from .tiles import FLOOR, LOG2E
 
 __all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
 
@@ -153,7 +150,7 @@ def bring(
             copy_line(rs.index(stage), rates + at * K, True, K)
             copy(ws.index(stage), write + far * kt, kt, count, C, K)
         if GATE == 1:
-            copy_line(rs.index(stage), rates + at * (2 * C), True, 2 * C)
+            copy_line(rs.index(stage), rates + at * (3 * C), True, 2 * C)
         if not IDENTITY:
             copy(vs.index(stage), v + far * vt, vt, count, C, BV)
         copy(Ms.index(stage), M + at * (C * C), C, C, C, C)
@@ -487,11 +484,20 @@ def gradients(
     here = i.to(gl.int64) * HV + hv
     head = (b * T + row) * HV + hv
 
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     j = gl.arange(0, C, scan)
     strengths = numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
     if GATE == 1:
-        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
+        sums_of_gates = rates + here * (3 * C) + 2 * C
+        G_t = gl.load(sums_of_gates + t)
+        G_s = gl.load(sums_of_gates + s)
+        whole = gl.load(sums_of_gates + C - 1)
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
@@ -514,20 +520,10 @@ def gradients(
     copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
-    acc: gl.constexpr = sums(C)
-    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
-    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
-    zeros = gl.zeros((C, C), gl.float32, acc)
-    t = gl.arange(0, C, of_rows)
-    s = gl.arange(0, C, of_columns)
     beta_t = gl.convert_layout(strengths, of_rows)
     beta_s = gl.convert_layout(strengths, of_columns)
     if GATE == 1:
-        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
-        G = gl.associative_scan(bg, 0, add)
-        whole = gl.sum(bg, 0)
-        G_t = gl.convert_layout(G, of_rows)
-        D = gl.exp2(G_t[:, None] - gl.convert_layout(G, of_columns)[None, :])
+        D = gl.exp2(G_t[:, None] - G_s[None, :])
         early = gl.exp2(G_t)
         late = gl.exp2(whole - G_t)
 
@@ -791,6 +787,7 @@ def vector_gradients(
                         gb, gt + none, gh, bb, bt + none, bh,
                         K, V, C, BK, GROUP, PACKED, STRONG
                     )  # fmt: skip
+                    gl.thread_barrier()  # the next item's copies may land where a slower warp still reads this one's
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if gl.load(owner + pid // (NK * HV)) >= N:
@@ -903,8 +900,9 @@ def vector_prepare(
             gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:
-        strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-        put_both(A, M, qw * scale, rw, strengths, here, gl.where(least > -RANGE, 1, 0), C)
+        if least > -RANGE:
+            strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+            put_both(A, M, qw * scale, rw, strengths, here, C)
 
 
 @gluon.jit
@@ -926,13 +924,13 @@ def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
 
 
 @gluon.jit
-def put_both(A, M, a, compared, strengths, here, left, C: gl.constexpr):
-    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``, if ``left``."""
+def put_both(A, M, a, compared, strengths, here, C: gl.constexpr):
+    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``."""
     t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
     square = here * (C * C)
-    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, left * C, C, C)
-    put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, left, C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
+    put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, 1, C)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
@@ -958,5 +956,5 @@ def strong_prepare(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
                 strengths = strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-                put_both(A, M, a * scale, m, strengths, here, 1, C)
+                put_both(A, M, a * scale, m, strengths, here, C)
                 gl.thread_barrier()

@@ -204,9 +204,11 @@ def prepare(
         D = decay_matrix(bg, C, False, SPLIT)
         qk = tl.where(s <= t, qk * D, 0.0)
         kk = tl.where(s < t, kk * D, 0.0)
-        p = rates + at * (2 * C) + tl.arange(0, C)
-        tl.store(p, tl.exp2(prefix(bg, C, SPLIT) * LOG2E))
+        p = rates + at * (3 * C) + tl.arange(0, C)
+        G = prefix(bg, C, SPLIT) * LOG2E
+        tl.store(p, tl.exp2(G))
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
+        tl.store(p + 2 * C, G)
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
     if BETA == 2:
@@ -309,9 +311,9 @@ def forwards(
         here = (chunk0 + chunk) * HV + hv
         # What no product prefetches comes first, so that its latency is the first product's.
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (2 * C) + C - 1)
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -414,9 +416,9 @@ def backwards(
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (2 * C) + C - 1)
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -704,7 +706,7 @@ def gradients(
     )  # fmt: skip
     acc = acc * scale
     if GATE == 1:
-        rates += here * (2 * C)
+        rates += here * (3 * C)
         rate = tl.load(rates + token)[:, None]
         acc = acc * rate
         compared = compared * rate

@@ -120,7 +120,7 @@ class Delta:
 
 class Scores(NamedTuple):
     """What the forward pass leaves for the backward pass: ``A`` and ``M`` ``[chunks, HV, C, C]``, those of ``dplr``'s second
-    writer, and with a scalar gate ``rates`` ``[chunks, HV, 2, C]``.
+    writer, and with a scalar gate ``rates`` ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``.
     """
 
     A: Tensor
@@ -139,7 +139,7 @@ class Scores(NamedTuple):
         return cls(
             new(dtype=call.q.dtype), new(dtype=M), new(dtype=call.q.dtype) if dplr else None,
             new(dtype=call.state_dtype) if dplr else None,
-            torch.empty((count, HV, 2, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
+            torch.empty((count, HV, 3, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
         )  # fmt: skip
 
 

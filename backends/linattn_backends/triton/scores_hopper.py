@@ -213,8 +213,9 @@ def prepare(
         if GATE == 1:
             bg = gl.maximum(decays[w], FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
             G = gl.associative_scan(bg, 0, add)
-            gl.store(rates + here * (2 * C) + j, gl.exp2(G), mask=count > 0)
-            gl.store(rates + here * (2 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + j, gl.exp2(G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + 2 * C + j, G, mask=count > 0)
         square = here * (C * C)
         there = gl.where(count > 0, C, 0)
         async_copy.wait_group(0)
