@@ -899,7 +899,7 @@ def vector_prepare(
             )  # fmt: skip
             gl.thread_barrier()
     gl.store(ranges + here, least)
-    if SCORES:
+    if SCORES:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if least > -RANGE:
             strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
             put_both(A, M, qw * scale, rw, strengths, here, C)
