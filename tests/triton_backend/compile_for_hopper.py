@@ -25,7 +25,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 compiled: set[str] = set()
 
 
@@ -57,6 +57,8 @@ def compile_instead(kernel, *args, grid, warmup, **config):
         ptx = triton.compile(source(kernel, signature, constants, hints), target=HOPPER, options=options).asm["ptx"]
         lost = overwritten(ptx)
         assert not lost, f"{kernel.__name__} stores over its barriers at {lost} of shared memory: {constants}"
+        assert not early(ptx), f"{kernel.__name__} touches memory before it has waited for the kernel before: {constants}"
+        assert "griddepcontrol.wait" in ptx or not options.get("launch_pdl"), f"{kernel.__name__} waits for no kernel before it"
         compiled.add(key)
     return Kernel()
 
@@ -72,6 +74,12 @@ def overwritten(ptx):
     stores = re.findall(r"st\.shared(?:\.v(\d))?\.b(\d+) \s*\[global_smem\+?(\d*)\]", ptx)
     spans = [(int(place or 0), int(place or 0) + int(count or 1) * int(bits) // 8) for count, bits, place in stores]
     return sorted(at for at in barriers if any(low < at + 8 and at < high for low, high in spans))
+
+
+def early(ptx):
+    """What a kernel that may begin before its predecessor has ended does to memory before it waits for that."""
+    ahead, waits, _ = ptx.partition("griddepcontrol.wait")
+    return re.findall(r"(?:ld|st|atom|red)\.global\S*|cp\.async\.\S*global\S*", ahead) if waits else []
 
 
 def type_of(x):

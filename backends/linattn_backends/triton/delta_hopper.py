@@ -20,10 +20,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .delta_kernels import span
 from .hopper import (
     any_marked,
+    begin_total,
+    binary,
     bring_chunk,
     chunk_of,
     copy,
     decayed_rows,
+    follow,
     gates,
     issue,
     left,
@@ -341,6 +344,7 @@ def forwards(
     PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.forwards`."""
+    follow()
     iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
@@ -409,6 +413,7 @@ def backwards(
     END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.backwards`."""
+    follow()
     iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
@@ -475,6 +480,7 @@ def gradients(
 
     With a gate, :func:`.delta_kernels.gate_gradients` makes ``dg`` of the ``shares`` that are left of each tile.
     """
+    follow()
     NK: gl.constexpr = K // BK
     ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -771,6 +777,7 @@ def vector_gradients(
     RANGE: gl.constexpr, STRONG: gl.constexpr,
 ):  # fmt: skip
     """``tile_gradients`` for every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; others leave those."""
+    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
@@ -830,6 +837,12 @@ def mirror(buffer, C: gl.constexpr):
     buffer.store(gl.where(s < t, lower, gl.where(s > t, upper, gl.zeros((C, C), buffer.dtype, acc))))
 
 
+@gluon.constexpr_function
+def strips(width):
+    """Of a tile whose columns are summed: a thread has four of them, and few threads the same."""
+    return gl.BlockedLayout([1, 4], [128 // width, width // 4], [4, 1], [1, 0])
+
+
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def vector_prepare(
     q, k, g, beta, A, M, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
@@ -840,6 +853,7 @@ def vector_prepare(
     """As :func:`.delta_vector.prepare` by plain products, and :func:`.delta_kernels.solve`; without ``SCORES`` as ``decayed``,
     whatever the chunk decays by.
     """
+    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -852,56 +866,65 @@ def vector_prepare(
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
-    one = gl.full((C, C), 1.0, gl.float32, acc)
-    before = gl.where(s[None, :] <= t[:, None], one, 0.0)
-    qw = gl.zeros((C, C), gl.float32, acc)
-    rw = gl.zeros((C, C), gl.float32, acc)
+    from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5).to(gl.bfloat16)
+    if SCORES:
+        halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle)
+    wrote = ()
     least = 0.0
     for ik in gl.static_range(NK):
         async_copy.wait_group(NK - 1 - ik)
         gl.thread_barrier()
-        gate = gates(gs.index(ik), BK)
-        whole = gl.sum(gate, 0)
+        gate = binary(gs[ik].load(strips(BK)))
+        whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
         place = head + ik * BK
+        high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+        rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+        put_terms(high, rest, gate)
         if SCORES:
-            kept = gl.where(least > -RANGE, count, 0)
-            c = whole * 0.5
-            half = gl.exp2(c)[None, :]
-            G = totals(before, gate, C, BK) - c[None, :]
-            key = ks.index(ik).load(acc).to(gl.float32)
-            right = key * gl.exp2(-G)
-            wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
             fence_async_shared()
+            gl.thread_barrier()
+            kept = gl.where(least > -RANGE, count, 0)
+            half = gl.exp2(whole * 0.5)[None, :]
+            G = warpgroup_mma_wait(0, [begin_total(halves, high, rest, C, BK)])
+            high._keep_alive()
+            rest._keep_alive()
+            gl.thread_barrier()
+            key = ks[ik].load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
             spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
             early = gl.exp2(G)
             key = key * early
-            left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
-            gl.thread_barrier()
-            rw = issue(left_k, wrote.permute((1, 0)), rw, False)
-            asked = qs.index(ik).load(acc).to(gl.float32) * early
-            left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
-            qw = issue(left_q, wrote.permute((1, 0)), qw, False)
+            ks[ik].store(key.to(gl.bfloat16))
             spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
+            asked = qs[ik].load(acc).to(gl.float32) * early
+            qs[ik].store(asked.to(gl.bfloat16))
             spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
-            wrote._keep_alive()
-            gl.thread_barrier()
         else:
-            high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
-            rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
             ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
-            put_terms(high, rest, gate)
             decayed_rows(
-                read + place, compare + place, write + place, qs.index(ik), ks.index(ik), high, rest, ones, 1.0, HV * K, count,
-                C, BK, True
+                read + place, compare + place, write + place, qs[ik], ks[ik], high, rest, ones, 1.0, HV * K, count, C, BK, True
             )  # fmt: skip
             gl.thread_barrier()
     gl.store(ranges + here, least)
     if SCORES:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if least > -RANGE:
             strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+            fence_async_shared()
+            gl.thread_barrier()
+            qw = gl.zeros((C, C), gl.float32, acc)
+            rw = gl.zeros((C, C), gl.float32, acc)
+            for ik in gl.static_range(NK):
+                rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+                qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+            rw, qw = warpgroup_mma_wait(0, [rw, qw])
+            for ik in gl.static_range(NK):
+                qs[ik]._keep_alive()
+                ks[ik]._keep_alive()
+                wrote[ik]._keep_alive()
+            gl.thread_barrier()
             put_both(A, M, qw * scale, rw, strengths, here, C)
 
 
@@ -940,6 +963,7 @@ def strong_prepare(
     K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
+    follow()
     pid = gl.program_id(0)
     if any_marked(ranges, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):

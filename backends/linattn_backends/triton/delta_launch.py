@@ -26,6 +26,10 @@ from .tuning import programs
 __all__ = ["Delta", "backward", "forward"]
 
 
+FOLLOWS = dict(launch_pdl=True)
+"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """One call: its arrays and what the kernels need to know of them.
@@ -197,7 +201,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             module.prepare, -(-count // 4), call,
             call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
             *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
-            num_warps=4,
+            num_warps=4, maxnreg=168,
         )  # fmt: skip
         return Prepared(call.q, call.k, None, None, *fresh, None)
     if call.gate < 2:
@@ -218,14 +222,15 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
         strided = (*strided, *strides(call.beta))
+        three = dict(maxnreg=168) if scores is None else {}  # programs share a processor
         launch(
             module.vector_prepare, count, call,
-            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
+            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes, **three,
         )  # fmt: skip
         if scores is None:
             launch(
                 module.strong_prepare, few(call, count), call,
-                *given, *rows, *where, count, call.scale, *strided, **sizes,
+                *given, *rows, *where, count, call.scale, *strided, **sizes, **FOLLOWS,
             )  # fmt: skip
         return ready
     L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
@@ -307,6 +312,8 @@ def walk(
         shared["GROUP"] = 1
     if module is not kernels:
         shared["STAGES"] = call.tiles.ring
+        if kernel is kernels.backwards or flags["OUT"] or call.gate == 2:  # not first in a backward pass
+            shared |= FOLLOWS
     launch(
         getattr(module, kernel.__name__), count * HV * programs(1, width, 1, tile.BV), call,
         ready.q, ready.k, y, call.beta, *written, ready.A, ready.M, *second, ready.rates, start, end, *outputs,
@@ -466,7 +473,7 @@ def gradients(
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, math.prod(each),
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
         GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
     )  # fmt: skip
     dg = None
     if shares is not None:
@@ -515,7 +522,7 @@ def vector_gradients(
                 *where, count, call.scale,
                 *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
                 K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-                STRONG=strong, num_warps=4,
+                STRONG=strong, num_warps=4, **FOLLOWS,
             )  # fmt: skip
         return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
     scores, grads = pairs(call, do, chunks, errors, adjoint)

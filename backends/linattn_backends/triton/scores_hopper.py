@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from .hopper import add, copy, issue, numbers, rows_of, spread, sums
+from .hopper import add, copy, follow, issue, numbers, rows_of, spread, sums
 from .kernels import at_head, chunk_within
 from .tiles import FLOOR, LOG2E
 
@@ -186,11 +186,22 @@ def prepare(
 
     ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
     """
+    follow()
     item = gl.program_id(0) * 4
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    qs = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    P, betas = columns(4, C)
+    NK: gl.constexpr = K // C
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    betas = gl.allocate_shared_memory(gl.float32, [4, C], plain)
+    P = ()
+    qs = ()
+    ks = ()
+    for n in gl.static_range(4):  # queries and keys where the last two chunks' columns come in the end
+        room = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+        P = P + (room._reinterpret(gl.float32, [4, C * 16], plain),)  # noqa: RUF005
+        if n < NK:
+            qs = qs + (room.index(1),)  # noqa: RUF005
+        elif n < 2 * NK:
+            ks = ks + (room.index(1),)  # noqa: RUF005
     acc: gl.constexpr = sums(C)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
@@ -204,10 +215,12 @@ def prepare(
         if GATE == 1:
             decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
     b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-    copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-    copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+    for n in gl.static_range(NK):
+        copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+        copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
     async_copy.commit_group()
     betas.store(stacked(strengths, C))
+    held = ()
     for w in gl.static_range(4):
         b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
         if GATE == 1:
@@ -221,14 +234,18 @@ def prepare(
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        kk = issue(ks, ks.permute((1, 0)), zeros, True)
-        qk = issue(qs, ks.permute((1, 0)), zeros, True)
+        kk = zeros
+        qk = zeros
+        for n in gl.static_range(NK):
+            kk = issue(ks[n], ks[n].permute((1, 0)), kk, n == 0)
+            qk = issue(qs[n], ks[n].permute((1, 0)), qk, n == 0)
         kk, qk = warpgroup_mma_wait(0, [kk, qk])
         gl.thread_barrier()  # every warp waits for its own rows of a product only
         if w < 3:
             b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-            copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-            copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+            for n in gl.static_range(NK):
+                copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+                copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
             async_copy.commit_group()
         if GATE == 1:
             E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
@@ -236,11 +253,15 @@ def prepare(
             qk = qk * D
             kk = kk * D
         compared = quarters(gl.where(s < t, kk, 0.0))
-        for n in gl.static_range(4):
-            P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
+        if w < 2:
+            for n in gl.static_range(4):
+                P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
+        else:
+            held = held + (compared,)  # noqa: RUF005
         spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
-    qs._keep_alive()
-    ks._keep_alive()
+    for w in gl.static_range(2):
+        for n in gl.static_range(4):
+            P[n].slice(2 + w, 1).store(gl.reshape(held[w][n], (1, C * 16)))
     blocks = ()
     for n in gl.static_range(4):
         blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
