@@ -30,6 +30,10 @@ FOLLOWS = dict(launch_pdl=True)
 """Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
 
 
+THREE = dict(maxnreg=168)
+"""Of programs of four warps, three of which share a processor of Hopper's."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """One call: its arrays and what the kernels need to know of them.
@@ -201,7 +205,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             module.prepare, -(-count // 4), call,
             call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
             *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
-            num_warps=4, maxnreg=168,
+            num_warps=4, **THREE,
         )  # fmt: skip
         return Prepared(call.q, call.k, None, None, *fresh, None)
     if call.gate < 2:
@@ -222,10 +226,10 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
         strided = (*strided, *strides(call.beta))
-        three = dict(maxnreg=168) if scores is None else {}  # programs share a processor
         launch(
             module.vector_prepare, count, call,
-            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes, **three,
+            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
+            **(THREE if scores is None else {}),
         )  # fmt: skip
         if scores is None:
             launch(
