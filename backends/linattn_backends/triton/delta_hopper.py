@@ -859,6 +859,8 @@ def vector_prepare(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + pid // HV) >= N:
             return
+    if SCORES:
+        strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
     gs, qs, ks, here, head, count = bring_chunk(
         pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
     )
@@ -866,66 +868,76 @@ def vector_prepare(
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
-    from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5).to(gl.bfloat16)
     if SCORES:
-        halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle)
-    wrote = ()
+        from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5)
+        halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle.to(gl.bfloat16))
+    async_copy.wait_group(NK)
+    gl.thread_barrier()
+    wholes = ()
+    high = ()
+    rest = ()
     least = 0.0
     for ik in gl.static_range(NK):
-        async_copy.wait_group(NK - 1 - ik)
-        gl.thread_barrier()
         gate = binary(gs[ik].load(strips(BK)))
         whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
-        place = head + ik * BK
-        high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
-        rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
-        put_terms(high, rest, gate)
-        if SCORES:
-            fence_async_shared()
+        wholes = wholes + (whole,)  # noqa: RUF005
+        high = high + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        rest = rest + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        put_terms(high[ik], rest[ik], gate)
+    gl.store(ranges + here, least)
+    if not SCORES:
+        ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+        for ik in gl.static_range(NK):
+            async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
-            kept = gl.where(least > -RANGE, count, 0)
-            half = gl.exp2(whole * 0.5)[None, :]
-            G = warpgroup_mma_wait(0, [begin_total(halves, high, rest, C, BK)])
-            high._keep_alive()
-            rest._keep_alive()
-            gl.thread_barrier()
-            key = ks[ik].load(acc).to(gl.float32)
-            right = key * gl.exp2(-G)
-            wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            early = gl.exp2(G)
-            key = key * early
-            ks[ik].store(key.to(gl.bfloat16))
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            asked = qs[ik].load(acc).to(gl.float32) * early
-            qs[ik].store(asked.to(gl.bfloat16))
-            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
-        else:
-            ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+            place = head + ik * BK
             decayed_rows(
-                read + place, compare + place, write + place, qs[ik], ks[ik], high, rest, ones, 1.0, HV * K, count, C, BK, True
+                read + place, compare + place, write + place, qs[ik], ks[ik], high[ik], rest[ik], ones, 1.0, HV * K, count,
+                C, BK, True
             )  # fmt: skip
             gl.thread_barrier()
-    gl.store(ranges + here, least)
-    if SCORES:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if least > -RANGE:
-            strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-            fence_async_shared()
-            gl.thread_barrier()
-            qw = gl.zeros((C, C), gl.float32, acc)
-            rw = gl.zeros((C, C), gl.float32, acc)
-            for ik in gl.static_range(NK):
-                rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
-                qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
-            rw, qw = warpgroup_mma_wait(0, [rw, qw])
-            for ik in gl.static_range(NK):
-                qs[ik]._keep_alive()
-                ks[ik]._keep_alive()
-                wrote[ik]._keep_alive()
-            gl.thread_barrier()
-            put_both(A, M, qw * scale, rw, strengths, here, C)
+        return
+    if least <= -RANGE:  # left to strong_prepare
+        async_copy.wait_group(0)
+        return
+    wrote = ()
+    for ik in gl.static_range(NK):
+        place = head + ik * BK
+        half = gl.exp2(wholes[ik] * 0.5)[None, :]
+        fence_async_shared()
+        async_copy.wait_group(NK - 1 - ik)
+        gl.thread_barrier()
+        G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
+        high[ik]._keep_alive()
+        rest[ik]._keep_alive()
+        gl.thread_barrier()
+        key = ks[ik].load(acc).to(gl.float32)
+        right = key * gl.exp2(-G)
+        wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
+        spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+        early = gl.exp2(G)
+        key = key * early
+        ks[ik].store(key.to(gl.bfloat16))
+        spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+        asked = qs[ik].load(acc).to(gl.float32) * early
+        qs[ik].store(asked.to(gl.bfloat16))
+        spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+    fence_async_shared()
+    gl.thread_barrier()
+    qw = gl.zeros((C, C), gl.float32, acc)
+    rw = gl.zeros((C, C), gl.float32, acc)
+    for ik in gl.static_range(NK):
+        rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+        qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+    rw, qw = warpgroup_mma_wait(0, [rw, qw])
+    for ik in gl.static_range(NK):
+        qs[ik]._keep_alive()
+        ks[ik]._keep_alive()
+        wrote[ik]._keep_alive()
+    gl.thread_barrier()
+    put_both(A, M, qw * scale, rw, strengths, here, C)
 
 
 @gluon.jit

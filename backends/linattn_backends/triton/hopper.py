@@ -167,7 +167,9 @@ def bring_chunk(
     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy gates, queries and keys of one chunk, ``K / BK`` tiles ``[C, BK]`` each; and say where its results go."""
+    """Begin to copy gates, queries and keys of one chunk, ``K / BK`` tiles ``[C, BK]`` each, the gates first.
+
+    And say where its results go."""
     NK: gl.constexpr = K // BK
     hv = item % HV
     i = item // HV
@@ -182,11 +184,13 @@ def bring_chunk(
     gs = ()
     qs = ()
     ks = ()
-    for ik in gl.static_range(NK):  # each of its own: what was gates makes room when they are read
+    for ik in gl.static_range(NK):  # each of its own: what were gates makes room when they are read
         gs = gs + (gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type)),)  # noqa: RUF005
+        copy(gs[ik], g + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
+    for ik in gl.static_range(NK):
         qs = qs + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
         ks = ks + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
-        copy(gs[ik], g + ik * BK, gt, count, C, BK)
         copy(qs[ik], q + ik * BK, qt, count, C, BK)
         copy(ks[ik], k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
