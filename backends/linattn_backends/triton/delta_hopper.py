@@ -898,46 +898,46 @@ def vector_prepare(
                 C, BK, True
             )  # fmt: skip
             gl.thread_barrier()
-        return
-    if least <= -RANGE:  # left to strong_prepare
-        async_copy.wait_group(0)
-        return
-    wrote = ()
-    for ik in gl.static_range(NK):
-        place = head + ik * BK
-        half = gl.exp2(wholes[ik] * 0.5)[None, :]
+    else:
+        if least <= -RANGE:  # left to strong_prepare
+            async_copy.wait_group(0)
+            return
+        wrote = ()
+        for ik in gl.static_range(NK):
+            place = head + ik * BK
+            half = gl.exp2(wholes[ik] * 0.5)[None, :]
+            fence_async_shared()
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
+            high[ik]._keep_alive()
+            rest[ik]._keep_alive()
+            gl.thread_barrier()
+            key = ks[ik].load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            early = gl.exp2(G)
+            key = key * early
+            ks[ik].store(key.to(gl.bfloat16))
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            asked = qs[ik].load(acc).to(gl.float32) * early
+            qs[ik].store(asked.to(gl.bfloat16))
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
         fence_async_shared()
-        async_copy.wait_group(NK - 1 - ik)
         gl.thread_barrier()
-        G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
-        high[ik]._keep_alive()
-        rest[ik]._keep_alive()
+        qw = gl.zeros((C, C), gl.float32, acc)
+        rw = gl.zeros((C, C), gl.float32, acc)
+        for ik in gl.static_range(NK):
+            rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+            qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+        rw, qw = warpgroup_mma_wait(0, [rw, qw])
+        for ik in gl.static_range(NK):
+            qs[ik]._keep_alive()
+            ks[ik]._keep_alive()
+            wrote[ik]._keep_alive()
         gl.thread_barrier()
-        key = ks[ik].load(acc).to(gl.float32)
-        right = key * gl.exp2(-G)
-        wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
-        spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
-        early = gl.exp2(G)
-        key = key * early
-        ks[ik].store(key.to(gl.bfloat16))
-        spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
-        asked = qs[ik].load(acc).to(gl.float32) * early
-        qs[ik].store(asked.to(gl.bfloat16))
-        spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
-    fence_async_shared()
-    gl.thread_barrier()
-    qw = gl.zeros((C, C), gl.float32, acc)
-    rw = gl.zeros((C, C), gl.float32, acc)
-    for ik in gl.static_range(NK):
-        rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
-        qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
-    rw, qw = warpgroup_mma_wait(0, [rw, qw])
-    for ik in gl.static_range(NK):
-        qs[ik]._keep_alive()
-        ks[ik]._keep_alive()
-        wrote[ik]._keep_alive()
-    gl.thread_barrier()
-    put_both(A, M, qw * scale, rw, strengths, here, C)
+        put_both(A, M, qw * scale, rw, strengths, here, C)
 
 
 @gluon.jit
