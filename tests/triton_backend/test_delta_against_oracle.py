@@ -51,6 +51,20 @@ def test_keys_that_are_not_normalised():
     check("gated_delta_rule", given)
 
 
+@pytest.mark.parametrize("length", [1000, 10000])
+@pytest.mark.parametrize("family", FAMILIES[:3])
+def test_long_keys_in_float16(family, length):
+    """Scores are beyond its range; errors, times ``beta``, below it."""
+    given = arrays(family, T=40, K=16, V=16, dtype=torch.float16, kind="weak", state=False)
+    scaled = dict(q=1000 * given["q"], k=length * given["k"], beta=given["beta"] / length**2)
+    check(family, given | scaled, d_o=length / 100)
+
+
+def test_scores_beyond_the_range_of_float16():
+    given = arrays("dplr", T=40, K=16, V=16, dtype=torch.float16, kind="weak", state=False)
+    check("dplr", given | dict(q=1000 * given["q"], k=1000 * given["k"], v=given["v"] / 1000), d_o=1e-3)
+
+
 @pytest.mark.parametrize("decay", [18, 36])
 @pytest.mark.parametrize("family", ["kda", "dplr"])
 def test_queries_near_the_end_of_the_range_of_float16(family, decay):
