@@ -90,6 +90,11 @@ def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     assert tiles.segment(T, 1, heads, 2, 2) == length
 
 
+def test_sequences_of_wide_keys_are_not_split():
+    """What a segment does to the state, ``[K, K]`` in float32, has no room in shared memory."""
+    assert delta_tiles(129, 128, torch.bfloat16, 1, 1, 0, 132, True).segment(32768, 1, 4, 2, 2) == 0
+
+
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])
 @pytest.mark.parametrize("family", ["gated_delta_rule", "kda"])
 def test_widths(family, K, V):
