@@ -421,7 +421,8 @@ LANGUAGE = Language()
 FAKES = dict(
     tl=LANGUAGE, gl=LANGUAGE, triton=SimpleNamespace(jit=decorator, knobs=importlib.import_module("triton").knobs),
     gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier, mma_v2=mma_v2,
-    fence_async_shared=nothing, gdc_wait=nothing, gdc_launch_dependents=nothing, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
+    fence_async_shared=nothing, gdc_wait=nothing, gdc_launch_dependents=nothing, warpgroup_mma=warpgroup_mma,
+    warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
 
 

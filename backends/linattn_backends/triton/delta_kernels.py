@@ -719,7 +719,7 @@ def gradients(
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
         crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
-    acc = product(bdA, bk, acc, PREC)
+    acc = product(bdA, bk.to(DT), acc, PREC)
     tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
@@ -729,13 +729,13 @@ def gradients(
     if GATE == 1:
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    wrote = product(tl.trans(bdA), bq, wrote, PREC)
-    wrote = product(tl.trans(bdL), bk, wrote, PREC)
+    wrote = product(tl.trans(bdA), bq.to(DT), wrote, PREC)
+    wrote = product(tl.trans(bdL), bk.to(DT), wrote, PREC)
     compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
         crossing += bdL * times(bk, tl.trans(bk), PREC)
-    compared = product(bdL, bk, compared, PREC)
+    compared = product(bdL, bk.to(DT), compared, PREC)
     tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
     if GATE == 1:
         if SPLIT == 3:  # the sums that define dg, with no cancellation

@@ -19,7 +19,7 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .launch import Cut, cut, launch, rows_contiguous, strides
 from .selection import Facts, gluon, widest
 from .tuning import programs
 
@@ -100,7 +100,7 @@ class Delta:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Of states, errors and ``M`` in memory and in products. float16 has not the range."""
+        """Of states, errors, scores and ``M`` in memory and in products. float16 has not the range."""
         return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
 
     @property
@@ -145,8 +145,7 @@ class Scores(NamedTuple):
         new = functools.partial(torch.empty, (count, HV, C, C), device=call.v.device)
         M = torch.float32 if call.strength == 2 else call.state_dtype
         return cls(
-            new(dtype=call.q.dtype), new(dtype=M), new(dtype=call.q.dtype) if dplr else None,
-            new(dtype=call.state_dtype) if dplr else None,
+            new(dtype=call.state_dtype), new(dtype=M), *(new(dtype=call.state_dtype) if dplr else None for _ in range(2)),
             torch.empty((count, HV, 3, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
         )  # fmt: skip
 
@@ -253,14 +252,14 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             del shared["PREC"]
             launch(
                 vector.decayed, count, call,
-                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=call.state_type, **shared,
             )  # fmt: skip
         return ready
     for slow in (False, True) if special is None else (True,):
         launch(
             vector.prepare, few(call, count) if slow else count, call,
             *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
-            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=call.state_type, **shared,
         )  # fmt: skip
     return ready._replace(M=solved(call, chunks, L, ready.M))
 
@@ -324,7 +323,7 @@ def walk(
         at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
         *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
         GATE=call.gate, V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
-        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+        DT=call.state_type, ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -429,11 +428,8 @@ def pairs(
     B, T, HV, V = call.v.shape
     C, dplr, tile = call.tiles.chunk, call.a is not None, call.tiles.pairs
     new = functools.partial(torch.empty, device=call.v.device)
-    square = functools.partial(new, (chunks.count, HV, C, C))
-    scores = ScoreGradients(
-        square(dtype=call.v.dtype), square(dtype=call.state_dtype),
-        square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
-    )  # fmt: skip
+    square = functools.partial(new, (chunks.count, HV, C, C), dtype=call.state_dtype)
+    scores = ScoreGradients(square(), square(), square() if dplr else None, square() if dplr else None)
     dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
     grads = dict(v=dv, beta=None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype))
     launch(
@@ -443,7 +439,7 @@ def pairs(
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
         V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
         PREC=call.tiles.precision,
-        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+        DT=call.state_type, ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, grads
 
@@ -476,7 +472,7 @@ def gradients(
         call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
         chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, math.prod(each),
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
-        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
+        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type, ST=call.state_type,
         num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
     )  # fmt: skip
     dg = None
@@ -531,7 +527,7 @@ def vector_gradients(
         return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
     scores, grads = pairs(call, do, chunks, errors, adjoint)
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
-    shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
+    shared = dict(call.common(), V=V, DT=call.state_type, ST=call.state_type)
     given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))

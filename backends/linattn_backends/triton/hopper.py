@@ -16,9 +16,9 @@ from .kernels import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
-    "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates", "issue", "left",
-    "numbers", "own_rows", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients", "sums", "totals",
-    "unknown_zero",
+    "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates",
+    "issue", "left", "numbers", "own_rows", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients",
+    "sums", "totals", "unknown_zero",
 ]  # fmt: skip
 
 
