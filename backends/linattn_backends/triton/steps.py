@@ -93,7 +93,9 @@ def all_strides(state: Tensor | None) -> tuple[int, ...]:
 
 def far_apart(state: Tensor | None) -> bool:
     """Whether offsets inside one head's state take more than 32 bits."""
-    return state is not None and sum((n - 1) * step for n, step in zip(state.shape[2:], state.stride()[2:], strict=True)) >= 1 << 31
+    return state is not None and any(
+        (n - 1) * step >= 1 << 30 for n, step in zip(state.shape[2:], state.stride()[2:], strict=True)
+    )
 
 
 def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
