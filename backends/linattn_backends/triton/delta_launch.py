@@ -19,16 +19,11 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
-from .launch import Cut, cut, launch, rows_contiguous, strides
+from .launch import FOLLOWS, Cut, cut, launch, rows_contiguous, strides
 from .selection import Facts, gluon, widest
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
-
-
-FOLLOWS = dict(launch_pdl=True)
-"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
-
 
 THREE = dict(maxnreg=168)
 """Of programs of four warps, three of which share a processor of Hopper's."""

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from .delta_hopper import barriers, hold, put
-from .hopper import add, copy, issue, left, sums
+from .hopper import add, copy, follow, issue, left, sums
 from .kernels import nth, span_of
 
 __all__ = ["fused", "gradients"]
@@ -278,6 +278,7 @@ def fused(
     RANGE: gl.constexpr, PREC: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.fused.fused`; with ``HALVES``, two programs a sequence, of which the first walks ``HALVES`` 16ths of it."""
+    follow()
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
@@ -519,6 +520,7 @@ def gradients(
 
     One walk from the first chunk, with a ``[BK, V]`` tile of the state in registers, so no state is read or written.
     """
+    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     ik = pid % NK

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import launch as in_memory
 from .fused import fused
 from .launch import (
+    FOLLOWS,
     Cut,
     Diagonal,
     cut,
@@ -30,6 +31,10 @@ from .selection import gluon, on_hopper
 from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
+
+FIRST, FIRST_GRADIENTS = 6, 8
+"""16ths of a sequence that the first of two programs walks, which the second walks too, for the state alone: fewer, and one is
+done before the other; more, and more is read twice."""
 
 
 def fits(call: Diagonal, backward: bool) -> bool:
@@ -52,14 +57,14 @@ def wide(call: Diagonal) -> bool:
 class Starts:
     """Where the walks of one direction begin: with each sequence, or with each of its ``pieces``.
 
-    With ``halves``, two programs share a walk that begins with a sequence; the first takes so many 16ths of it.
+    With ``halves``, two programs share a walk that begins with a sequence.
     """
 
     segment: int
     pieces: Cut | None
     state: Tensor | None
     far: Tensor | None
-    halves: int = 0
+    halves: bool = False
 
     def heads(self, call: Diagonal) -> int:
         """How many programs walk a tile of the heads."""
@@ -72,9 +77,8 @@ def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: 
     T, N, tile = call.v.shape[1], call.N, call.tiles.fused
     width = max(call.q.shape[-1], call.v.shape[-1])
     busy = N * call.v.shape[2] * programs(1, width, 1, tile.BV)
-    halves = call.tiles.halves(T, busy) if special and call.cu is None and not wide(call) else 0
-    if halves:
-        return Starts(0, None, start, None, halves)
+    if special and call.cu is None and not wide(call) and call.tiles.halves(T, busy):
+        return Starts(0, None, start, None, halves=True)
     segment = call.tiles.segment(T, N, busy)
     if segment == 0:
         return Starts(0, None, start, None)
@@ -107,7 +111,8 @@ def walk(
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
-        **(dict(HALVES=begin.halves, STAGES=ring(begin, a.shape[-1], 6)) if module else {}), num_warps=tile.warps,
+        **(dict(HALVES=FIRST * begin.halves, STAGES=ring(begin, a.shape[-1], 6), **FOLLOWS) if module else {}),
+        num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
 
@@ -154,7 +159,8 @@ def gradients(
         chunks.first, call.cu, T, pieces.per if pieces else 1, begin.segment, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
         K=K, V=V, C=call.tiles.chunk, BK=width, GROUP=call.group, PACKED=call.cu is not None, WHOLE=pieces is None,
-        START=begin.state is not None, HALVES=begin.halves, STAGES=ring(begin, V, 4), num_warps=4,
+        START=begin.state is not None, HALVES=FIRST_GRADIENTS * begin.halves, STAGES=ring(begin, V, 4),
+        num_warps=4, **FOLLOWS,
     )  # fmt: skip
     return dg
 

@@ -60,13 +60,9 @@ class Tiles:
         length = max(-(-chunks // wanted), 8)
         return length if 2 * length <= chunks else 0
 
-    def halves(self, T: int, busy: int) -> int:
-        """16ths of a sequence for the first of two programs, if ``busy`` pairs of them fill the device; else 0.
-
-        A chunk that gives the state alone takes the second program about a third of another's time.
-        """
-        filled = 2 * busy <= self.processors < 4 * busy
-        return 10 if filled and 8 * self.chunk <= T else 0
+    def halves(self, T: int, busy: int) -> bool:
+        """Whether two programs are to share each walk, because ``busy`` pairs of them fill the device."""
+        return 2 * busy <= self.processors < 4 * busy and 8 * self.chunk <= T
 
 
 def programs(K: int, V: int, BK: int, BV: int) -> int:
