@@ -71,6 +71,7 @@ def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
 def test_wide_heads(family, kind, launched):
     call(family, T=200, K=256, V=192, H=1, HV=2, kind=kind)
+    call(family, T=200, K=256, V=256, kind=kind)
     call(family, T=300, K=256, kind=kind, cu=[0, 0, 5, 5, 200, 300, 300])
     call(family, T=70, K=64, V=192, kind=kind)
     assert launched == {"fused"}

@@ -113,6 +113,14 @@ def test_long_packed_sequences(family, K):
     close_to_float64(case, arrays, torch.tensor([0, 700, 700, 4096, 4096], device="cuda", dtype=torch.int32))
 
 
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_two_programs_share_a_walk(family):
+    """Of heads that are half as many as the device has processors."""
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 2
+    arrays, _ = prepared(case := case_of(f"chunk_{family}", H=heads, HV=heads, V=64))
+    close_to_float64(case, arrays, None)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_beyond_the_range_of_float16(family):
     """Outputs and gradients have room where ``q·k`` has none; with ``beta``, errors are below the range instead."""

@@ -43,6 +43,14 @@ def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr
     return rows, others, ys, As, rates, whole
 
 
+@gluon.jit
+def unless(skipped, count, HALVES: gl.constexpr):
+    """``count``; of a walk that two share, zero if this is ``skipped``."""
+    if HALVES:
+        return gl.where(skipped, 0, count)
+    return count
+
+
 @gluon.constexpr_function
 def numbered():
     """Of a chunk's numbers, one a token."""
@@ -58,19 +66,21 @@ def copy_sums(line, G, row, count, gt, C: gl.constexpr):
 
 @gluon.jit
 def bring(
-    a, b, y, G, rows, others, ys, rates, ready, free_rows, free, low, high, skip, limit, at, bt, yt, gt,
-    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, STAGES: gl.constexpr,
+    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, bt, yt, gt, PART: gl.constexpr,
+    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr,
+    STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Copy what the chunks bring; the first ``skip`` of them bring nothing that meets the state."""
-    for n in range(high - low):
+    """Copy what the chunks bring, this one's of ``PARTS``; the first ``skip`` of them bring nothing that meets the state.
+
+    Addresses take as long as a narrow chunk's products, or a wide one's: then two warpgroups take turns.
+    """
+    for n in range(PART, high - low, PARTS):
         row = nth(low + n, low, high, REVERSE) * C
         stage = n % STAGES
         count = limit - row
         far = row.to(gl.int64)
-        phase = ((n // STAGES) & 1) ^ 1
-        mbarrier.wait(free_rows.index(stage), phase)
-        copy(rows.index(stage), a + far * at, at, gl.where(n < skip, 0, count), C, W)
-        mbarrier.wait(free.index(stage), phase)
+        mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
+        copy(rows.index(stage), a + far * at, at, unless(n < skip, count, HALVES), C, W)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
         copy(ys.index(stage), y + far * yt, yt, count, C, BV)
         if GATE == 1:
@@ -113,10 +123,10 @@ def scores(
     for n in range(skip, high - low):
         stage = n % STAGES
         mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
-        if RATED:
-            rate(rates.index(stage), rated.index(stage), scale, C)
         fence_async_shared()
         A = issue(rows.index(stage), others.index(stage).permute((1, 0)), zeros, True)
+        if RATED:
+            rate(rates.index(stage), rated.index(stage), scale, C)
         if GATE == 1:
             sums_t = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(1, square))
             sums_s = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(0, square))
@@ -315,27 +325,54 @@ def fused(
         mbarrier.init(rated.index(stage), count=1)
     begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(begun, count=1)
-    gl.warp_specialize(
-        [
-            (chain, (
-                start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
-                low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, START, END, KEEP,
-                STAGES,
-            )),
-            (scores, (
-                rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
-                STAGES,
-            )),
-            (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, free, low, high, skip, limit, at, et, yt, gt, W, C, BV, GATE,
-                REVERSE, STAGES,
-            )),
-            (carry_off, (
-                kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
-                REVERSE, STAGES,
-            )),
-        ], [4, 4, 4], [112, 72, 72],
-    )  # fmt: skip
+    if HALVES and W == 64:
+        gl.warp_specialize(
+            [
+                (chain, (
+                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
+                    low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, START, END,
+                    KEEP, STAGES,
+                )),
+                (scores, (
+                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
+                    STAGES,
+                )),
+                (bring, (
+                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
+                    REVERSE, HALVES, STAGES, 2,
+                )),
+                (carry_off, (
+                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
+                    REVERSE, STAGES,
+                )),
+                (bring, (
+                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 1, W, C, BV, GATE,
+                    REVERSE, HALVES, STAGES, 2,
+                )),
+            ], [4, 4, 4, 4], [96, 72, 72, 72],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (chain, (
+                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
+                    low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, START, END,
+                    KEEP, STAGES,
+                )),
+                (scores, (
+                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
+                    STAGES,
+                )),
+                (bring, (
+                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
+                    REVERSE, HALVES, STAGES, 1,
+                )),
+                (carry_off, (
+                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
+                    REVERSE, STAGES,
+                )),
+            ], [4, 4, 4], [112, 72, 72],
+        )  # fmt: skip
     hold(ready, free, made, kept_full, kept_free)
     rated._keep_alive()
     begun._keep_alive()
@@ -344,19 +381,18 @@ def fused(
 @gluon.jit
 def ask(
     n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy what a chunk brings to the gradients; of the gate, the running sums and those one token before."""
     stage = n % STAGES
     row = (low + n) * C
     count = limit - row
     far = row.to(gl.int64)
-    met = gl.where(n < skip, 0, 1)
-    copy(dos.index(stage), do + far * ot, ot, count * met, C, V)
+    copy(dos.index(stage), do + far * ot, ot, unless(n < skip, count, HALVES), C, V)
     copy(vs.index(stage), v + far * vt, vt, count, C, V)
-    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, BK * met, BK, V)
+    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, unless(n < skip, BK, HALVES), BK, V)
     copy(ks.index(stage), k + far * kt, kt, count, C, BK)
-    copy(qs.index(stage), q + far * qt, qt, count * met, C, BK)
+    copy(qs.index(stage), q + far * qt, qt, unless(n < skip, count, HALVES), C, BK)
     t = gl.arange(0, C, numbered())
     p = G + (far + gl.minimum(t, count - 1)) * gt
     async_copy.async_copy_global_to_shared(sums_.index(stage).slice(0, C), p, mask=t < C)
@@ -367,34 +403,72 @@ def ask(
 
 
 @gluon.jit
+def finish(
+    n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Store what stands in the place of a chunk's keys, queries and sums when they have been used."""
+    t = gl.arange(0, C, numbered())
+    stage = n % STAGES
+    row = (low + n) * C
+    far = row.to(gl.int64) * HV
+    count = unless(n < skip, limit - row, HALVES)
+    mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
+    put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
+    mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
+    put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
+    gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
+    gl.thread_barrier()
+
+
+@gluon.jit
 def move(
     do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip, limit, HV,
     ot, vt, kt, qt, gt,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy what the chunks bring, and store what stands in its place when it has been used."""
-    t = gl.arange(0, C, numbered())
+    """Copy what the chunks bring, and store."""
     for n in range(gl.minimum(high - low, STAGES)):
         ask(
             n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
-            STAGES
+            HALVES, STAGES
         )  # fmt: skip
     for n in range(high - low):
-        stage = n % STAGES
-        row = (low + n) * C
-        far = row.to(gl.int64) * HV
-        count = gl.where(n < skip, 0, limit - row)
-        mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
-        put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
-        mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
-        put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
-        gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
-        gl.thread_barrier()
+        finish(
+            n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV, K, C, BK, HALVES, STAGES
+        )  # fmt: skip
         if low + n + STAGES < high:
             ask(
                 n + STAGES, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt,
-                K, V, C, BK, STAGES
+                K, V, C, BK, HALVES, STAGES
             )  # fmt: skip
+
+
+@gluon.jit
+def ask_all(
+    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt, gt,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """``move``'s first half, where registers are enough for a warpgroup for each."""
+    for n in range(high - low):
+        mbarrier.wait(free.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
+        ask(
+            n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
+            HALVES, STAGES
+        )  # fmt: skip
+
+
+@gluon.jit
+def finish_all(
+    dq, dk, dg, ks, qs, lines, free, made_q, made_k, low, high, skip, limit, HV,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """And its second."""
+    for n in range(high - low):
+        finish(
+            n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV, K, C, BK, HALVES, STAGES
+        )  # fmt: skip
+        mbarrier.arrive(free.index(n % STAGES), count=1)
 
 
 @gluon.jit
@@ -575,23 +649,50 @@ def gradients(
         mbarrier.init(made_k.index(stage), count=1)
     begun = gl.allocate_shared_memory(gl.int64, [1], layout)
     mbarrier.init(begun, count=1)
-    gl.warp_specialize(
-        [
-            (queries, (
-                start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high,
-                skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
-            )),
-            (keys, (
-                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
-                STAGES,
-            )),
-            (scores, (
-                dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
-            )),
-            (move, (
-                do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
-                limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, STAGES,
-            )),
-        ], [4, 4, 4], [120, 88, 96],
-    )  # fmt: skip
+    if HALVES and V == 64:
+        free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(free.index(stage), count=1)
+        gl.warp_specialize(
+            [
+                (queries, (
+                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
+                    scale, at, ik, V, C, BK, HALVES, START, STAGES,
+                )),
+                (keys, (
+                    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
+                    STAGES,
+                )),
+                (scores, (
+                    dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
+                )),
+                (ask_all, (
+                    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt, gt,
+                    K, V, C, BK, HALVES, STAGES,
+                )),
+                (finish_all, (
+                    dq, dk, dg, ks, qs, lines, free, made_q, made_k, low, high, skip, limit, HV, K, C, BK, HALVES, STAGES,
+                )),
+            ], [4, 4, 4, 4], [112, 72, 72, 64],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (queries, (
+                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
+                    scale, at, ik, V, C, BK, HALVES, START, STAGES,
+                )),
+                (keys, (
+                    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
+                    STAGES,
+                )),
+                (scores, (
+                    dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
+                )),
+                (move, (
+                    do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
+                    limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
+                )),
+            ], [4, 4, 4], [120, 88, 96],
+        )  # fmt: skip
     begun._keep_alive()

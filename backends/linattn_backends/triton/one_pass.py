@@ -32,7 +32,7 @@ from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
 
-FIRST, FIRST_GRADIENTS = 6, 8
+FIRST, FIRST_GRADIENTS = 8, 9
 """16ths of a sequence that the first of two programs walks, which the second walks too, for the state alone: fewer, and one is
 done before the other; more, and more is read twice."""
 

@@ -68,7 +68,7 @@ def remember(
 
 @gluon.jit
 def meet(
-    rows, others, ys, outs, rates, whole, ready, free_rows, free, copied, read, made, stored, low, high, scale,
+    rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale,
     W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, KEEP: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -109,7 +109,6 @@ def meet(
         o = warpgroup_mma_wait(0, [o])
         gl.thread_barrier()
         mbarrier.arrive(read, count=1)
-        mbarrier.arrive(free_rows.index(stage), count=1)
         if GATE == 1:
             rate = line.slice(2 * C, C).load(by_row)
             if REVERSE:
@@ -206,7 +205,6 @@ def fused(
         rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    free_rows = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     stored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -214,7 +212,6 @@ def fused(
     read = gl.allocate_shared_memory(gl.int64, [1], layout)
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
-        mbarrier.init(free_rows.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
         mbarrier.init(made.index(stage), count=1)
         mbarrier.init(stored.index(stage), count=1)
@@ -227,16 +224,20 @@ def fused(
                 GATE, REVERSE, START, END, KEEP, STAGES,
             )),
             (meet, (
-                rows, others, ys, outs, rates, whole, ready, free_rows, free, copied, read, made, stored, low, high, scale, W,
+                rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale, W,
                 C, BV, GATE, REVERSE, KEEP, STAGES,
             )),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free_rows, free, low, high, 0, limit, at, et, yt, gt, W, C, BV,
-                GATE, REVERSE, STAGES,
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 0, W, C, BV, GATE, REVERSE,
+                0, STAGES, 2,
             )),
             (carry_off, (
                 kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV, W, V, C, BV, REVERSE, KEEP,
                 STAGES,
             )),
-        ], [4, 4, 4], [144, 72, 64],
+            (bring, (
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 1, W, C, BV, GATE, REVERSE,
+                0, STAGES, 2,
+            )),
+        ], [4, 4, 4, 4], [136, 56, 64, 56],
     )  # fmt: skip
