@@ -329,21 +329,21 @@ def fused(
         gl.warp_specialize(
             [
                 (chain, (
-                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
-                    low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, START, END,
-                    KEEP, STAGES,
+                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full,
+                    kept_free, low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES,
+                    START, END, KEEP, STAGES,
                 )),
                 (scores, (
-                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
-                    STAGES,
+                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE,
+                    HALVES, STAGES,
                 )),
                 (bring, (
                     a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
                     REVERSE, HALVES, STAGES, 2,
                 )),
                 (carry_off, (
-                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
-                    REVERSE, STAGES,
+                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV,
+                    KEEP, REVERSE, STAGES,
                 )),
                 (bring, (
                     a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 1, W, C, BV, GATE,
@@ -355,21 +355,21 @@ def fused(
         gl.warp_specialize(
             [
                 (chain, (
-                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
-                    low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, START, END,
-                    KEEP, STAGES,
+                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full,
+                    kept_free, low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES,
+                    START, END, KEEP, STAGES,
                 )),
                 (scores, (
-                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
-                    STAGES,
+                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE,
+                    HALVES, STAGES,
                 )),
                 (bring, (
                     a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
                     REVERSE, HALVES, STAGES, 1,
                 )),
                 (carry_off, (
-                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
-                    REVERSE, STAGES,
+                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV,
+                    KEEP, REVERSE, STAGES,
                 )),
             ], [4, 4, 4], [112, 72, 72],
         )  # fmt: skip
@@ -656,8 +656,8 @@ def gradients(
         gl.warp_specialize(
             [
                 (queries, (
-                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
-                    scale, at, ik, V, C, BK, HALVES, START, STAGES,
+                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high,
+                    skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
                 )),
                 (keys, (
                     vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
@@ -667,8 +667,8 @@ def gradients(
                     dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
                 )),
                 (ask_all, (
-                    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt, gt,
-                    K, V, C, BK, HALVES, STAGES,
+                    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt,
+                    gt, K, V, C, BK, HALVES, STAGES,
                 )),
                 (finish_all, (
                     dq, dk, dg, ks, qs, lines, free, made_q, made_k, low, high, skip, limit, HV, K, C, BK, HALVES, STAGES,
@@ -679,8 +679,8 @@ def gradients(
         gl.warp_specialize(
             [
                 (queries, (
-                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
-                    scale, at, ik, V, C, BK, HALVES, START, STAGES,
+                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high,
+                    skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
                 )),
                 (keys, (
                     vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
@@ -690,8 +690,8 @@ def gradients(
                     dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
                 )),
                 (move, (
-                    do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
-                    limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
+                    do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high,
+                    skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
                 )),
             ], [4, 4, 4], [120, 88, 96],
         )  # fmt: skip

@@ -228,16 +228,16 @@ def fused(
                 C, BV, GATE, REVERSE, KEEP, STAGES,
             )),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 0, W, C, BV, GATE, REVERSE,
-                0, STAGES, 2,
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 0, W, C, BV, GATE,
+                REVERSE, 0, STAGES, 2,
             )),
             (carry_off, (
                 kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV, W, V, C, BV, REVERSE, KEEP,
                 STAGES,
             )),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 1, W, C, BV, GATE, REVERSE,
-                0, STAGES, 2,
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 1, W, C, BV, GATE,
+                REVERSE, 0, STAGES, 2,
             )),
         ], [4, 4, 4, 4], [136, 56, 64, 56],
     )  # fmt: skip
