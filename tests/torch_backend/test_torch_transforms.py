@@ -206,8 +206,8 @@ def test_gradient_beside_somebody_elses_tangents(variant):
 
 
 SECOND = (
-    "the gradient of a linattn operator has no gradient of its own: for a second derivative, take a forward-mode derivative of "
-    'it, as torch.func.hessian does, with backend="torch"'
+    "the gradient of a linattn operator has no gradient of its own: for a second derivative, take the forward-mode derivative "
+    'of it, as torch.func.hessian does, with backend="torch"'
 )
 
 

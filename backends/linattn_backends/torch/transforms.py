@@ -114,8 +114,8 @@ def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _refuse(ctx: Any, *grads: Any) -> None:
     raise RuntimeError(
-        "the gradient of a linattn operator has no gradient of its own: for a second derivative, take a forward-mode derivative "
-        'of it, as torch.func.hessian does, with backend="torch"'
+        "the gradient of a linattn operator has no gradient of its own: for a second derivative, take the forward-mode "
+        'derivative of it, as torch.func.hessian does, with backend="torch"'
     )
 
 
