@@ -74,10 +74,11 @@ def test_dplr(kind, launched):
     assert launched == {"prepare", "gradients"}
 
 
-def test_dplr_with_wider_vectors(launched):
-    given = arrays("dplr", T=70, K=64, V=64, dtype=torch.bfloat16, kind="mixed")
-    check("dplr", given | {name: given[name].float() for name in "ab"})
-    assert not launched
+@pytest.mark.parametrize(("a", "b"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+def test_dplr_with_wider_vectors(a, b, launched):
+    given = arrays("dplr", T=70, K=128, V=64, dtype=torch.bfloat16, kind="mixed")
+    check("dplr", given | dict(a=given["a"].to(a), b=given["b"].to(b)))
+    assert launched == {"prepare", "gradients"}
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])

@@ -19,7 +19,7 @@ from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
 from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
-from .selection import Facts, gluon, widest
+from .selection import Facts, gluon
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
@@ -76,8 +76,7 @@ class Delta:
     @functools.cached_property  # every launch asks
     def facts(self) -> Facts:
         """By which its kernels are chosen."""
-        vectors = widest(x.dtype for x in (self.a, self.b) if x is not None)
-        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength, vectors)
+        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength)
 
     @property
     def N(self) -> int:
