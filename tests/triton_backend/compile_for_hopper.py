@@ -35,7 +35,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 compiled: set[str] = set()
 whole = True
 """Whether kernels are compiled all the way, or read by the front end."""
@@ -67,8 +67,9 @@ def compile_instead(kernel, *args, grid, warmup, **config):
     if key not in compiled:
         source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, hints)
         if whole:
-            lost = overwritten(triton.compile(source, target=HOPPER, options=options).asm["ptx"])
-            assert not lost, f"{kernel.__name__} stores over its barriers at {lost} of shared memory: {constants}"
+            ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+            for complaint in complaints(ptx, options.get("launch_pdl", False)):
+                raise AssertionError(f"{kernel.__name__} {complaint}: {constants}")
         else:
             read(source, options)
         compiled.add(key)
@@ -97,6 +98,17 @@ def overwritten(ptx):
     stores = re.findall(r"st\.shared(?:\.v(\d))?\.b(\d+) \s*\[global_smem\+?(\d*)\]", ptx)
     spans = [(int(place or 0), int(place or 0) + int(count or 1) * int(bits) // 8) for count, bits, place in stores]
     return sorted(at for at in barriers if any(low < at + 8 and at < high for low, high in spans))
+
+
+def complaints(ptx, follows):
+    """What is wrong with a kernel, which may begin before its predecessor has ended if it ``follows``."""
+    if lost := overwritten(ptx):
+        yield f"stores over its barriers at {lost} of shared memory"
+    ahead, waits, _ = ptx.partition("griddepcontrol.wait")
+    if follows and not waits:
+        yield "waits for no kernel before it"
+    if waits and (early := re.findall(r"(?:ld|st|atom|red)\.global\S*|cp\.async\.\S*global\S*", ahead)):
+        yield f"does not wait for the kernel before it to {early}"
 
 
 def type_of(x):

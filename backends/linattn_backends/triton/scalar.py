@@ -62,10 +62,10 @@ def scalar_gradients(
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
     pairs = (below * scale * decay_between(G, rows, gt, L, False)).to(DT)
-    bdq = product(pairs, bk, bdq * (to_start * scale)[:, None], PREC)
+    bdq = product(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
     tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
-    bdk = product(tl.trans(pairs), bq, bdk, PREC)
+    bdk = product(tl.trans(pairs), bq.to(DT), bdk, PREC)
     across -= tl.sum(bk.to(tl.float32) * bdk, 1)
     tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=keep)
     across = tl.cumsum(across, 0, reverse=True) + through

@@ -282,9 +282,9 @@ def walk(
         else:
             acc = times(ba, S.to(ba.dtype), PREC)
         if REVERSE:
-            acc = product(tl.trans(bA), by, acc, PREC)
+            acc = product(tl.trans(bA), by.to(bA.dtype), acc, PREC)
         else:
-            acc = product(bA, by, acc, PREC)
+            acc = product(bA, by.to(bA.dtype), acc, PREC)
         S = product(tl.trans(bb), by, S * rate[:, None], PREC)
         p = out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :]
         tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
@@ -546,7 +546,8 @@ def intra(
         theirs += tl.sum(((found >= 0) & ((found < C // 2) == STRONG)).to(tl.int32), 0)
     if theirs == 0:
         return
-    for item in tl.range(pid, COUNT, jump, num_stages=1 if STRONG else 2):
+    wide: tl.constexpr = q.dtype.element_ty == tl.float16  # whose products, in float32, leave no room for a second stage
+    for item in tl.range(pid, COUNT, jump, num_stages=1 if STRONG or wide else 2):
         ik = item % NK
         hv = item // NK % HV
         i = item // (NK * HV)
