@@ -21,6 +21,7 @@ from .hopper import (
     gates,
     issue,
     parts,
+    put_sum,
     put_terms,
     rows_of,
     spread,
@@ -215,16 +216,18 @@ def in_common(S, dS, V: gl.constexpr, BK: gl.constexpr):
     return gl.sum(acc, 0)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN"])
 def gradients(
     q, r, w, k, v, do, g, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
-    owner, first, cu, T, PER, N, HV, scale,
+    owner, first, cu, T, PER, N, HV, TURN, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    RANGE: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+    PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, da, db, dk, dg [C, BK]``: readers' gradients first, then writers'; nothing of strong chunks."""
-    ik, hv, i = parts(K // BK, HV)
+    heads = HV // PART
+    ik, h, i = parts(K // BK, heads)
+    hv = h * PART + TURN
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
@@ -316,12 +319,13 @@ def gradients(
     read = issue(sA, bw, read * (scale * half), False)
     read = issue(sA2, bk, read, False)
     place = head * K + ik * BK
+    summed = ((b * T + row) * heads + hv // PART) * K + ik * BK
     compared = warpgroup_mma_wait(2, [compared])
     behind = br.load(acc).to(gl.float32) * compared
     put(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
     read = warpgroup_mma_wait(0, [read])
     crossing = bq.load(acc).to(gl.float32) * read
-    spread(dq + place, (read * gl.exp2(G)).to(dq.dtype.element_ty), HV * K, count, C, BK)
+    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, PART)
     G += none
 
     # Writers. What a pair gives to its two tokens must cancel for gates outside: so both sides as they were rounded.
@@ -355,7 +359,7 @@ def gradients(
     rows._keep_alive()
     gl.thread_barrier()
     crossing -= bk.load(acc).to(gl.float32) * wrote
-    spread(dk + place, (wrote * gl.exp2(-G)).to(dk.dtype.element_ty), HV * K, count, C, BK)
+    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, PART)
     gl.thread_barrier()
     crossing = totals(gl.where(s >= t, zeros + 1.0, 0.0), crossing + behind, C, BK) - behind + through
     spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
