@@ -67,6 +67,12 @@ def test_delta_families(family, launched):
     assert len(launched) > 2
 
 
+@pytest.mark.parametrize("family", ["gated_delta_rule", "kda", "dplr"])
+def test_value_heads_that_take_turns(family, launched):
+    call(family, T=100, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 100])
+    assert launched & {"gradients", "vector_gradients"}
+
+
 @pytest.mark.parametrize("kind", ["weak", "mixed"])
 def test_dplr(kind, launched):
     call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
