@@ -2,31 +2,43 @@
 
 The interpreter runs Python: it takes a name used twice, or a variable whose type changes in a loop. The compiler does not. Run
 by test_compiles.py in a process of its own, because the interpreter is chosen when Triton is imported.
+
+First calls in the usual dtypes, all the way. Then calls whose gates, ``beta``, ``a``, ``b``, ``u``, ``bias`` and states have
+dtypes of their own: by default three, in which each array has each dtype once, and through the compiler's front end, where a
+difference of types is found. ``--every`` takes all combinations, minutes of work, and ``--whole`` compiles all the way.
 """
 
+import argparse
 import importlib
+import itertools
 import pkgutil
 import re
-import sys
 
 import linattn_backends.triton as package
 import torch
 import triton
+from linattn.spec import FAMILIES
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+SIZES = dict(H=2, HV=4, K=64, V=64, L=128, C=32)
 POINTERS = {
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 compiled: set[str] = set()
+whole = True
+"""Whether kernels are compiled all the way, or read by the front end."""
 
 
 class Kernel:
@@ -53,12 +65,34 @@ def compile_instead(kernel, *args, grid, warmup, **config):
             hints[(place,)] = [["tt.divisibility", 16]]
     key = str((kernel.__name__, signature, constants, hints, options))
     if key not in compiled:
-        source = GluonASTSource if kernel.is_gluon() else ASTSource
-        ptx = triton.compile(source(kernel, signature, constants, hints), target=HOPPER, options=options).asm["ptx"]
-        lost = overwritten(ptx)
-        assert not lost, f"{kernel.__name__} stores over its barriers at {lost} of shared memory: {constants}"
+        source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, hints)
+        if whole:
+            ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+            for complaint in complaints(ptx, options.get("launch_pdl", False)):
+                raise AssertionError(f"{kernel.__name__} {complaint}: {constants}")
+        else:
+            read(source, options)
         compiled.add(key)
     return Kernel()
+
+
+def read(source, options):
+    """Through the compiler's front end and its first stage, which check types, shapes and layouts."""
+    next(staged(source, options, HOPPER))
+
+
+def staged(source, options, target):
+    """What is known of a kernel after each of the compiler's stages."""
+    backend, context = make_backend(target), ir.context()
+    options, stages = backend.parse_options(dict(options, **source.parse_options())), {}
+    backend.add_stages(stages, options, source.language)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    lowered = backend.get_codegen_implementation(options), backend.get_module_map()
+    module, known = source.make_ir(target, options, *lowered, context), dict(target=target, num_warps=options.num_warps)
+    for stage in stages.values():
+        module = stage(module, known)
+        yield known
 
 
 def overwritten(ptx):
@@ -74,6 +108,17 @@ def overwritten(ptx):
     return sorted(at for at in barriers if any(low < at + 8 and at < high for low, high in spans))
 
 
+def complaints(ptx, follows):
+    """What is wrong with a kernel, which may begin before its predecessor has ended if it ``follows``."""
+    if lost := overwritten(ptx):
+        yield f"stores over its barriers at {lost} of shared memory"
+    ahead, waits, _ = ptx.partition("griddepcontrol.wait")
+    if follows and not waits:
+        yield "waits for no kernel before it"
+    if waits and (early := re.findall(r"(?:ld|st|atom|red)\.global\S*|cp\.async\.\S*global\S*", ahead)):
+        yield f"does not wait for the kernel before it to {early}"
+
+
 def type_of(x):
     """The type of an argument in a kernel's signature."""
     if isinstance(x, torch.Tensor):
@@ -83,55 +128,95 @@ def type_of(x):
     return "i1" if isinstance(x, bool) else "i32" if -(2**31) <= x < 2**31 else "i64"
 
 
-def operands(family, B, T, H, HV, K, V):
-    """Arrays of one call, all with gradients."""
-    draw = lambda *shape, dtype=torch.bfloat16: torch.randn(shape).to(dtype).requires_grad_()  # noqa: E731
-    gate = lambda *shape: draw(*shape, dtype=torch.float32)  # noqa: E731
-    if family == "mixed_attn":
-        return [draw(B, T, H, K), draw(B, T, H, K), draw(B, T, H, 2 * K), draw(B, T, H, 2 * K), draw(B, T, H, V)]
-    arrays = [draw(B, T, H, K), draw(B, T, H, K), draw(B, T, HV, V)]
-    vectors = dict.fromkeys(("gla", "rwkv6", "kda", "dplr"), (B, T, HV, K))
-    scalars = dict.fromkeys(("simple_gla", "gated_delta_rule"), (B, T, HV))
-    arrays += [gate(*shape) for name, shape in {**vectors, **scalars}.items() if name == family]
-    if family == "rwkv6":
-        arrays.append(gate(HV, K))
-    if family in ("delta_rule", "gated_delta_rule", "kda"):
-        arrays.append(draw(B, T, HV))
-    return [*arrays, draw(B, T, HV, K), draw(B, T, HV, K)] if family == "dplr" else arrays
+def draw(shape, dtype, sizes):
+    """One array of a symbolic shape, with a gradient."""
+    return torch.randn([sizes[symbol] for symbol in shape]).to(dtype).requires_grad_()
+
+
+def arrays(family, B, T, dtypes=None, shape=0, optional=False, **sizes):
+    """Arrays of one call, all with gradients; those that may have several shapes have the one of this number."""
+    sizes = SIZES | dict(B=B, T=T) | sizes
+    dtypes = dict(q=torch.bfloat16, beta=torch.bfloat16, a=torch.bfloat16, b=torch.bfloat16) | (dtypes or {})
+    given = {}
+    for arg in (*FAMILIES[family].args, *FAMILIES[family].keyword_args):
+        if optional or not arg.optional:
+            dtype = dtypes["q"] if arg.role == "operand" else dtypes.get(arg.name, torch.float32)
+            given[arg.name] = draw(arg.shapes[shape % len(arg.shapes)], dtype, sizes)
+    return given
 
 
 def run(family):
     """Chunk form forward and backward, equal and packed, grouped heads and states; decoding; what only this family has."""
-    backend, sizes = package.TritonBackend(), dict(H=2, HV=4, K=64, V=64)
+    backend = package.TritonBackend()
     chunk = getattr(backend, f"chunk_{family}")
     if family == "mixed_attn":
         for causal in (True, False):
-            o, state = chunk(*operands(family, 1, 64, **sizes), chunk_size=32, causal=causal, output_final_state=causal)
+            given = arrays(family, 1, 64)
+            o, state = chunk(**given, chunk_size=32, causal=causal, output_final_state=causal)
             differentiate(o, state)
             if causal:
-                given = dict(initial_state=state, chunk_size=32, output_final_state=True)
-                backend.recurrent_mixed_attn(*operands(family, 1, 1, **sizes), **given)
+                token = arrays(family, 1, 1)
+                backend.recurrent_mixed_attn(**token, initial_state=state, chunk_size=32, output_final_state=True)
         return
-    differentiate(*chunk(*operands(family, 2, 256, **sizes), output_final_state=True))
+    differentiate(*chunk(**arrays(family, 2, 256), output_final_state=True))
     S = torch.zeros(2, 4, 64, 64, requires_grad=True)
     packed = dict(initial_state=S, cu_seqlens=torch.tensor([0, 100, 256], dtype=torch.int32), output_final_state=True)
-    differentiate(*chunk(*operands(family, 1, 256, **sizes), **packed))
+    differentiate(*chunk(**arrays(family, 1, 256), **packed))
     with torch.no_grad():
-        token = operands(family, 2, 1, **sizes)
-        getattr(backend, f"recurrent_{family}")(*token, initial_state=S.detach(), output_final_state=True)
-        getattr(backend, f"decode_{family}")(*token, state=S.detach(), scale=None, state_indices=None)
+        token = arrays(family, 2, 1)
+        getattr(backend, f"recurrent_{family}")(**token, initial_state=S.detach(), output_final_state=True)
+        getattr(backend, f"decode_{family}")(**token, state=S.detach(), scale=None, state_indices=None)
     if family == "linear_attn":
-        differentiate(*chunk(*operands(family, 2, 256, **sizes), causal=False))
-        differentiate(*chunk(*operands(family, 2, 256, **sizes), normalize=True))
+        differentiate(*chunk(**arrays(family, 2, 256), causal=False))
+        differentiate(*chunk(**arrays(family, 2, 256), normalize=True))
     if family == "simple_gla":  # as many heads of values as of keys: one kernel for the gradients
-        alone = sizes | dict(H=4)
-        differentiate(*chunk(*operands(family, 2, 256, **alone)))
-        differentiate(*chunk(*operands(family, 1, 256, **alone), **packed))
+        differentiate(*chunk(**arrays(family, 2, 256, H=4)))
+        differentiate(*chunk(**arrays(family, 1, 256, H=4), **packed))
     if family == "dplr":  # wider than the operands
-        *arrays, a, b = operands(family, 2, 256, **sizes)
-        differentiate(*chunk(*arrays, *(x.detach().float().requires_grad_() for x in (a, b))))
+        differentiate(*chunk(**arrays(family, 2, 256, dict(a=torch.float32, b=torch.float32))))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
-        differentiate(*chunk(*(x.detach().bfloat16().requires_grad_() for x in operands(family, 2, 256, **sizes))))
+        differentiate(*chunk(**arrays(family, 2, 256, dict(g=torch.bfloat16, u=torch.bfloat16))))
+
+
+def mix(family, every, operands):
+    """Forward, backward and recurrent calls in mixed dtypes, split where a sequence can be, with states.
+
+    ``operands`` are the operands' dtypes.
+    """
+    spec = FAMILIES[family]
+    names = [*(arg.name for arg in (*spec.args, *spec.keyword_args) if arg.role == "float"), "state"]
+    for shift, (q, *others) in enumerate(combinations(operands, len(names), every)):
+        mixed_call(family, dict(zip(names, others, strict=True), q=q), shift)
+
+
+def combinations(operands, count, every):
+    """Of dtypes, for the operands and ``count`` arrays: all, or three in which arrays have each, and neighbours differ."""
+    if every:
+        return list(itertools.product(operands, *[DTYPES] * count))
+    shifts = [[DTYPES[(shift + place) % 3] for place in range(count)] for shift in range(1, 4)]
+    return [(operands[n % len(operands)], *others) for n, others in enumerate(shifts)]
+
+
+def mixed_call(family, dtypes, shift):
+    """One such combination; the arrays' alternative shapes, and optional arrays, come in turn."""
+    backend = package.TritonBackend()
+    forms = {form: getattr(backend, f"{form}_{family}") for form in ("chunk", "recurrent")}
+    several = dict(dtypes=dtypes, shape=shift, optional=shift % 2 == 1)
+    if family == "mixed_attn":
+        given = dict(chunk_size=32, output_final_state=True)
+        _, state = forms["chunk"](**arrays(family, 1, 64, **several), **given)
+        state = tuple(x.to(dtypes["state"]) if x.is_floating_point() else x for x in state)
+        differentiate(*forms["chunk"](**arrays(family, 1, 64, **several), **given, initial_state=state))
+        with torch.no_grad():
+            forms["recurrent"](**arrays(family, 1, 1, **several), **given, initial_state=state)
+        return
+    S = draw("NHKV", dtypes["state"], dict(N=2, H=4, K=64, V=64))
+    given = arrays(family, 2, 2048, **several)
+    differentiate(*forms["chunk"](**given, initial_state=S, output_final_state=True))
+    with torch.no_grad():
+        token = arrays(family, 2, 1, **several)
+        forms["recurrent"](**token, initial_state=S.detach(), output_final_state=True)
+        getattr(backend, f"decode_{family}")(**token, state=S.detach(), scale=None, state_indices=None)
 
 
 def differentiate(*results):
@@ -141,6 +226,12 @@ def differentiate(*results):
 
 
 def main():
+    global whole
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("--every", action="store_true", help="all combinations of dtypes")
+    parser.add_argument("--whole", action="store_true", help="all the way in each combination")
+    given = parser.parse_args()
     JITFunction.run = compile_instead
     modules = []
     for module in pkgutil.iter_modules(package.__path__):
@@ -150,13 +241,21 @@ def main():
         if hasattr(loaded, "DIRECT"):
             loaded.DIRECT = False  # there is nothing to launch
         modules.append(loaded)
-    run(sys.argv[1])
-    plain = len(compiled)
-    for loaded in modules:
-        if hasattr(loaded, "hopper"):
-            loaded.hopper = lambda device: True
-    run(sys.argv[1])
-    print(plain, "kernels and", len(compiled) - plain, "in Gluon")
+    counts = []
+    for hopper, operands in ((False, DTYPES), (True, DTYPES[:1])):
+        for loaded in modules:
+            if hasattr(loaded, "hopper"):
+                loaded.hopper = lambda device, answer=hopper: answer
+        before = len(compiled)
+        whole = True
+        run(given.family)
+        counts.append(len(compiled) - before)
+        before = len(compiled)
+        whole = given.whole
+        mix(given.family, given.every, operands)
+        counts.append(len(compiled) - before)
+    plain, mixed, gluon, mixed_gluon = counts
+    print(plain, "kernels and", gluon, "in Gluon; in mixed dtypes", mixed, "and", mixed_gluon)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ THREADS = 128
 NOTHING = np.uint32(0x7FC0BEEF).view(np.float32)
 """Shared memory that nobody has written: a NaN that no sum makes."""
 WIDTHS = {"f32": 4, "bf16": 2, "i64": 8}
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
+"""Of the compiler and of a launch."""
 OF_TORCH = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -190,6 +192,10 @@ class Shared(Allocated):
     def __init__(self, array, kind):
         self.array, self.kind, self.dtype = array, kind, Dtype(kind)
 
+    @property
+    def shape(self):
+        return self.array.shape
+
     def index(self, i):
         return Shared(self.array[int(i)], self.kind)
 
@@ -203,6 +209,10 @@ class Shared(Allocated):
         found = self.array.reshape(shape)
         assert np.shares_memory(found, self.array)
         return Shared(found, self.kind)
+
+    def _reinterpret(self, dtype, shape, layout):
+        """Other memory: who takes the place of something else does so in the order of the program."""
+        return Shared(np.full(shape, NOTHING, np.float32), dtype.name)
 
     def load(self, layout):
         pause()
@@ -411,7 +421,8 @@ LANGUAGE = Language()
 FAKES = dict(
     tl=LANGUAGE, gl=LANGUAGE, triton=SimpleNamespace(jit=decorator, knobs=importlib.import_module("triton").knobs),
     gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier, mma_v2=mma_v2,
-    fence_async_shared=nothing, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
+    fence_async_shared=nothing, gdc_wait=nothing, gdc_launch_dependents=nothing, warpgroup_mma=warpgroup_mma,
+    warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
 
 
@@ -450,7 +461,7 @@ def run(kernel, count, args, config):
             tensors.append((flat, array))
         else:
             given.append(Value(x) if type(x) is int else x)
-    config = {name: x for name, x in config.items() if name not in ("num_warps", "num_stages")}
+    config = {name: x for name, x in config.items() if name not in OPTIONS}
     with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range, the kernels mask
         for program in range(count):
             machine.begin(program, count)

@@ -97,10 +97,23 @@ def test_one_pass_without_a_scale_to_divide_by(family, scale):
     check(family, arrays(family, T=60, K=20, V=70, dtype=torch.float16, kind="weak"), scale=scale)
 
 
-def test_one_pass_with_scores_beyond_the_range_of_float16():
-    given = arrays("linear_attn", T=20, K=64, V=16, dtype=torch.float16, state=False)
-    given["q"] = given["k"] = torch.full((1, 20, 1, 64), 50.0, dtype=torch.float16) + torch.randn(64).half()
-    check("linear_attn", given | {"k": given["k"].clone()}, scale=1 / 64)
+def beyond_float16(family, **sizes):
+    """float16 arrays whose scores, ``scale q·k``, reach a million, where outputs and gradients have room."""
+    given = arrays(family, T=70, K=16, V=16, dtype=torch.float16, kind="weak", state=False, **sizes)
+    return given | {name: x * dict(q=1000, k=1000, v=1e-3, u=1e-3).get(name, 1) for name, x in given.items()}
+
+
+@pytest.mark.parametrize("gv", [None, "weak"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_beyond_the_range_of_float16(family, gv):
+    if gv is None or family == "gla":
+        check(family, beyond_float16(family, gv=gv), d_o=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_beyond_the_range_of_float16_with_states_in_memory(family, monkeypatch):
+    monkeypatch.setattr(launch, "roomy", lambda device: False)
+    check(family, beyond_float16(family), d_o=1e-3)
 
 
 @pytest.mark.parametrize(("v", "d_o"), [(4000.0, 1.0), (1.0, 4000.0)])

@@ -51,6 +51,20 @@ def test_keys_that_are_not_normalised():
     check("gated_delta_rule", given)
 
 
+@pytest.mark.parametrize("length", [1000, 10000])
+@pytest.mark.parametrize("family", FAMILIES[:3])
+def test_long_keys_in_float16(family, length):
+    """Scores are beyond its range; errors, times ``beta``, below it."""
+    given = arrays(family, T=40, K=16, V=16, dtype=torch.float16, kind="weak", state=False)
+    scaled = dict(q=1000 * given["q"], k=length * given["k"], beta=given["beta"] / length**2)
+    check(family, given | scaled, d_o=length / 100)
+
+
+def test_scores_beyond_the_range_of_float16():
+    given = arrays("dplr", T=40, K=16, V=16, dtype=torch.float16, kind="weak", state=False)
+    check("dplr", given | dict(q=1000 * given["q"], k=1000 * given["k"], v=given["v"] / 1000), d_o=1e-3)
+
+
 @pytest.mark.parametrize("decay", [18, 36])
 @pytest.mark.parametrize("family", ["kda", "dplr"])
 def test_queries_near_the_end_of_the_range_of_float16(family, decay):
@@ -74,6 +88,11 @@ def test_split_sequences(family, cu, monkeypatch):
 def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     tiles = delta_tiles(128, 128, torch.bfloat16, 1, 1, 0, 132, True)
     assert tiles.segment(T, 1, heads, 2, 2) == length
+
+
+def test_sequences_of_wide_keys_are_not_split():
+    """What a segment does to the state, ``[K, K]`` in float32, has no room in shared memory."""
+    assert delta_tiles(129, 128, torch.bfloat16, 1, 1, 0, 132, True).segment(32768, 1, 4, 2, 2) == 0
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])

@@ -166,3 +166,35 @@ def test_decoding_compiles_without_a_break():
     found = torch.compile(step, fullgraph=True, backend="aot_eager")(pool, *given.values())
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(pool, eager)
+
+
+def test_decoding_states_that_reach_past_32_bits():
+    """Their memory is never touched but where elements are, so little of it is real."""
+    far = 1 << 30
+    pool = torch.empty(2 * far + 8, dtype=torch.bfloat16).as_strided((1, 1, 3, 4), (0, 0, far, 1))
+    start = torch.randn(1, 1, 3, 4).bfloat16()
+    pool.copy_(start)
+    given = arrays("linear_attn", T=2, K=3, V=4, state=False)
+    near = start.clone()
+    expected = BACKEND.decode_linear_attn(**given, state=near, state_indices=None, scale=None)
+    assert torch.equal(BACKEND.decode_linear_attn(**given, state=pool, state_indices=None, scale=None), expected)
+    assert torch.equal(pool, near)
+
+
+@pytest.mark.parametrize("slots", [None, [[1, -1], [0, 2]]])
+def test_decoding_under_vmap(slots):
+    rows = [torch.randn(2, 2, 3, 1, 4) for _ in range(3)]
+    pools, indices = torch.randn(3, 2, 1, 4, 4), None if slots is None else torch.tensor(slots)
+    expected, separate = [], pools.clone()
+    for i in range(2):
+        given = dict(state=separate[:, i], state_indices=None if indices is None else indices[i], scale=None)
+        expected.append(BACKEND.decode_linear_attn(*(x[i] for x in rows), **given))
+
+    def one(q, k, v, state, indices):
+        return BACKEND.decode_linear_attn(q, k, v, state=state, state_indices=indices, scale=None)
+
+    found = torch.func.vmap(one, in_dims=(0, 0, 0, 1, None if slots is None else 0))(*rows, pools, indices)
+    assert torch.equal(found, torch.stack(expected))
+    assert torch.equal(pools, separate)
+    with pytest.raises(RuntimeError, match="vmap of decode_… needs state mapped as well"):
+        torch.func.vmap(one, in_dims=(0, 0, 0, None, None))(*rows, pools[:, 0], None)

@@ -93,16 +93,16 @@ def test_the_first_call_takes_under_fifteen_seconds(tmp_path):
     assert max(seconds.values()) < 15, seconds
 
 
-def close_to_float64(case: Case, arrays, offsets):
-    """Outputs, final states and gradients."""
+def close_to_float64(case: Case, arrays, offsets, d_o: float = 1.0):
+    """Outputs, final states and gradients; ``d_o`` is the size of the outputs' gradient."""
 
     def results(given, backend):
         leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
         options = case.options | dict(cu_seqlens=offsets, output_final_state=True, backend=backend)
         o, final = getattr(linattn, case.operator)(**leaves, **options)
         torch.manual_seed(3)
-        d_o, d_final = torch.randn(o.shape, device="cuda"), torch.randn(final.shape, device="cuda")
-        grads = torch.autograd.grad([o, final], tuple(leaves.values()), [d_o.to(o.dtype), d_final.to(final.dtype)])
+        do, d_final = d_o * torch.randn(o.shape, device="cuda"), torch.randn(final.shape, device="cuda")
+        grads = torch.autograd.grad([o, final], tuple(leaves.values()), [do.to(o.dtype), d_final.to(final.dtype)])
         return {"o": o, "final": final} | dict(zip(leaves, grads, strict=True))
 
     found = results(arrays, "triton")
@@ -112,12 +112,26 @@ def close_to_float64(case: Case, arrays, offsets):
         assert (found[name].double() - x).norm() < 2e-2 * x.norm(), name
 
 
+@pytest.mark.parametrize("K", [128, 256])
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda"])
-def test_long_packed_sequences(family):
-    """In segments, the last sequence empty: outputs and gradients are those of float64."""
-    case = case_of(f"chunk_{family}", T=4096, K=128)
+def test_long_packed_sequences(family, K):
+    """In segments where there is room for that, the last sequence empty: outputs and gradients are those of float64."""
+    case = case_of(f"chunk_{family}", T=4096, K=K)
     arrays, _ = prepared(case)
     close_to_float64(case, arrays, torch.tensor([0, 700, 700, 4096, 4096], device="cuda", dtype=torch.int32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_beyond_the_range_of_float16(family):
+    """Outputs and gradients have room where ``q·k`` has none; with ``beta``, errors are below the range instead."""
+    case = replace(case_of(f"chunk_{family}", T=128), dtype="float16")
+    arrays, _ = prepared(case)
+    scales = dict(q=1000, k=1000, beta=1e-6) if "beta" in arrays else dict(q=1000, k=1000, v=1e-4, u=1e-3)
+    with torch.no_grad():
+        for name, factor in scales.items():
+            if name in arrays:
+                arrays[name].mul_(factor)
+    close_to_float64(case, arrays, None, d_o=10.0 if "beta" in arrays else 1e-3)
 
 
 @pytest.mark.parametrize("offsets", [None, [0, 17, 17, 600, 1000]])

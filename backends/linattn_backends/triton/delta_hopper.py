@@ -12,7 +12,6 @@ product prefetches. Here a product is waited for where its result is used.
 What a product's operands ask for is said in :mod:`.hopper`.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -20,12 +19,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .delta_kernels import span
 from .hopper import (
-    add,
     any_marked,
+    begin_total,
+    binary,
     bring_chunk,
     chunk_of,
     copy,
     decayed_rows,
+    follow,
     gates,
     issue,
     left,
@@ -41,8 +42,7 @@ from .hopper import (
     unknown_zero,
 )
 from .kernels import at_head, sequence_of
-from .scores_hopper import prepare
-from .tiles import FLOOR, LOG2E
+from .scores_hopper import prepare, put_solved
 
 __all__ = ["backwards", "forwards", "gradients", "prepare", "strong_prepare", "vector_gradients", "vector_prepare"]
 
@@ -153,7 +153,7 @@ def bring(
             copy_line(rs.index(stage), rates + at * K, True, K)
             copy(ws.index(stage), write + far * kt, kt, count, C, K)
         if GATE == 1:
-            copy_line(rs.index(stage), rates + at * (2 * C), True, 2 * C)
+            copy_line(rs.index(stage), rates + at * (3 * C), True, 2 * C)
         if not IDENTITY:
             copy(vs.index(stage), v + far * vt, vt, count, C, BV)
         copy(Ms.index(stage), M + at * (C * C), C, C, C, C)
@@ -344,6 +344,7 @@ def forwards(
     PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.forwards`."""
+    follow()
     iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
@@ -412,6 +413,7 @@ def backwards(
     END: gl.constexpr, KEEP: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, ST: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.backwards`."""
+    follow()
     iv, hv, i = parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
@@ -467,14 +469,18 @@ def backwards(
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def gradients(
-    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
+    q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, shares, dbeta,
     owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
     DT: gl.constexpr, ST: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor."""
+    """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor.
+
+    With a gate, :func:`.delta_kernels.gate_gradients` makes ``dg`` of the ``shares`` that are left of each tile.
+    """
+    follow()
     NK: gl.constexpr = K // BK
     ik, hv, i = parts(NK, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -484,6 +490,20 @@ def gradients(
     here = i.to(gl.int64) * HV + hv
     head = (b * T + row) * HV + hv
 
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    j = gl.arange(0, C, scan)
+    strengths = numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
+    if GATE == 1:
+        sums_of_gates = rates + here * (3 * C) + 2 * C
+        G_t = gl.load(sums_of_gates + t)
+        G_s = gl.load(sums_of_gates + s)
+        whole = gl.load(sums_of_gates + C - 1)
     rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
@@ -506,27 +526,12 @@ def gradients(
     copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
-    acc: gl.constexpr = sums(C)
-    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
-    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
-    scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
-    zeros = gl.zeros((C, C), gl.float32, acc)
-    t = gl.arange(0, C, of_rows)
-    s = gl.arange(0, C, of_columns)
-    beta = at_head(beta, b, row, hv, bb, bt, bh, 1)
-    beta_t = numbers(beta, t, bt, count)
-    beta_s = numbers(beta, s, bt, count)
+    beta_t = gl.convert_layout(strengths, of_rows)
+    beta_s = gl.convert_layout(strengths, of_columns)
     if GATE == 1:
-        rates += here * (2 * C)
-        early = gl.load(rates + t)
-        late = gl.load(rates + C + t)
-        decay = gl.load(rates + C - 1)
-        j = gl.arange(0, C, scan)
-        bg = numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count)
-        bg = gl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL)
-        G = gl.associative_scan(bg, 0, add) * LOG2E
-        E = gl.convert_layout(G, of_rows)[:, None] - gl.convert_layout(G, of_columns)[None, :]
-        D = gl.exp2(gl.minimum(E, 0.0))
+        D = gl.exp2(G_t[:, None] - G_s[None, :])
+        early = gl.exp2(G_t)
+        late = gl.exp2(whole - G_t)
 
     async_copy.wait_group(2)
     fence_async_shared()
@@ -539,8 +544,10 @@ def gradients(
     read = issue(given, S, zeros, True)
     compared = issue(y, S, zeros, True)
     wrote = issue(e, dS, zeros, True)
-    dA = warpgroup_mma_wait(4, [dA])
-    dL = warpgroup_mma_wait(3, [dL])
+    if GATE == 1:
+        met = issue(S.permute((1, 0)), dS, zeros, True)  # its diagonal is wanted: what the whole chunk decays of the state
+    dA = warpgroup_mma_wait(4 + GATE, [dA])
+    dL = warpgroup_mma_wait(3 + GATE, [dL])
     if ik == 0:
         own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
         gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
@@ -559,40 +566,29 @@ def gradients(
     fence_async_shared()
     gl.thread_barrier()
 
-    read = warpgroup_mma_wait(2, [read])
+    read = warpgroup_mma_wait(2 + GATE, [read])
     read = read * (scale * early[:, None] if GATE == 1 else scale)
     read = issue(dA, bk, read, False)
-    compared = warpgroup_mma_wait(2, [compared])
+    compared = warpgroup_mma_wait(2 + GATE, [compared])
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
     compared = issue(dL, bk, compared, False)
-    wrote = warpgroup_mma_wait(2, [wrote])
+    wrote = warpgroup_mma_wait(2 + GATE, [wrote])
+    if GATE == 1:
+        met = warpgroup_mma_wait(2, [met])
     given._keep_alive()  # until what reads them is done, or the compiler gives their place away
     e._keep_alive()
+    S._keep_alive()
+    dS._keep_alive()
     gl.thread_barrier()  # every warp waits for its own rows of a product only
     wrote = wrote * (beta_t * late if GATE == 1 else beta_t)[:, None]
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
-        crossing = gl.sum(key * wrote, 1)
+        crossing = gl.sum(key * wrote + gl.where(t[:, None] == s[None, :], met * gl.exp2(whole), 0.0), 1)
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    # While those run: the value's gradient, a part of it in every program, and what the gate of the whole chunk decays.
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, part, gl.SliceLayout(0, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
-    if NK == 1:
-        mine = y.load(layout)
-    elif ik == 0:
-        mine = y.slice(0, part, 1).load(layout)
-    else:
-        mine = y.slice(part, part, 1).load(layout)
-    p = dv + head * V + ik * part + (r[:, None] * (HV * V) + columns[None, :])
-    gl.store(p, (mine.to(gl.float32) * scaled).to(dv.dtype.element_ty), mask=(r < count)[:, None])
-    if GATE == 1:
-        both = S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32)
-        through = gl.sum(gl.sum(both, 1), 0) * decay
+    # While those run: the value's gradient, a part of it in every program.
+    put_values(dv + head * V, y, at_head(beta, b, row, hv, bb, bt, bh, 1), bt, ik, HV * V, count, C, V, NK)
 
     out: gl.constexpr = rows_of(BK)
     r = gl.arange(0, C, gl.SliceLayout(1, out))
@@ -601,6 +597,8 @@ def gradients(
     inside = (r < count)[:, None]
     read, dA = warpgroup_mma_wait(3, [read, dA])
     gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    if GATE == 1:
+        across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
     bq._keep_alive()
     bk._keep_alive()
@@ -608,12 +606,10 @@ def gradients(
     sL._keep_alive()
     gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
     if GATE == 1:
-        across = gl.sum(bq.load(acc).to(gl.float32) * read + key * (compared - wrote), 1)
-        across = gl.convert_layout(across, scan)
-        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
-        across = across + passed + gl.sum(crossing, 0) + through
-        across = gl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
-        gl.store(dg + ik * tiles_stride + head + j * HV, across, mask=j < count)
+        across += gl.sum(key * (compared - wrote), 1)
+        shares += ik * tiles_stride + here * (2 * C)
+        gl.store(shares + t, across)
+        gl.store(shares + C + t, crossing)
 
 
 @gluon.jit
@@ -715,7 +711,7 @@ def tile_gradients(
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
-    mine = dv + head * V + ik * (V // NK)
+    mine = dv + head * V
     if STRONG:
         compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
         e._keep_alive()
@@ -781,6 +777,7 @@ def vector_gradients(
     RANGE: gl.constexpr, STRONG: gl.constexpr,
 ):  # fmt: skip
     """``tile_gradients`` for every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; others leave those."""
+    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
@@ -797,6 +794,7 @@ def vector_gradients(
                         gb, gt + none, gh, bb, bt + none, bh,
                         K, V, C, BK, GROUP, PACKED, STRONG
                     )  # fmt: skip
+                    gl.thread_barrier()  # the next item's copies may land where a slower warp still reads this one's
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if gl.load(owner + pid // (NK * HV)) >= N:
@@ -812,18 +810,19 @@ def vector_gradients(
 
 @gluon.jit
 def put_values(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
-    """Store part ``ik`` of ``NK`` of ``beta ∘ buffer [C, V]``."""
-    part: gl.constexpr = V // NK
-    layout: gl.constexpr = rows_of(part)
-    r = gl.arange(0, C, gl.SliceLayout(1, layout))
-    scaled = numbers(beta, r, bt, count)[:, None]
+    """Store ``beta ∘ buffer [C, V]``: of ``NK`` parts of its rows, number ``ik``."""
+    part: gl.constexpr = C // NK
+    layout: gl.constexpr = rows_of(V)
+    r = ik * part + gl.arange(0, part, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, V, gl.SliceLayout(0, layout))
     if NK == 1:
         mine = buffer.load(layout)
     elif ik == 0:
-        mine = buffer.slice(0, part, 1).load(layout)
+        mine = buffer.slice(0, part).load(layout)
     else:
-        mine = buffer.slice(part, part, 1).load(layout)
-    spread(p, (mine.to(gl.float32) * scaled).to(p.dtype.element_ty), stride, count, C, part)
+        mine = buffer.slice(part, part).load(layout)
+    x = (mine.to(gl.float32) * numbers(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
+    gl.store(p + (r[:, None] * stride + columns[None, :]), x, mask=(r < count)[:, None])
 
 
 @gluon.jit
@@ -838,19 +837,30 @@ def mirror(buffer, C: gl.constexpr):
     buffer.store(gl.where(s < t, lower, gl.where(s > t, upper, gl.zeros((C, C), buffer.dtype, acc))))
 
 
+@gluon.constexpr_function
+def strips(width):
+    """Of a tile whose columns are summed: a thread has four of them, and few threads the same."""
+    return gl.BlockedLayout([1, 4], [128 // width, width // 4], [4, 1], [1, 0])
+
+
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def vector_prepare(
-    q, k, g, A, L, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, rates, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
     RANGE: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.delta_vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
+    """As :func:`.delta_vector.prepare` by plain products, and :func:`.delta_kernels.solve`; without ``SCORES`` as ``decayed``,
+    whatever the chunk decays by.
+    """
+    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + pid // HV) >= N:
             return
+    if SCORES:
+        strengths = strengths_of(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
     gs, qs, ks, here, head, count = bring_chunk(
         pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
     )
@@ -858,55 +868,84 @@ def vector_prepare(
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
-    one = gl.full((C, C), 1.0, gl.float32, acc)
-    before = gl.where(s[None, :] <= t[:, None], one, 0.0)
-    qw = gl.zeros((C, C), gl.float32, acc)
-    rw = gl.zeros((C, C), gl.float32, acc)
+    if SCORES:
+        from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5)
+        halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle.to(gl.bfloat16))
+    async_copy.wait_group(NK)
+    gl.thread_barrier()
+    wholes = ()
+    high = ()
+    rest = ()
     least = 0.0
     for ik in gl.static_range(NK):
-        async_copy.wait_group(NK - 1 - ik)
-        gl.thread_barrier()
-        gate = gates(gs.index(ik), BK)
-        whole = gl.sum(gate, 0)
+        gate = binary(gs[ik].load(strips(BK)))
+        whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
-        place = head + ik * BK
-        if SCORES:
-            kept = gl.where(least > -RANGE, count, 0)
-            c = whole * 0.5
-            half = gl.exp2(c)[None, :]
-            G = totals(before, gate, C, BK) - c[None, :]
-            key = ks.index(ik).load(acc).to(gl.float32)
-            right = key * gl.exp2(-G)
-            wrote = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16))
-            fence_async_shared()
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            early = gl.exp2(G)
-            key = key * early
-            left_k = gl.convert_layout(key.to(gl.bfloat16), left(C))
+        wholes = wholes + (whole,)  # noqa: RUF005
+        high = high + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        rest = rest + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        put_terms(high[ik], rest[ik], gate)
+    gl.store(ranges + here, least)
+    if not SCORES:
+        ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+        for ik in gl.static_range(NK):
+            async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
-            rw = issue(left_k, wrote.permute((1, 0)), rw, False)
-            asked = qs.index(ik).load(acc).to(gl.float32) * early
-            left_q = gl.convert_layout(asked.to(gl.bfloat16), left(C))
-            qw = issue(left_q, wrote.permute((1, 0)), qw, False)
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, kept, C, BK)
-            rw, qw, left_k, left_q = warpgroup_mma_wait(0, [rw, qw, left_k, left_q])
-            wrote._keep_alive()
-            gl.thread_barrier()
-        else:
-            high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
-            rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
-            ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
-            put_terms(high, rest, gate)
+            place = head + ik * BK
             decayed_rows(
-                read + place, compare + place, write + place, qs.index(ik), ks.index(ik), high, rest, ones, 1.0, HV * K, count,
+                read + place, compare + place, write + place, qs[ik], ks[ik], high[ik], rest[ik], ones, 1.0, HV * K, count,
                 C, BK, True
             )  # fmt: skip
             gl.thread_barrier()
-    gl.store(ranges + here, least)
-    if SCORES:
-        put_scores(A, L, qw * scale, rw, here, gl.where(least > -RANGE, C, 0), C)
+    else:
+        if least <= -RANGE:  # left to strong_prepare
+            async_copy.wait_group(0)
+            return
+        wrote = ()
+        for ik in gl.static_range(NK):
+            place = head + ik * BK
+            half = gl.exp2(wholes[ik] * 0.5)[None, :]
+            fence_async_shared()
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
+            high[ik]._keep_alive()
+            rest[ik]._keep_alive()
+            gl.thread_barrier()
+            key = ks[ik].load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            early = gl.exp2(G)
+            key = key * early
+            ks[ik].store(key.to(gl.bfloat16))
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            asked = qs[ik].load(acc).to(gl.float32) * early
+            qs[ik].store(asked.to(gl.bfloat16))
+            spread(read + place, (asked * half).to(gl.bfloat16), HV * K, count, C, BK)
+        fence_async_shared()
+        gl.thread_barrier()
+        qw = gl.zeros((C, C), gl.float32, acc)
+        rw = gl.zeros((C, C), gl.float32, acc)
+        for ik in gl.static_range(NK):
+            rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+            qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+        rw, qw = warpgroup_mma_wait(0, [rw, qw])
+        for ik in gl.static_range(NK):
+            qs[ik]._keep_alive()
+            ks[ik]._keep_alive()
+            wrote[ik]._keep_alive()
+        gl.thread_barrier()
+        put_both(A, M, qw * scale, rw, strengths, here, C)
+
+
+@gluon.jit
+def strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
+    """``beta`` of the tokens of one chunk and value head."""
+    b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
+    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
 
 
 @gluon.jit
@@ -919,13 +958,24 @@ def put_scores(A, L, a, m, here, rows, C: gl.constexpr):
     gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))
 
 
+@gluon.jit
+def put_both(A, M, a, compared, strengths, here, C: gl.constexpr):
+    """Store a chunk's ``A`` and, of ``L`` and ``beta``, its ``M``."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
+    put_solved(M + square, gl.where(s < t, compared, 0.0), strengths, 1, C)
+
+
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def strong_prepare(
-    q, k, g, A, L, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh,
+    q, k, g, beta, A, M, read, compare, write, ranges, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Looks for chunks that decay by ``2^RANGE``, and makes again what ``vector_prepare`` made of them, by levels."""
+    follow()
     pid = gl.program_id(0)
     if any_marked(ranges, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
@@ -941,5 +991,6 @@ def strong_prepare(
                 a, m = strong_chunk(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
-                put_scores(A, L, a * scale, m, here, C, C)
+                strengths = strengths_of(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+                put_both(A, M, a * scale, m, strengths, here, C)
                 gl.thread_barrier()

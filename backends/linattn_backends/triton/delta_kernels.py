@@ -28,9 +28,9 @@ import triton
 import triton.language as tl
 
 from .kernels import sequence_of
-from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
+from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, taken, times, total
 
-__all__ = ["backwards", "carry", "forwards", "gradients", "pairs", "prepare", "solve"]
+__all__ = ["backwards", "carry", "forwards", "gate_gradients", "gradients", "pairs", "prepare", "solve"]
 
 
 @triton.jit
@@ -204,9 +204,11 @@ def prepare(
         D = decay_matrix(bg, C, False, SPLIT)
         qk = tl.where(s <= t, qk * D, 0.0)
         kk = tl.where(s < t, kk * D, 0.0)
-        p = rates + at * (2 * C) + tl.arange(0, C)
-        tl.store(p, tl.exp2(prefix(bg, C, SPLIT) * LOG2E))
+        p = rates + at * (3 * C) + tl.arange(0, C)
+        G = prefix(bg, C, SPLIT) * LOG2E
+        tl.store(p, tl.exp2(G))
         tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
+        tl.store(p + 2 * C, G)
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
     if BETA == 2:
@@ -309,9 +311,9 @@ def forwards(
         here = (chunk0 + chunk) * HV + hv
         # What no product prefetches comes first, so that its latency is the first product's.
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (2 * C) + C - 1)
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -414,9 +416,9 @@ def backwards(
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
         if GATE == 1:
-            rate = tl.load(rates + here * (2 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (2 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (2 * C) + C - 1)
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -577,14 +579,14 @@ def pairs(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT, ST
     )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
-    tl.store(dA + square, bdA.to(dA.dtype.element_ty))
+    tl.store(dA + square, taken(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
         bdA, bdL = inner_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
             True, V, C, BV, BETA, PREC, DT, ST
         )  # fmt: skip
-        tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
+        tl.store(dA2 + square, taken(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
@@ -697,14 +699,14 @@ def gradients(
         D = decay_matrix(bg, C, False, SPLIT)
         bdA = bdA * D
         bdL = bdL * D
-    bdA = bdA.to(DT)
-    bdL = bdL.to(DT)
+    bdA = taken(bdA, DT, PREC)
+    bdL = taken(bdL, DT, PREC)
     acc, compared, wrote, met = exchanges(
         do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC, ST
     )  # fmt: skip
     acc = acc * scale
     if GATE == 1:
-        rates += here * (2 * C)
+        rates += here * (3 * C)
         rate = tl.load(rates + token)[:, None]
         acc = acc * rate
         compared = compared * rate
@@ -717,7 +719,7 @@ def gradients(
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
         crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
-    acc = product(bdA, bk, acc, PREC)
+    acc = product(bdA, bk.to(DT), acc, PREC)
     tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
@@ -727,13 +729,13 @@ def gradients(
     if GATE == 1:
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    wrote = product(tl.trans(bdA), bq, wrote, PREC)
-    wrote = product(tl.trans(bdL), bk, wrote, PREC)
+    wrote = product(tl.trans(bdA), bq.to(DT), wrote, PREC)
+    wrote = product(tl.trans(bdL), bk.to(DT), wrote, PREC)
     compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
         crossing += bdL * times(bk, tl.trans(bk), PREC)
-    compared = product(bdL, bk, compared, PREC)
+    compared = product(bdL, bk.to(DT), compared, PREC)
     tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
     if GATE == 1:
         if SPLIT == 3:  # the sums that define dg, with no cancellation
@@ -744,3 +746,33 @@ def gradients(
             across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gate_gradients(
+    shares, g, dg, owner, first, cu, T, PER, N, HV, tiles_stride, gb, gt, gh,
+    C: tl.constexpr, TILES: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """``dg`` of one chunk with a scalar gate, of the sums over ``TILES`` tiles of keys that its gradients left.
+
+    A tile's are two numbers a token: what its gate and all before it in the chunk get, and what every gate of the chunk gets.
+    """
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    t = tl.arange(0, C)
+    rows = piece * C + t
+    bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+    shares += pid.to(tl.int64) * (2 * C) + t
+    across = tl.load(shares)
+    whole = tl.load(shares + C)
+    for tile in tl.static_range(1, TILES):
+        across += tl.load(shares + tile * tiles_stride)
+        whole += tl.load(shares + tile * tiles_stride + C)
+    across += suffix(across, C, 1) + tl.sum(whole, 0)
+    across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
+    tl.store(dg + (b * T + bos + rows) * HV + hv, across, mask=rows < L)

@@ -6,6 +6,7 @@ As in :mod:`.launch`, nothing reads a tensor's data.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,11 +19,19 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .launch import Cut, cut, launch, rows_contiguous, strides
 from .selection import Facts, gluon, widest
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
+
+
+FOLLOWS = dict(launch_pdl=True)
+"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
+
+
+THREE = dict(maxnreg=168)
+"""Of programs of four warps, three of which share a processor of Hopper's."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Delta:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Of states, errors and ``M`` in memory and in products. float16 has not the range."""
+        """Of states, errors, scores and ``M`` in memory and in products. float16 has not the range."""
         return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
 
     @property
@@ -119,7 +128,7 @@ class Delta:
 
 class Scores(NamedTuple):
     """What the forward pass leaves for the backward pass: ``A`` and ``M`` ``[chunks, HV, C, C]``, those of ``dplr``'s second
-    writer, and with a scalar gate ``rates`` ``[chunks, HV, 2, C]``.
+    writer, and with a scalar gate ``rates`` ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``.
     """
 
     A: Tensor
@@ -136,9 +145,8 @@ class Scores(NamedTuple):
         new = functools.partial(torch.empty, (count, HV, C, C), device=call.v.device)
         M = torch.float32 if call.strength == 2 else call.state_dtype
         return cls(
-            new(dtype=call.q.dtype), new(dtype=M), new(dtype=call.q.dtype) if dplr else None,
-            new(dtype=call.state_dtype) if dplr else None,
-            torch.empty((count, HV, 2, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
+            new(dtype=call.state_dtype), new(dtype=M), *(new(dtype=call.state_dtype) if dplr else None for _ in range(2)),
+            torch.empty((count, HV, 3, C), dtype=torch.float32, device=call.v.device) if call.gate == 1 else None,
         )  # fmt: skip
 
 
@@ -196,7 +204,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             module.prepare, -(-count // 4), call,
             call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
             *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
-            num_warps=4,
+            num_warps=4, **THREE,
         )  # fmt: skip
         return Prepared(call.q, call.k, None, None, *fresh, None)
     if call.gate < 2:
@@ -212,22 +220,23 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
         rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     if module is not kernels:
-        given = (call.q, call.k, call.g, ready.A, L)
+        given = (call.q, call.k, call.g, call.beta, ready.A, ready.M)
         rows = (ready.q, ready.k, ready.write, ready.ranges)
         sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
+        strided = (*strided, *strides(call.beta))
         launch(
             module.vector_prepare, count, call,
             *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
+            **(THREE if scores is None else {}),
         )  # fmt: skip
-        if L is None:
-            return ready
-        launch(
-            module.strong_prepare, few(call, count), call,
-            *given, *rows, *where, count, call.scale, *strided, **sizes,
-        )  # fmt: skip
-        return ready._replace(M=solved(call, chunks, L, ready.M))
+        if scores is None:
+            launch(
+                module.strong_prepare, few(call, count), call,
+                *given, *rows, *where, count, call.scale, *strided, **sizes, **FOLLOWS,
+            )  # fmt: skip
+        return ready
+    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
     strided = (*strided, *strides(call.a), *strides(call.b))
     given = (call.q, call.a, call.b, call.k, call.g)
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
@@ -243,14 +252,14 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             del shared["PREC"]
             launch(
                 vector.decayed, count, call,
-                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+                *given, *decayed, *where, *strided, DPLR=dplr, **shared,
             )  # fmt: skip
         return ready
     for slow in (False, True) if special is None else (True,):
         launch(
             vector.prepare, few(call, count) if slow else count, call,
             *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
-            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=dtype(call.v), **shared,
+            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=call.state_type, **shared,
         )  # fmt: skip
     return ready._replace(M=solved(call, chunks, L, ready.M))
 
@@ -306,13 +315,15 @@ def walk(
         shared["GROUP"] = 1
     if module is not kernels:
         shared["STAGES"] = call.tiles.ring
+        if kernel is kernels.backwards or flags["OUT"] or call.gate == 2:  # not first in a backward pass
+            shared |= FOLLOWS
     launch(
         getattr(module, kernel.__name__), count * HV * programs(1, width, 1, tile.BV), call,
         ready.q, ready.k, y, call.beta, *written, ready.A, ready.M, *second, ready.rates, start, end, *outputs,
         at.owner, at.first, chunks.first, call.cu, T, at.per, length, call.N, HV, call.scale,
         *strides(ready.q), *strides(ready.k), *strides(y), *strides(call.beta), **shared, **flags,
         GATE=call.gate, V=width, BK=tile.BK, BV=tile.BV, WHOLE=pieces is None, START=start is not None, END=end is not None,
-        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+        DT=call.state_type, ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -417,11 +428,8 @@ def pairs(
     B, T, HV, V = call.v.shape
     C, dplr, tile = call.tiles.chunk, call.a is not None, call.tiles.pairs
     new = functools.partial(torch.empty, device=call.v.device)
-    square = functools.partial(new, (chunks.count, HV, C, C))
-    scores = ScoreGradients(
-        square(dtype=call.v.dtype), square(dtype=call.state_dtype),
-        square(dtype=call.v.dtype) if dplr else None, square(dtype=call.state_dtype) if dplr else None,
-    )  # fmt: skip
+    square = functools.partial(new, (chunks.count, HV, C, C), dtype=call.state_dtype)
+    scores = ScoreGradients(square(), square(), square() if dplr else None, square() if dplr else None)
     dv = None if dplr else new((B, T, HV, V), dtype=call.v.dtype)
     grads = dict(v=dv, beta=None if call.beta is None else new(call.beta.shape, dtype=call.beta.dtype))
     launch(
@@ -431,7 +439,7 @@ def pairs(
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
         V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
         PREC=call.tiles.precision,
-        DT=dtype(call.v), ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+        DT=call.state_type, ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores, grads
 
@@ -457,18 +465,32 @@ def gradients(
     narrow = call.q.dtype if call.group == 1 else torch.float32
     dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
-    dg = new((tiles_k, B, T, HV), dtype=torch.float32) if call.gate else None
+    each = (B, T, HV) if module is kernels else (chunks.count, HV, 2, call.tiles.chunk)
+    shares = new((tiles_k, *each), dtype=torch.float32) if call.gate else None  # of the gate's gradient, a tile
     launch(
         module.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, dg, dbeta,
-        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, B * T * HV,
+        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
+        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, math.prod(each),
         *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
-        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=dtype(call.v), ST=call.state_type,
-        num_warps=tile.warps, num_stages=tile.stages,
+        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type, ST=call.state_type,
+        num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
     )  # fmt: skip
-    if dg is not None:
-        dg = dg[0] if tiles_k == 1 else dg.sum(0)
+    dg = None
+    if shares is not None:
+        dg = gate_gradients(call, chunks, shares) if module is not kernels else shares[0] if tiles_k == 1 else shares.sum(0)
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+
+
+def gate_gradients(call: Delta, chunks: Cut, shares: Tensor) -> Tensor:
+    """``dg`` of the shares ``[tiles, chunks, HV, 2, C]`` that the tiles of keys left."""
+    T, HV = call.v.shape[1:3]
+    dg = torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
+    launch(
+        kernels.gate_gradients, chunks.count * HV, call,
+        shares, call.g, dg, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, shares[0].numel(), *strides(call.g),
+        C=call.tiles.chunk, TILES=shares.shape[0], PACKED=call.cu is not None, num_warps=1, num_stages=1,
+    )  # fmt: skip
+    return dg
 
 
 def vector_gradients(
@@ -500,12 +522,12 @@ def vector_gradients(
                 *where, count, call.scale,
                 *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
                 K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-                STRONG=strong, num_warps=4,
+                STRONG=strong, num_warps=4, **FOLLOWS,
             )  # fmt: skip
         return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
     scores, grads = pairs(call, do, chunks, errors, adjoint)
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
-    shared = dict(call.common(), V=V, DT=dtype(call.v), ST=call.state_type)
+    shared = dict(call.common(), V=V, DT=call.state_type, ST=call.state_type)
     given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))

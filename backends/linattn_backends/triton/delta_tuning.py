@@ -23,6 +23,7 @@ class DeltaTiles:
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
         ring: Chunks that a walk for Hopper has in shared memory.
+        carry: Of the kernel that goes from segment to segment; ``None`` where no block's shared memory holds what it reads.
     """
 
     chunk: int
@@ -35,7 +36,7 @@ class DeltaTiles:
     solve: Tile
     forwards: Tile
     backwards: Tile
-    carry: Tile
+    carry: Tile | None
     pairs: Tile
     gradients: Tile
     gradients_slow: Tile
@@ -43,7 +44,7 @@ class DeltaTiles:
     def segment(self, T: int, N: int, heads: int, tiles: int, each: int) -> int:
         """Chunks a segment, if ``heads`` sequences of ``tiles`` programs must be split to give processors ``each``; else 0."""
         busy = heads * tiles
-        if 8 * busy >= 7 * self.processors or N == 0:
+        if self.carry is None or 8 * busy >= 7 * self.processors or N == 0:
             return 0
         chunks = -(-T // self.chunk)
         length = max(-(-chunks * busy // (each * self.processors)), 8)
@@ -82,7 +83,7 @@ def delta_tiles(
         solve=Tile(0, 0, 1, 1),
         forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,
         backwards=walk._replace(stages=3 if usual else 2) if usual_size and (gate == 1 or beta == 0) else walk,
-        carry=Tile(rows, 16, 4, 1 if K > 128 or not roomy else 2 if full else 3),
+        carry=Tile(rows, 16, 4, 1 if not roomy else 2 if full else 3) if K <= 128 else None,  # [K, K], float32
         pairs=Tile(0, 128 if usual else fit(V, 32 if full else 64, least), 4, 1),
         gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2)
         if usual and gate < 2

@@ -106,9 +106,8 @@ def walk(
                 S = S * tl.exp2(c + 0.5 * G_C)
                 c = 0.5 * G_C
         A = times(ba, tl.trans(bb), PREC)
-        if ba.dtype == tl.float16:  # it has the range neither of a state nor of scores before the scale
-            A = A * scale
-            acc = times(ba.to(tl.float32), S, PREC) * scale
+        if ba.dtype == tl.float16:  # it has the range neither of a state nor of scores
+            acc = times(ba.to(tl.float32), S, PREC)
         else:
             acc = times(ba, S.to(ba.dtype), PREC)
         if GATE == 1 and STRONG:
@@ -120,14 +119,14 @@ def walk(
         else:
             A = tl.where(s <= t, A, 0.0)
         S = product(tl.trans(bb), later, S, PREC)
-        acc = product(A.to(by.dtype), near, acc, PREC)
-        rate = scale
         if ba.dtype == tl.float16:
-            rate = 1.0
-        if GATE == 1 and not STRONG:
-            acc = acc * (tl.exp2(shift) * rate)[:, None]
+            acc = product(A, near.to(tl.float32), acc, PREC)
         else:
-            acc = acc * rate
+            acc = product(A.to(by.dtype), near, acc, PREC)
+        if GATE == 1 and not STRONG:
+            acc = acc * (tl.exp2(shift) * scale)[:, None]
+        else:
+            acc = acc * scale
         tl.store(
             out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :],
             acc.to(out.dtype.element_ty),

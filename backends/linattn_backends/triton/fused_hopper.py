@@ -14,8 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from .delta_hopper import add, barriers, hold, put
-from .hopper import copy, issue, left, sums
+from .delta_hopper import barriers, hold, put
+from .hopper import add, copy, issue, left, sums
 from .kernels import nth, span_of
 
 __all__ = ["fused", "gradients"]

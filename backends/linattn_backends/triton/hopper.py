@@ -10,14 +10,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .kernels import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
-    "add", "any_marked", "begin_total", "bring_chunk", "chunk_of", "copy", "decayed_rows", "gates", "issue", "left",
-    "numbers", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients", "sums", "totals",
-    "unknown_zero",
+    "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates",
+    "issue", "left", "numbers", "own_rows", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients",
+    "sums", "totals", "unknown_zero",
 ]  # fmt: skip
 
 
@@ -39,6 +40,20 @@ def rows_of(width):
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def own_rows(width):
+    """Of a product's ``[64, width]`` results as they are stored, 16 bytes a thread: a warp has the same rows as in ``sums``.
+
+    So no warp waits for another where results go from there to here.
+    """
+    across = [[0, 8 << i] for i in range((width // 8).bit_length() - 1)]
+    down = [[1 << i, 0] for i in range(4)]
+    lanes = 5 - len(across)
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *down[lanes:]], across + down[:lanes], [[16, 0], [32, 0]], [], [64, width]
+    )
+
+
 @gluon.jit
 def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
     """Begin to copy ``count`` rows from ``p`` on to ``buffer [C, W]``, and zeros to the others."""
@@ -49,6 +64,16 @@ def copy(buffer, p, stride, count, C: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
+def follow():
+    """Wait for the kernel before, then let the one after begin: where it may (``launch_pdl``), it is there when this one ends.
+
+    First in a kernel, so that what any kernel reads was written by those before, however many of them may overlap.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+@gluon.jit
 def issue(a, b, acc, START: gl.constexpr):
     """Begin ``acc + a b``, without ``acc`` if ``START``."""
     return warpgroup_mma(a, b, acc, use_acc=not START, is_async=True)
@@ -56,8 +81,8 @@ def issue(a, b, acc, START: gl.constexpr):
 
 @gluon.jit
 def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Store the first ``count`` rows of ``x [C, W]``, 16 bytes a thread."""
-    layout: gl.constexpr = rows_of(W)
+    """Store the first ``count`` rows of a product's ``x [C, W]``, 16 bytes a thread."""
+    layout: gl.constexpr = own_rows(W)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
@@ -128,7 +153,13 @@ def begin_total(ones, high, rest, C: gl.constexpr, BK: gl.constexpr):
 @gluon.jit
 def gates(buffer, BK: gl.constexpr):
     """Log decays ``[C, BK]`` that were copied to ``buffer``, at least ``FLOOR``, base 2."""
-    return gl.maximum(buffer.load(sums(BK)).to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+    return binary(buffer.load(sums(BK)))
+
+
+@gluon.jit
+def binary(x):
+    """Log decays at least ``FLOOR``, base 2."""
+    return gl.maximum(x.to(gl.float32), FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
 
 
 @gluon.jit
@@ -136,7 +167,9 @@ def bring_chunk(
     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy gates, queries and keys of one chunk, ``[K / BK, C, BK]`` each; and say where its results go."""
+    """Begin to copy gates, queries and keys of one chunk, ``K / BK`` tiles ``[C, BK]`` each, the gates first.
+
+    And say where its results go."""
     NK: gl.constexpr = K // BK
     hv = item % HV
     i = item // HV
@@ -148,13 +181,18 @@ def bring_chunk(
     g += b * gb + (bos + row) * gt + (hv // GATE_GROUP).to(gl.int64) * gh
     type: gl.constexpr = g.dtype.element_ty
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
-    gs = gl.allocate_shared_memory(type, [NK, C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
-    qs = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    gs = ()
+    qs = ()
+    ks = ()
+    for ik in gl.static_range(NK):  # each of its own: what were gates makes room when they are read
+        gs = gs + (gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type)),)  # noqa: RUF005
+        copy(gs[ik], g + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
     for ik in gl.static_range(NK):
-        copy(gs.index(ik), g + ik * BK, gt, count, C, BK)
-        copy(qs.index(ik), q + ik * BK, qt, count, C, BK)
-        copy(ks.index(ik), k + ik * BK, kt, count, C, BK)
+        qs = qs + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        ks = ks + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        copy(qs[ik], q + ik * BK, qt, count, C, BK)
+        copy(ks[ik], k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
     return gs, qs, ks, i.to(gl.int64) * HV + hv, ((b * T + bos + row) * HV + hv) * K, count
 
@@ -282,11 +320,11 @@ def strong_chunk(
     rest = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
     async_copy.wait_group(0)
     gl.thread_barrier()
-    put_terms(high, rest, gates(gs.index(0), K))
+    put_terms(high, rest, gates(gs[0], K))
     ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16))
-    decayed_rows(read, compare, write, qs.index(0), ks.index(0), high, rest, ones, scale, stride, count, C, K, KEYS)
+    decayed_rows(read, compare, write, qs[0], ks[0], high, rest, ones, scale, stride, count, C, K, KEYS)
     gl.thread_barrier()
-    A, L = level_scores(qs.index(0), ks.index(0), high, rest, ones, C, K, KEYS)
+    A, L = level_scores(qs[0], ks[0], high, rest, ones, C, K, KEYS)
     high._keep_alive()
     rest._keep_alive()
     ones._keep_alive()

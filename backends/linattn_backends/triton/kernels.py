@@ -451,7 +451,7 @@ def gradients(
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     if GATE == 0:
-        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk, bdq, PREC)
+        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 1:
         to_start, to_end, all = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
@@ -460,7 +460,7 @@ def gradients(
         pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
         across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
         across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
-        bdq = product(dA.to(DT), bk, bdq, PREC)
+        bdq = product(dA.to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == 2:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -470,7 +470,7 @@ def gradients(
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         bdg = total(s >= t, qf * bdq, SPLIT)
-        stop = plain_blocks(bg, bq, bk, C, False, 1, RANGE, DT)
+        stop = plain_blocks(bg, C, False, 1, RANGE)
         half = C // 2
         while half > stop:
             upper, between, pairs = levels_mask(half, C, False)
@@ -496,7 +496,7 @@ def gradients(
     )  # fmt: skip
     dAT = dAT * scale
     if GATE == 0:
-        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq, bdk, PREC)
+        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
     if GATE == 1:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
@@ -504,7 +504,7 @@ def gradients(
         bdk = bdk * to_end[:, None]
         across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
         through = tl.sum(met, 0) * tl.exp2(all)
-        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq, bdk, PREC)
+        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq.to(DT), bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
         across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)

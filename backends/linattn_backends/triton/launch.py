@@ -78,7 +78,8 @@ class Applied(NamedTuple):
         count = room_for(T, call.N, C, call.cu is not None)
         new = functools.partial(torch.empty, dtype=call.q.dtype, device=call.q.device)
         return cls(
-            new((count, HV, C, C)), new((B, T, HV, K)), new((B, T, HV, K)), new((count, HV, K), dtype=torch.float32),
+            new((count, HV, C, C), dtype=call.state_dtype), new((B, T, HV, K)), new((B, T, HV, K)),
+            new((count, HV, K), dtype=torch.float32),
             new((count, HV, programs(K, 1, call.tiles.scores.BK, 1)), dtype=torch.int32),
         )  # fmt: skip
 
@@ -160,7 +161,7 @@ class Diagonal:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Of states in memory: what a product takes them in. float16 has not the range."""
+        """Of states and scores in memory: what a product takes them in. float16 has not the range."""
         return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
 
     def common(self) -> dict[str, Any]:
@@ -367,15 +368,13 @@ def emit(call: Diagonal, y: Tensor, kept: Tensor, out: Tensor, chunks: Cut, reve
         T, chunks.per, call.N, HV, call.scale,
         *strides(call.q), *strides(call.k), *strides(y), *strides(call.g), *strides(call.w), **call.common(),
         BK=tile.BK, BV=tile.BV, REVERSE=reverse, VALUE_GATE=call.w is not None,
-        RANGE=call.range, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+        RANGE=call.range, DT=type_of_products(call.v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
-def dtype(x: Tensor) -> Any:
-    """Triton's name of a dtype."""
-    return {torch.bfloat16: triton.language.bfloat16, torch.float16: triton.language.float16}.get(
-        x.dtype, triton.language.float32
-    )
+def type_of_products(x: Tensor) -> Any:
+    """What scores of these operands are multiplied in, as Triton names it. float16 has not the range."""
+    return triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float32
 
 
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
@@ -448,7 +447,7 @@ def gradients(
         *strides(q), *strides(k), *strides(v), *strides(do), *strides(g), *strides(w), **wide,
         BK=tile.BK, BV=tile.BV, VALUE_GROUP=HV // v.shape[2], VALUE_GATE_GROUP=1 if w is None else HV // w.shape[2],
         VALUE_GATE=w is not None, TRANSPOSED=transposed, RANGE=call.range,
-        DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+        DT=type_of_products(call.v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -463,7 +462,7 @@ def scalar_gradients(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkep
         chunks.per, call.N, HV, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
         K=K, V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=call.group, PACKED=call.cu is not None,
-        PREC=call.tiles.precision, DT=dtype(call.v), num_warps=tile.warps, num_stages=tile.stages,
+        PREC=call.tiles.precision, DT=type_of_products(call.v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return dg
 

@@ -20,7 +20,7 @@ from linattn_backends.torch.transforms import register
 from . import mixed_kernels as kernels
 from . import mixed_step
 from .ahead import foreseen
-from .launch import Cut, cut, dtype, launch, rows_contiguous, strides
+from .launch import Cut, cut, launch, rows_contiguous, strides, type_of_products
 from .tuning import fit, power_of_two, programs
 
 __all__ = ["bidirectional_call", "mixed_attention", "mixed_call"]
@@ -129,7 +129,7 @@ class Attention:
     def inside(self) -> dict[str, Any]:
         """The same, for kernels that look inside chunks."""
         tiles = self.tiles._asdict() | self.sizes
-        quad = dict(CAUSAL=self.causal, QUAD=self.new[0] is not None, DT=dtype(self.v), num_stages=2)
+        quad = dict(CAUSAL=self.causal, QUAD=self.new[0] is not None, DT=type_of_products(self.v), num_stages=2)
         return tiles | self.flags | quad
 
     @property

@@ -69,6 +69,7 @@ def recurrent(
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr,
     LOW_RANK: tl.constexpr, EXCLUSIVE: tl.constexpr,
     PACKED: tl.constexpr, SLOTS: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
+    FAR: tl.constexpr,
 ):  # fmt: skip
     """Walk one sequence of one head with a ``[K, BV]`` tile of its state."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -99,9 +100,14 @@ def recurrent(
                 tl.store(out + columns_v, tl.zeros((BV,), out.dtype.element_ty), mask=in_v)
                 out += HV * V
             return
+    in_state_k = columns_k[:, None]
+    in_state_v = columns_v[None, :]
+    if FAR:
+        in_state_k = in_state_k.to(tl.int64)
+        in_state_v = in_state_v.to(tl.int64)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        p = start + slot * sn + head * sh + columns_k[:, None] * sk + columns_v[None, :] * sv
+        p = start + slot * sn + head * sh + in_state_k * sk + in_state_v * sv
         S += tl.load(p, mask=inside, other=0.0).to(tl.float32)
     q += row * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += row * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
@@ -155,5 +161,5 @@ def recurrent(
         tl.store(out + columns_v, (o * scale).to(out.dtype.element_ty), mask=in_v)
         out += HV * V
     if END:
-        p = end + slot * fn + head * fh + columns_k[:, None] * fk + columns_v[None, :] * fv
+        p = end + slot * fn + head * fh + in_state_k * fk + in_state_v * fv
         tl.store(p, S.to(end.dtype.element_ty), mask=inside)

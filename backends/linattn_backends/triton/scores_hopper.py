@@ -11,17 +11,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from .hopper import add, copy, issue, numbers, rows_of, spread, sums
+from .hopper import add, copy, follow, issue, numbers, rows_of, spread, sums
 from .kernels import at_head, chunk_within
 from .tiles import FLOOR, LOG2E
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "put_solved"]
 
 
 @gluon.constexpr_function
-def by_warp():
-    """Of products of four pairs of blocks ``[4, 16, 16]``, a warp each."""
-    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
+def by_warp(chunks):
+    """Of products of blocks ``[chunks, …, 16]``: of four chunks a warp has one, of one chunk four warps share the block."""
+    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1] if chunks == 4 else [1, 2, 2], [1, 16, 8])
 
 
 @gluon.jit
@@ -71,89 +71,97 @@ def substitute(own, beta):
 
 @gluon.jit
 def less(x, y, beta, z):
-    """``x - y (beta z)`` for blocks ``y, z [4, 16, 16]`` in shared memory and ``x`` in registers."""
-    rows: gl.constexpr = gl.DotOperandLayout(0, by_warp(), 1)
+    """``x - y (beta z)`` for blocks ``y [chunks, …, 16], z [chunks, 16, 16]`` in shared memory and ``x`` in registers."""
+    form: gl.constexpr = by_warp(y.shape[0])
+    rows: gl.constexpr = gl.DotOperandLayout(0, form, 1)
     scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
-    return mma_v2(scaled, z.load(gl.DotOperandLayout(1, by_warp(), 1)), x, "tf32")
+    return mma_v2(scaled, z.load(gl.DotOperandLayout(1, form, 1)), x, "tf32")
 
 
 @gluon.jit
 def solve_in_place(P, betas):
-    """``M`` in the place of ``L``, of four chunks, as :func:`.delta_kernels.solve`: a chunk is a warp's.
+    """``M`` in the place of ``L``, of one chunk or four, whose blocks on the diagonal are solved: from 16 to 32 and 64.
 
-    ``P``: four columns of blocks, each ``[4, 64 · 16]``; ``betas [4, 64]``.
+    As :func:`.delta_kernels.solve`. ``P``: four columns of blocks, each ``[chunks, 64 · 16]``; ``betas [chunks, 64]``.
     """
-    form: gl.constexpr = by_warp()
-    blocks = ()
-    for n in gl.static_range(4):
-        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
-    for n in gl.static_range(4):
-        P[n].slice(n * 256, 256, 1).store(blocks[n])
-    first = P[0].reshape((4, 64, 16))
-    second = P[1].reshape((4, 64, 16))
-    third = P[2].reshape((4, 64, 16))
+    N: gl.constexpr = betas.shape[0]
+    form: gl.constexpr = by_warp(N)
+    first = P[0].reshape((N, 64, 16))
+    second = P[1].reshape((N, 64, 16))
+    third = P[2].reshape((N, 64, 16))
+    fourth = P[3].reshape((N, 64, 16))
     M00 = first.slice(0, 16, 1)
     M10 = first.slice(16, 16, 1)
-    M20 = first.slice(32, 16, 1)
-    M30 = first.slice(48, 16, 1)
     M11 = second.slice(16, 16, 1)
-    M21 = second.slice(32, 16, 1)
-    M31 = second.slice(48, 16, 1)
     M22 = third.slice(32, 16, 1)
     M32 = third.slice(48, 16, 1)
-    M33 = P[3].reshape((4, 64, 16)).slice(48, 16, 1)
+    M33 = fourth.slice(48, 16, 1)
     b0 = betas.slice(0, 16, 1)
     b1 = betas.slice(16, 16, 1)
     b2 = betas.slice(32, 16, 1)
     b3 = betas.slice(48, 16, 1)
     Y10 = less(M10.load(form), M11, b1, M10)
     Y32 = less(M32.load(form), M33, b3, M32)
-    Y20 = less(M20.load(form), M22, b2, M20)
-    Y21 = less(M21.load(form), M22, b2, M21)
-    Y30 = less(M30.load(form), M33, b3, M30)
-    Y31 = less(M31.load(form), M33, b3, M31)
     M10.store(Y10)
     M32.store(Y32)
     Y10 = less(Y10, M10, b0, M00)
     Y32 = less(Y32, M32, b2, M22)
     M10.store(Y10)
     M32.store(Y32)
-    Y30 = less(Y30, M32, b2, M20)
-    Y31 = less(Y31, M32, b2, M21)
-    M20.store(Y20)
-    M21.store(Y21)
-    M30.store(Y30)
-    M31.store(Y31)
-    Y20 = less(less(Y20, M20, b0, M00), M21, b1, M10)
-    Y30 = less(less(Y30, M30, b0, M00), M31, b1, M10)
-    Y21 = less(Y21, M21, b1, M11)
-    Y31 = less(Y31, M31, b1, M11)
-    M20.store(Y20)
-    M21.store(Y21)
-    M30.store(Y30)
-    M31.store(Y31)
+    lower = third.slice(32, 32, 1)  # [M22; M32]
+    last = fourth.slice(32, 32, 1)  # [0; M33]
+    Y0 = first.slice(32, 32, 1)
+    Y1 = second.slice(32, 32, 1)
+    x = less(less(Y0.load(form), lower, b2, first.slice(32, 16, 1)), last, b3, first.slice(48, 16, 1))
+    y = less(less(Y1.load(form), lower, b2, second.slice(32, 16, 1)), last, b3, second.slice(48, 16, 1))
+    Y0.store(x)
+    Y1.store(y)
+    x = less(less(x, Y0, b0, M00), Y1, b1, M10)
+    y = less(y, Y1, b1, M11)
+    Y0.store(x)
+    Y1.store(y)
 
 
 @gluon.jit
-def columns(C: gl.constexpr):
-    """Places for four chunks' ``[C, C]`` in four columns of blocks."""
+def columns(N: gl.constexpr, C: gl.constexpr):
+    """Places for ``[C, C]`` of ``N`` chunks in four columns of blocks, and for their ``beta``."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    P0 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P1 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P2 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    P3 = gl.allocate_shared_memory(gl.float32, [4, C * 16], plain)
-    return (P0, P1, P2, P3), gl.allocate_shared_memory(gl.float32, [4, C], plain)
+    P0 = gl.allocate_shared_memory(gl.float32, [N, C * 16], plain)
+    P1 = gl.allocate_shared_memory(gl.float32, [N, C * 16], plain)
+    P2 = gl.allocate_shared_memory(gl.float32, [N, C * 16], plain)
+    P3 = gl.allocate_shared_memory(gl.float32, [N, C * 16], plain)
+    return (P0, P1, P2, P3), gl.allocate_shared_memory(gl.float32, [N, C], plain)
 
 
 @gluon.jit
 def put_columns(M, P, left, C: gl.constexpr):
-    """Store the first ``left`` of four chunks."""
+    """Store the first ``left`` chunks."""
+    rows: gl.constexpr = P[0].shape[0] * C
     layout: gl.constexpr = rows_of(16)
-    r = gl.arange(0, 4 * C, gl.SliceLayout(1, layout))
+    r = gl.arange(0, rows, gl.SliceLayout(1, layout))
     c = gl.arange(0, 16, gl.SliceLayout(0, layout))
     for n in gl.static_range(4):
-        x = P[n].reshape((4 * C, 16)).load(layout).to(M.dtype.element_ty)
+        x = P[n].reshape((rows, 16)).load(layout).to(M.dtype.element_ty)
         gl.store(M + (r[:, None] * C + 16 * n + c[None, :]), x, mask=(r < left * C)[:, None])
+
+
+@gluon.jit
+def put_solved(M, L, strengths, left, C: gl.constexpr):
+    """Store ``M`` of one chunk's ``L [C, C]`` and ``beta [C]``, if ``left``; a warp solves a block on the diagonal."""
+    P, betas = columns(1, C)
+    block: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 4], [1, 0])
+    own = gl.allocate_shared_memory(gl.float32, [4, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    compared = quarters(L)
+    betas.store(gl.reshape(strengths, (1, C)))
+    for n in gl.static_range(4):
+        P[n].store(gl.reshape(compared[n], (1, C * 16)))
+    for n in gl.static_range(4):
+        own.slice(n, 1).store(P[n].slice(n * 256, 256, 1).load(block))
+    own.store(substitute(own, betas.reshape((4, 16))))
+    for n in gl.static_range(4):
+        P[n].slice(n * 256, 256, 1).store(own.slice(n, 1).load(block))
+    solve_in_place(P, betas)
+    put_columns(M, P, left, C)
 
 
 @gluon.jit
@@ -178,59 +186,86 @@ def prepare(
 
     ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
     """
+    follow()
     item = gl.program_id(0) * 4
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    qs = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    ks = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    P, betas = columns(C)
+    NK: gl.constexpr = K // C
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    betas = gl.allocate_shared_memory(gl.float32, [4, C], plain)
+    P = ()
+    qs = ()
+    ks = ()
+    for n in gl.static_range(4):  # queries and keys where the last two chunks' columns come in the end
+        room = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+        P = P + (room._reinterpret(gl.float32, [4, C * 16], plain),)  # noqa: RUF005
+        if n < NK:
+            qs = qs + (room.index(1),)  # noqa: RUF005
+        elif n < 2 * NK:
+            ks = ks + (room.index(1),)  # noqa: RUF005
     acc: gl.constexpr = sums(C)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
     zeros = gl.zeros((C, C), gl.float32, acc)
-    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-    copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-    copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
-    async_copy.commit_group()
     strengths = ()
     decays = ()
-    for w in gl.static_range(4):  # asked for at once
+    for w in gl.static_range(4):  # asked for at once, ahead of the copies
         b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
         strengths = strengths + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
         if GATE == 1:
             decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
+    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+    for n in gl.static_range(NK):
+        copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+        copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
+    async_copy.commit_group()
     betas.store(stacked(strengths, C))
+    held = ()
     for w in gl.static_range(4):
         b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
         if GATE == 1:
             bg = gl.maximum(decays[w], FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
             G = gl.associative_scan(bg, 0, add)
-            gl.store(rates + here * (2 * C) + j, gl.exp2(G), mask=count > 0)
-            gl.store(rates + here * (2 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + j, gl.exp2(G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
+            gl.store(rates + here * (3 * C) + 2 * C + j, G, mask=count > 0)
         square = here * (C * C)
         there = gl.where(count > 0, C, 0)
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        kk = issue(ks, ks.permute((1, 0)), zeros, True)
-        qk = issue(qs, ks.permute((1, 0)), zeros, True)
+        kk = zeros
+        qk = zeros
+        for n in gl.static_range(NK):
+            kk = issue(ks[n], ks[n].permute((1, 0)), kk, n == 0)
+            qk = issue(qs[n], ks[n].permute((1, 0)), qk, n == 0)
         kk, qk = warpgroup_mma_wait(0, [kk, qk])
         gl.thread_barrier()  # every warp waits for its own rows of a product only
         if w < 3:
             b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-            copy(ks, at_head(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-            copy(qs, at_head(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+            for n in gl.static_range(NK):
+                copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+                copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
             async_copy.commit_group()
         if GATE == 1:
             E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
-            D = gl.exp2(gl.minimum(E, 0.0))
+            D = gl.exp2(E)
             qk = qk * D
             kk = kk * D
         compared = quarters(gl.where(s < t, kk, 0.0))
-        for n in gl.static_range(4):
-            P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
+        if w < 2:
+            for n in gl.static_range(4):
+                P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
+        else:
+            held = held + (compared,)  # noqa: RUF005
         spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
-    qs._keep_alive()
-    ks._keep_alive()
+    for w in gl.static_range(2):
+        for n in gl.static_range(4):
+            P[n].slice(2 + w, 1).store(gl.reshape(held[w][n], (1, C * 16)))
+    blocks = ()
+    for n in gl.static_range(4):
+        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
+    for n in gl.static_range(4):
+        P[n].slice(n * 256, 256, 1).store(blocks[n])
     solve_in_place(P, betas)
     put_columns(M + item.to(gl.int64) * (C * C), P, total - item, C)

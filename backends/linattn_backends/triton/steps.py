@@ -80,7 +80,8 @@ def walk(
         K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
         GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
         LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
-        START=start is not None, END=end is not None, num_warps=tile.warps, num_stages=tile.stages,
+        START=start is not None, END=end is not None, FAR=far_apart(start) or far_apart(end), num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -88,6 +89,13 @@ def walk(
 def all_strides(state: Tensor | None) -> tuple[int, ...]:
     """Of slot, head, key and value channel."""
     return (0, 0, 0, 0) if state is None else state.stride()
+
+
+def far_apart(state: Tensor | None) -> bool:
+    """Whether offsets inside one head's state take more than 32 bits."""
+    return state is not None and any(
+        (n - 1) * step >= 1 << 30 for n, step in zip(state.shape[2:], state.stride()[2:], strict=True)
+    )
 
 
 def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
@@ -128,3 +136,12 @@ def decode(
 @decode.register_fake
 def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide):
     return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
+
+
+@decode.register_vmap
+def _(info, in_dims, *args):
+    """One call after the other, each on states of its own where they lie."""
+    if in_dims[len(Tokens._fields)] is None:
+        raise RuntimeError("vmap of decode_… needs state mapped as well: every one of its calls overwrites it")
+    rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)] for i in range(info.batch_size))
+    return torch.stack([decode(*row) for row in rows]), 0

@@ -16,13 +16,13 @@ from .launch import (
     Cut,
     Diagonal,
     cut,
-    dtype,
     launch,
     over_group,
     rows_contiguous,
     scan,
     segment_starts,
     strides,
+    type_of_products,
 )
 from .selection import gluon
 from .tuning import Tile, programs
@@ -51,7 +51,7 @@ def gate_facts(call: Diagonal) -> dict[str, Any]:
     """Of those that see the gate."""
     return dict(
         K=call.q.shape[-1], GROUP=call.group, GATE_GROUP=call.v.shape[2] // call.g.shape[2], EXCLUSIVE=call.u is not None,
-        SPLIT=call.tiles.split, RANGE=call.range, DT=dtype(call.v),
+        SPLIT=call.tiles.split, RANGE=call.range, DT=type_of_products(call.v),
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def through_memory(made: Prepared, x: Tensor, y: Tensor, kept: Tensor, out: Tens
     launch(
         vector.outputs, chunks.count * HV * programs(1, V, 1, tile.BV), call,
         made.A, x, y, kept, out, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(y),
-        K=x.shape[-1], V=V, BV=tile.BV, REVERSE=reverse, DT=dtype(call.v), **facts(call, tile),
+        K=x.shape[-1], V=V, BV=tile.BV, REVERSE=reverse, DT=type_of_products(call.v), **facts(call, tile),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def between_chunks(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept:
     new = functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
     narrow = call.q.dtype if call.group == 1 else torch.float32
     met = Met(
-        new((chunks.count, HV, 2, C, C), dtype=call.q.dtype), new((chunks.count, HV, C)), new((B, T, HV, K), dtype=narrow),
+        new((chunks.count, HV, 2, C, C), dtype=call.state_dtype), new((chunks.count, HV, C)), new((B, T, HV, K), dtype=narrow),
         new((B, T, HV, K), dtype=narrow), new((chunks.count, HV, K)),
     )  # fmt: skip
     launch(
@@ -219,7 +219,8 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
             vector.intra, few(call, count), call,
             call.q, call.k, call.g, call.u, masks, met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
             dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
-            TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
+            TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong,
+            STAGES=1 if strong else tile.stages, **facts(call, tile._replace(stages=1)),
             **{name: value for name, value in gate_facts(call).items() if name != "RANGE"},
         )  # fmt: skip
     if fast:
