@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from .kernels import sequence_of
-from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
+from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, taken, times, total
 
 __all__ = ["backwards", "carry", "forwards", "gate_gradients", "gradients", "pairs", "prepare", "solve"]
 
@@ -579,14 +579,14 @@ def pairs(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT, ST
     )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
-    tl.store(dA + square, bdA.to(dA.dtype.element_ty))
+    tl.store(dA + square, taken(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
         bdA, bdL = inner_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
             True, V, C, BV, BETA, PREC, DT, ST
         )  # fmt: skip
-        tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
+        tl.store(dA2 + square, taken(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
@@ -708,8 +708,8 @@ def gradients(
         D = decay_matrix(bg, C, False, SPLIT)
         bdA = bdA * D
         bdL = bdL * D
-    bdA = bdA.to(DT)
-    bdL = bdL.to(DT)
+    bdA = taken(bdA, DT, PREC)
+    bdL = taken(bdL, DT, PREC)
     acc, compared, wrote, met = exchanges(
         do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC, ST
     )  # fmt: skip

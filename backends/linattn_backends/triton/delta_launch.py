@@ -252,7 +252,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             del shared["PREC"]
             launch(
                 vector.decayed, count, call,
-                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=call.state_type, **shared,
+                *given, *decayed, *where, *strided, DPLR=dplr, **shared,
             )  # fmt: skip
         return ready
     for slow in (False, True) if special is None else (True,):

@@ -23,7 +23,6 @@ from .tiles import (
     LOG2E,
     block_sums,
     facing_pairs,
-    holds,
     level_scores,
     levels_mask,
     load_gate,
@@ -31,27 +30,12 @@ from .tiles import (
     plain_blocks,
     product,
     state_rows,
+    taken,
     times,
     total,
 )
 
 __all__ = ["decayed", "gradients", "prepare", "values"]
-
-
-@triton.jit
-def held(
-    q, r, w, k, rows, columns, L, qt, rt, wt, kt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr, RANGE: tl.constexpr,
-    DT: tl.constexpr,
-):  # fmt: skip
-    """Whether plain products can take a tile of the operands, which only float16 must ask."""
-    if DT != tl.float16:  # noqa: SIM300 - an argument, for all its capitals
-        return True
-    result = holds(load_tile(q, rows, qt, columns, L, K, BK), RANGE, DT)
-    result = result & holds(load_tile(k, rows, kt, columns, L, K, BK), RANGE, DT)
-    if DPLR:
-        result = result & holds(load_tile(r, rows, rt, columns, L, K, BK), RANGE, DT)
-        result = result & holds(load_tile(w, rows, wt, columns, L, K, BK), RANGE, DT)
-    return result
 
 
 @triton.jit
@@ -92,8 +76,7 @@ def prepare_of(
             columns = ik * BK + tl.arange(0, BK)
             whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
             tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-            plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
-            least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
+            least = tl.minimum(least, tl.min(whole, 0))
         tl.store(ranges + at, least)
         if least <= -RANGE:
             return
@@ -230,7 +213,7 @@ def decayed(
     q, r, w, k, g, rates, read, compare, write, write2, ranges,
     owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """What ``prepare`` makes besides scores."""
     pid = tl.program_id(0)
@@ -259,8 +242,7 @@ def decayed(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-        plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
-        least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
+        least = tl.minimum(least, tl.min(whole, 0))
         early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
         left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
@@ -291,7 +273,7 @@ def levels_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_blocks(g, left, right, C, EXCLUSIVE, SPLIT, RANGE, DT)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
@@ -436,31 +418,31 @@ def gradients_of(
         G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
             right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
-            right2 = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G)).to(DT)
+            right2 = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
         else:
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        right = (right * tl.exp2(-G)).to(DT)
+        right = taken(right * tl.exp2(-G), DT, PREC)
 
         acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
         acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        reads = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+        reads = taken(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
         bdg = reads.to(tl.float32) * acc
         put_sum(dq + summed, acc * tl.exp2(G), in_k, TURN, PART)
 
         bdr, met = facing(
             adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
         )  # fmt: skip
-        bdr = product(tl.load(dL + square).to(DT), right, bdr * -half, PREC)
+        bdr = product(taken(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
         if DPLR:
-            bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
+            bdr = product(taken(tl.load(dL2 + square), DT, PREC), right2, bdr, PREC)
             Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
-            left = (-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr)).to(DT)
+            left = taken(-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr), DT, PREC)
             behind = left.to(tl.float32) * bdr
             tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
-            left = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+            left = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
@@ -470,7 +452,7 @@ def gradients_of(
         wrote = wrote * half
         through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
         wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
-        wrote = product(tl.trans(tl.load(dL + square).to(DT)), left, wrote, PREC)
+        wrote = product(tl.trans(taken(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
         bdg -= right.to(tl.float32) * wrote
         bdw = wrote * tl.exp2(-G)
         if DPLR:
@@ -479,7 +461,7 @@ def gradients_of(
             wrote = wrote * half
             through += tl.sum(right2.to(tl.float32) * wrote, 0)
             wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
-            wrote = product(tl.trans(tl.load(dL2 + square).to(DT)), left, wrote, PREC)
+            wrote = product(tl.trans(taken(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
             bdg -= right2.to(tl.float32) * wrote
             put_sum(dk + summed, wrote * tl.exp2(-G), in_k, TURN, PART)
         else:
