@@ -107,16 +107,17 @@ class Run:
         that no truth has to be known, and no memory is needed in which tokens lie far apart.
         """
         small = self if self.case.block == self.case else Run(self.case.block, self.adapter, self.backend, self.witness)
-        arrays = small.compact()
+        arrays = given = small.compact()
         if small is not self:
             T = self.case.size["T"]
             arrays = {name: self.adapter.lengthened(x, 1, T) for name, x in arrays.items()}
-        if not self.case.needs_gradient:
-            small.require(arrays)
-            return
-        small.require(self.adapter.tracked(arrays))
-        if reason := self.adapter.why_no_gradients(self.backend):
-            raise Declared(reason)
+        try:
+            small.require(self.adapter.tracked(arrays) if self.case.needs_gradient else arrays)
+            if self.case.needs_gradient and (reason := self.adapter.why_no_gradients(self.backend)):
+                raise Declared(reason)
+        except Declared:
+            small.check_untouched(small.values, given)
+            raise
 
     def require(self, arrays: Arrays, form: str | None = None, **options: Any) -> None:
         """Raise ``Declared`` if the backend declares the call unsupported, having seen it refuse."""

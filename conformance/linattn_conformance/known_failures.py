@@ -46,15 +46,28 @@ class KnownFailure:
 
 
 def load(path: Path) -> list[KnownFailure]:
-    """Read a TOML or JSON file."""
-    text = path.read_text(encoding="utf-8")
-    data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    return [_entry(path, i, entry) for i, entry in enumerate(data.get("known-failure", []))]
+    """Read a TOML or JSON file.
+
+    Raises:
+        KnownFailuresError: It cannot be read, or holds anything but known failures.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise KnownFailuresError(f"--known-failures {path}: expected a TOML or JSON file: {reason}") from None
+    entries = data.get("known-failure", []) if isinstance(data, dict) else None
+    if not isinstance(entries, list) or data.keys() - {"known-failure"}:
+        raise KnownFailuresError(f"--known-failures {path}: must hold a list called known-failure, and nothing else")
+    return [_entry(path, i, entry) for i, entry in enumerate(entries)]
 
 
-def _entry(path: Path, index: int, entry: dict[str, Any]) -> KnownFailure:
+def _entry(path: Path, index: int, entry: Any) -> KnownFailure:
     where = f"{path.name}, known failure {index + 1}"
     wanted = ("pattern", "reason", "link", "expires")
+    if not isinstance(entry, dict):
+        raise KnownFailuresError(f"{where}: must have {', '.join(wanted)}, got {entry!r}")
     if set(entry) != set(wanted):
         raise KnownFailuresError(f"{where}: must have exactly {', '.join(wanted)}, got {', '.join(sorted(entry)) or 'nothing'}")
     expires = entry["expires"]
@@ -62,7 +75,9 @@ def _entry(path: Path, index: int, entry: dict[str, Any]) -> KnownFailure:
         try:
             expires = datetime.date.fromisoformat(expires)
         except ValueError:
-            raise KnownFailuresError(f"{where}: expires must be a date such as 2026-12-31, got {expires!r}") from None
+            expires = None
+    if type(expires) is not datetime.date:
+        raise KnownFailuresError(f"{where}: expires must be a date such as 2026-12-31, got {entry['expires']!r}")
     for name in ("pattern", "reason", "link"):
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise KnownFailuresError(f"{where}: {name} must be a text that is not empty")

@@ -89,10 +89,10 @@ def resolve(backend: str) -> str:
 
 
 def adapter_on(framework: str, device: str) -> Adapter:
-    """The adapter of a framework, having seen that there is such a device."""
+    """The adapter of a framework, having seen that there is such a device, and that it holds numbers."""
     try:
         adapter = adapter_for(framework, device)
-        adapter.from_float64(np.zeros(1), "float32")
+        adapter.to_float64(adapter.from_float64(np.zeros(1), "float32"))
     except (RuntimeError, AssertionError, IndexError) as error:  # what frameworks raise
         text = str(error).partition("\n")[0]
         raise ValueError(f"no {framework} array can be made on device {device!r}: {text}") from error
@@ -198,7 +198,7 @@ class Runner:
         except Failure as failure:
             return "failed", self.witness.complaint_about_others() or str(failure)
         except (Exception, SystemExit) as error:
-            return "failed", f"{type(error).__name__}: {said(error)}"
+            return "failed", explained(error)
         return "passed", ""
 
 
@@ -230,17 +230,27 @@ def watching(witness: Witness) -> Iterator[None]:
         witness.watching = False
 
 
+def explained(error: BaseException) -> str:
+    """An exception and what caused it, where compilers say why."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and not any(cause is one for one in found):
+        found.append(cause)
+        cause = cause.__cause__
+    return "\ncaused by ".join(f"{type(one).__name__}: {said(one)}" for one in found)
+
+
 def said(error: BaseException) -> str:
-    """The text of an exception, which may have none."""
+    """The text of an exception, which may have none, and its notes."""
     try:
-        return str(error)
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
     except Exception as other:
         return f"(its text cannot be had: {type(other).__name__})"
 
 
 def printable(text: str) -> str:
-    """A text of the backend's as a report can hold it: of no great length, and no more than it seems to be."""
-    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    """A text of the backend's as a report can hold it: its beginning and its end, and no more than it seems to be."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}\n…\n{text[-LONGEST // 2 :]}"
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
 
 

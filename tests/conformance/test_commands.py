@@ -67,6 +67,11 @@ def test_listing_runs_nothing():
         (["--backend", "numpy", "--report", "nowhere/report.json"], "--report nowhere/report.json: No such file or directory"),
         (["--backend", "numpy", "--report", "."], "--report .: Is a directory"),
         (["--backend", "numpy", "--device", "cuda"], "NumPy has no device 'cuda': expected cpu"),
+        (["--backend", "numpy", "--device", "cpu:abc"], "NumPy has no device 'cpu:abc': expected cpu"),
+        (
+            ["--backend", "numpy", "--known-failures", "nowhere.toml"],
+            "--known-failures nowhere.toml: expected a TOML or JSON file: No such file or directory",
+        ),
         (["--backend", "numpy", "--environment", "fast"], "--environment fast: expected NAME=VALUE"),
         (["--backend", "numpy", "--resume", "nowhere.json"], "nowhere.json: No such file or directory"),
         (["--backend", "numpy", "--again", "*"], "--again: expected with --resume"),
@@ -83,6 +88,7 @@ def test_wrong_usage(arguments, complaint):
     ("framework", "device", "complaint"),
     [
         ("torch", "nowhere", "no torch array can be made on device 'nowhere': Expected one of cpu, cuda, "),
+        ("torch", "meta", "no torch array can be made on device 'meta': Cannot copy out of meta tensor; no data!"),
         ("jax", "nowhere", "no jax array can be made on device 'nowhere': Unknown backend nowhere. "),
         ("jax", "cpu:7", "JAX has no device 'cpu:7' here: expected cpu:0 to cpu:"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import inspect
 import json
 
 import linattn
@@ -209,6 +210,7 @@ def test_reading_known_failures(tmp_path):
     [
         ({"reason": " "}, "known.json, known failure 1: reason must be a text that is not empty"),
         ({"expires": "soon"}, "known.json, known failure 1: expires must be a date such as 2026-12-31, got 'soon'"),
+        ({"expires": 2026}, "known.json, known failure 1: expires must be a date such as 2026-12-31, got 2026"),
         ({"because": "x"}, "known.json, known failure 1: must have exactly pattern, reason, link, expires, got "),
     ],
 )
@@ -219,6 +221,30 @@ def test_a_list_that_is_wrong(tmp_path, change, complaint):
     with pytest.raises(KnownFailuresError) as caught:
         known_failures.load(path)
     assert str(caught.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "expected a TOML or JSON file: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[]", "must hold a list called known-failure, and nothing else"),
+        ('{"known_failure": []}', "must hold a list called known-failure, and nothing else"),
+        ('{"known-failure": {}}', "must hold a list called known-failure, and nothing else"),
+    ],
+)
+def test_a_file_that_holds_no_list(tmp_path, text, complaint):
+    path = tmp_path / "known.json"
+    path.write_text(text)
+    with pytest.raises(KnownFailuresError) as caught:
+        known_failures.load(path)
+    assert str(caught.value) == f"--known-failures {path}: {complaint}"
+
+
+def test_an_entry_that_is_none(tmp_path):
+    path = tmp_path / "known.json"
+    path.write_text('{"known-failure": ["gla/*"]}')
+    with pytest.raises(KnownFailuresError, match="known failure 1: must have pattern, reason, link, expires, got 'gla/"):
+        known_failures.load(path)
 
 
 # -- the runner ------------------------------------------------------------------------------------------------------
@@ -268,6 +294,39 @@ def test_declared_unsupported_with_its_reason(registered):
     result = one(registered(Small))
     assert (result.status, result.message) == ("declared-unsupported", "T must be 1")
     assert one(registered(Small), "gla/parallel/fp32/state/T15-K24-V40-C16/forward").message == "has no parallel_gla"
+
+
+def test_declared_unsupported_but_not_before_writing_to_the_inputs(registered):
+    class Scribbles(Simple):
+        name = "scribbles"
+
+        def supports(self, call):
+            frame = inspect.currentframe()
+            while "leaves" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["leaves"][2][:] = 0.0
+            return Unsupported("not today")
+
+    result = one(registered(Scribbles))
+    assert (result.status, result.message) == ("failed", "v was written to")
+
+
+def test_why_a_compiler_fails_is_part_of_the_message(registered):
+    class Compiled(Simple):
+        name = "compiled"
+
+        def forward(self, op, arrays, options):
+            try:
+                raise TypeError("pointers of two dtypes")
+            except TypeError as reason:
+                error = RuntimeError("at 17:16:\n" + "line after line\n" * 1000)
+                error.add_note("kernel prepare of dplr failed")
+                raise error from reason
+
+    message = one(registered(Compiled)).message
+    assert message.startswith("RuntimeError: at 17:16:\nline after line\n")
+    assert message.endswith("line after line\n\nkernel prepare of dplr failed\ncaused by TypeError: pointers of two dtypes")
+    assert len(message) < 4100
 
 
 def test_forward_only(registered):

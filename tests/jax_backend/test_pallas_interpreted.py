@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import linattn
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
@@ -82,6 +83,28 @@ def test_no_forward_mode():
     wanted = "the pallas backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
     with pytest.raises(NotImplementedError, match=wanted):
         jax.jvp(lambda q: backend.chunk_gla(q, x, x, -x)[0], (x,), (x,))
+
+
+INSIDE = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda loss: lambda x: jax.lax.cond(x.sum() > 0, loss, loss, x),
+    "scan": lambda loss: lambda x: jax.lax.scan(lambda x, _: (x, loss(x)), x, None, length=1)[1].sum(),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_forward_mode_of_what_is_inside_another_transform(name):
+    """The kernels see no tangents there, and docs/jax.md says so."""
+    x = jnp.ones((1, 16, 1, 8))
+
+    def loss(chosen):
+        return INSIDE[name](lambda x: linattn.chunk_linear_attn(x, x, x, backend=chosen)[0].sum())
+
+    with pytest.raises(TypeError, match=r"can't apply forward-mode .* custom_vjp function"):
+        jax.jvp(loss("pallas"), (x,), (x,))
+    value, tangent = jax.jvp(loss("jax"), (x,), (x,))
+    np.testing.assert_allclose(tangent, 3 * value, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("form", "variant"), [("chunk", "rwkv6"), ("chunk", "kda"), ("recurrent", "kda")])

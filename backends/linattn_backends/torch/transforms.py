@@ -113,7 +113,10 @@ def _remember_nothing(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("the gradient of a linattn torch operator is not itself differentiable")
+    raise RuntimeError(
+        "the gradient of a linattn operator has no gradient of its own: for a second derivative, take the forward-mode "
+        'derivative of it, as torch.func.hessian does, with backend="torch"'
+    )
 
 
 def _vmap_rule(op: Any, call: Callable[..., Any]) -> Callable[..., Any]:

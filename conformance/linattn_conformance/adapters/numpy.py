@@ -18,7 +18,7 @@ class NumpyAdapter(Adapter):
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
-        if device.partition(":")[0] != "cpu":
+        if device not in ("cpu", "cpu:0"):
             raise ValueError(f"NumPy has no device {device!r}: expected cpu")
 
     def from_float64(self, x: Any, dtype: str) -> Any:
