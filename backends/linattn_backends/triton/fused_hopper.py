@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from .delta_hopper import barriers, hold, put
-from .hopper import add, copy, follow, issue, left, sums
+from .hopper import add, copy, issue, left, sums
 from .kernels import nth, span_of
 
 __all__ = ["fused", "gradients"]
@@ -65,26 +65,47 @@ def copy_sums(line, G, row, count, gt, C: gl.constexpr):
 
 
 @gluon.jit
-def bring(
-    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, bt, yt, gt, PART: gl.constexpr,
-    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr,
-    STAGES: gl.constexpr, PARTS: gl.constexpr,
-):  # fmt: skip
-    """Copy what the chunks bring, this one's of ``PARTS``; the first ``skip`` of them bring nothing that meets the state.
+def sums_of(G, chunk, limit, gt, there, C: gl.constexpr):
+    """Running sums of a chunk's tokens, if it is ``there``, and the last one, which stands for tokens past it as well."""
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    row = chunk.to(gl.int64) * C
+    last = gl.minimum(limit - chunk * C, C) - 1
+    found = gl.load(G + (row + gl.minimum(t, last)) * gt, mask=(t < C) & there, other=0.0)
+    return found, gl.load(G + (row + last) * gt, mask=there, other=0.0)
 
-    Addresses take as long as a narrow chunk's products, or a wide one's: then two warpgroups take turns.
+
+@gluon.jit
+def bring(
+    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, scale, at, bt, yt, gt,
+    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr,
+    RAW: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy what the chunks bring; the first ``skip`` of them bring nothing that meets the state.
+
+    Of a gate: the sums, and, unless they stay ``RAW``, the factors from the chunk's start, with the scale, and to its end.
+    Which order is faster was measured.
     """
-    for n in range(PART, high - low, PARTS):
+    if GATE == 1 and not RAW:
+        found, last = sums_of(G, nth(low, low, high, REVERSE), limit, gt, low < high, C)
+    for n in range(high - low):
         row = nth(low + n, low, high, REVERSE) * C
         stage = n % STAGES
         count = limit - row
         far = row.to(gl.int64)
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
-        copy(rows.index(stage), a + far * at, at, unless(n < skip, count, HALVES), C, W)
+        if not RAW:
+            copy(rows.index(stage), a + far * at, at, count, C, W)
+        elif GATE == 1:
+            copy_sums(rates.index(stage).slice(2 * C, C), G, far, count, gt, C)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
         copy(ys.index(stage), y + far * yt, yt, count, C, BV)
-        if GATE == 1:
-            copy_sums(rates.index(stage).slice(2 * C, C), G, far, count, gt, C)
+        if RAW:
+            copy(rows.index(stage), a + far * at, at, unless(n < skip, count, HALVES), C, W)
+        elif GATE == 1:
+            rates.index(stage).slice(0, C).store(gl.exp2(found) * scale)
+            rates.index(stage).slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
+            rates.index(stage).slice(2 * C, C).store(found)
+            found, last = sums_of(G, nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE), limit, gt, True, C)
         async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(ready.index(stage), count=1)
@@ -104,16 +125,16 @@ def rate(line, rated, scale, C: gl.constexpr):
 @gluon.jit
 def scores(
     rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale,
-    C: gl.constexpr, SUMS: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    C: gl.constexpr, SUMS: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr, RATED: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """``scale D_ts (a_t·b_s)``, the transposed mask and decays in reverse. ``rates`` have the gate's sums from ``SUMS`` on, and
-    before them places for factors.
+    """``scale D_ts (a_t·b_s)``, the transposed mask and decays in reverse. ``rates`` have the gate's sums from ``SUMS`` on;
+    if ``RATED``, places for factors before them.
     """
     square: gl.constexpr = sums(C)
     t = gl.arange(0, C, gl.SliceLayout(1, square))
     s = gl.arange(0, C, gl.SliceLayout(0, square))
     zeros = gl.zeros((C, C), gl.float32, square)
-    RATED: gl.constexpr = GATE == 1 and SUMS > 0
     if HALVES:
         if RATED:
             for n in range(skip):
@@ -151,8 +172,8 @@ def scores(
 def chain(
     start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free, low, high,
     skip, last, scale, at, to, iv, W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr,
-    REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr, HALVES: gl.constexpr, START: gl.constexpr, END: gl.constexpr,
-    KEEP: gl.constexpr, STAGES: gl.constexpr,
+    REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr, HALVES: gl.constexpr, RAW: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The walk itself. In reverse, with a gate, the scale goes into the state, else to what comes out."""
     wide: gl.constexpr = sums(W)
@@ -203,7 +224,8 @@ def chain(
         given = ys.index(stage).permute((1, 0)).load(left(C))
         added = given
         if GATE == 1:
-            mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
+            if RAW:
+                mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
             decayed = given.to(gl.float32) * rates.index(stage).slice(MAKES, C).load(gl.SliceLayout(0, left(C)))[None, :]
             added = decayed.to(gl.bfloat16)
         added = gl.convert_layout(added, left(W))
@@ -288,7 +310,6 @@ def fused(
     RANGE: gl.constexpr, PREC: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.fused.fused`; with ``HALVES``, two programs a sequence, of which the first walks ``HALVES`` 16ths of it."""
-    follow()
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
@@ -319,60 +340,40 @@ def fused(
     rows, others, ys, As, rates, whole = rings(W, C, BV, GATE, KEEP, STAGES)
     ready, free, made, kept_full, kept_free = barriers(2, STAGES)
     scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    rated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(scored.index(stage), count=1)
-        mbarrier.init(rated.index(stage), count=1)
-    begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(begun, count=1)
-    if HALVES and W == 64:
-        gl.warp_specialize(
-            [
-                (chain, (
-                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full,
-                    kept_free, low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES,
-                    START, END, KEEP, STAGES,
-                )),
-                (scores, (
-                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE,
-                    HALVES, STAGES,
-                )),
-                (bring, (
-                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
-                    REVERSE, HALVES, STAGES, 2,
-                )),
-                (carry_off, (
-                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV,
-                    KEEP, REVERSE, STAGES,
-                )),
-                (bring, (
-                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 1, W, C, BV, GATE,
-                    REVERSE, HALVES, STAGES, 2,
-                )),
-            ], [4, 4, 4, 4], [96, 72, 72, 72],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (chain, (
-                    start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full,
-                    kept_free, low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES,
-                    START, END, KEEP, STAGES,
-                )),
-                (scores, (
-                    rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE,
-                    HALVES, STAGES,
-                )),
-                (bring, (
-                    a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, at, et, yt, gt, 0, W, C, BV, GATE,
-                    REVERSE, HALVES, STAGES, 1,
-                )),
-                (carry_off, (
-                    kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV,
-                    KEEP, REVERSE, STAGES,
-                )),
-            ], [4, 4, 4], [112, 72, 72],
-        )  # fmt: skip
+    RAW: gl.constexpr = HALVES > 0 or W == 64
+    RATED: gl.constexpr = RAW and GATE == 1
+    rated = scored
+    if RATED:
+        rated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(rated.index(stage), count=1)
+    begun = kept_full
+    if HALVES:
+        begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(begun, count=1)
+    gl.warp_specialize(
+        [
+            (chain, (
+                start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
+                low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, RAW, START, END,
+                KEEP, STAGES,
+            )),
+            (scores, (
+                rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
+                RATED, STAGES,
+            )),
+            (bring, (
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, scale, at, et, yt, gt, W, C, BV, GATE,
+                REVERSE, HALVES, RAW, STAGES,
+            )),
+            (carry_off, (
+                kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
+                REVERSE, STAGES,
+            )),
+        ], [4, 4, 4], [112, 72, 72],
+    )  # fmt: skip
     hold(ready, free, made, kept_full, kept_free)
     rated._keep_alive()
     begun._keep_alive()
@@ -403,72 +404,34 @@ def ask(
 
 
 @gluon.jit
-def finish(
-    n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Store what stands in the place of a chunk's keys, queries and sums when they have been used."""
-    t = gl.arange(0, C, numbered())
-    stage = n % STAGES
-    row = (low + n) * C
-    far = row.to(gl.int64) * HV
-    count = unless(n < skip, limit - row, HALVES)
-    mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
-    put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
-    mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
-    put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
-    gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
-    gl.thread_barrier()
-
-
-@gluon.jit
 def move(
     do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip, limit, HV,
     ot, vt, kt, qt, gt,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy what the chunks bring, and store."""
+    """Copy what the chunks bring, and store what stands in its place when it has been used."""
+    t = gl.arange(0, C, numbered())
     for n in range(gl.minimum(high - low, STAGES)):
         ask(
             n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
             HALVES, STAGES
         )  # fmt: skip
     for n in range(high - low):
-        finish(
-            n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV, K, C, BK, HALVES, STAGES
-        )  # fmt: skip
+        stage = n % STAGES
+        row = (low + n) * C
+        far = row.to(gl.int64) * HV
+        count = unless(n < skip, limit - row, HALVES)
+        mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
+        put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
+        mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
+        put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
+        gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
+        gl.thread_barrier()
         if low + n + STAGES < high:
             ask(
                 n + STAGES, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt,
                 K, V, C, BK, HALVES, STAGES
             )  # fmt: skip
-
-
-@gluon.jit
-def ask_all(
-    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt, gt,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """``move``'s first half, where registers are enough for a warpgroup for each."""
-    for n in range(high - low):
-        mbarrier.wait(free.index(n % STAGES), ((n // STAGES) & 1) ^ 1)
-        ask(
-            n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
-            HALVES, STAGES
-        )  # fmt: skip
-
-
-@gluon.jit
-def finish_all(
-    dq, dk, dg, ks, qs, lines, free, made_q, made_k, low, high, skip, limit, HV,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """And its second."""
-    for n in range(high - low):
-        finish(
-            n, dq, dk, dg, ks, qs, lines, made_q, made_k, low, skip, limit, HV, K, C, BK, HALVES, STAGES
-        )  # fmt: skip
-        mbarrier.arrive(free.index(n % STAGES), count=1)
 
 
 @gluon.jit
@@ -594,7 +557,6 @@ def gradients(
 
     One walk from the first chunk, with a ``[BK, V]`` tile of the state in registers, so no state is read or written.
     """
-    follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     ik = pid % NK
@@ -647,52 +609,27 @@ def gradients(
         mbarrier.init(crossed.index(stage), count=1)
         mbarrier.init(made_q.index(stage), count=1)
         mbarrier.init(made_k.index(stage), count=1)
-    begun = gl.allocate_shared_memory(gl.int64, [1], layout)
-    mbarrier.init(begun, count=1)
-    if HALVES and V == 64:
-        free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(free.index(stage), count=1)
-        gl.warp_specialize(
-            [
-                (queries, (
-                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high,
-                    skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
-                )),
-                (keys, (
-                    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
-                    STAGES,
-                )),
-                (scores, (
-                    dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
-                )),
-                (ask_all, (
-                    do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, free, low, high, skip, limit, HV, ot, vt, kt, qt,
-                    gt, K, V, C, BK, HALVES, STAGES,
-                )),
-                (finish_all, (
-                    dq, dk, dg, ks, qs, lines, free, made_q, made_k, low, high, skip, limit, HV, K, C, BK, HALVES, STAGES,
-                )),
-            ], [4, 4, 4, 4], [112, 72, 72, 64],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (queries, (
-                    start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high,
-                    skip, scale, at, ik, V, C, BK, HALVES, START, STAGES,
-                )),
-                (keys, (
-                    vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
-                    STAGES,
-                )),
-                (scores, (
-                    dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, STAGES,
-                )),
-                (move, (
-                    do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high,
-                    skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
-                )),
-            ], [4, 4, 4], [120, 88, 96],
-        )  # fmt: skip
+    begun = ready
+    if HALVES:
+        begun = gl.allocate_shared_memory(gl.int64, [1], layout)
+        mbarrier.init(begun, count=1)
+    gl.warp_specialize(
+        [
+            (queries, (
+                start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
+                scale, at, ik, V, C, BK, HALVES, START, STAGES,
+            )),
+            (keys, (
+                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
+                STAGES,
+            )),
+            (scores, (
+                dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, False, STAGES,
+            )),
+            (move, (
+                do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
+                limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
+            )),
+        ], [4, 4, 4], [120, 88, 96],
+    )  # fmt: skip
     begun._keep_alive()

@@ -12,7 +12,6 @@ from torch import Tensor
 from . import launch as in_memory
 from .fused import fused
 from .launch import (
-    FOLLOWS,
     Cut,
     Diagonal,
     cut,
@@ -32,7 +31,7 @@ from .tuning import programs
 
 __all__ = ["backward", "fits", "forward"]
 
-FIRST, FIRST_GRADIENTS = 8, 9
+FIRST, FIRST_GRADIENTS = 10, 9
 """16ths of a sequence that the first of two programs walks, which the second walks too, for the state alone: fewer, and one is
 done before the other; more, and more is read twice."""
 
@@ -111,7 +110,7 @@ def walk(
         W=a.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, END=end is not None, KEEP=kept is not None, RANGE=call.range, PREC=call.tiles.precision,
-        **(dict(HALVES=FIRST * begin.halves, STAGES=ring(begin, a.shape[-1], 6), **FOLLOWS) if module else {}),
+        **(dict(HALVES=FIRST * begin.halves, STAGES=ring(begin, a.shape[-1], 6)) if module else {}),
         num_warps=tile.warps,
         num_stages=tile.stages if count <= call.tiles.processors else 2,  # more programs than processors: two share one
     )  # fmt: skip
@@ -160,7 +159,7 @@ def gradients(
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(call.g),
         K=K, V=V, C=call.tiles.chunk, BK=width, GROUP=call.group, PACKED=call.cu is not None, WHOLE=pieces is None,
         START=begin.state is not None, HALVES=FIRST_GRADIENTS * begin.halves, STAGES=ring(begin, V, 4),
-        num_warps=4, **FOLLOWS,
+        num_warps=4,
     )  # fmt: skip
     return dg
 

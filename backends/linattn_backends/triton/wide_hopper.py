@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .delta_hopper import put
 from .fused_hopper import bring
-from .hopper import follow, issue, left, sums
+from .hopper import issue, left, sums
 from .kernels import nth, span_of
 
 __all__ = ["fused"]
@@ -161,7 +161,6 @@ def fused(
 ):  # fmt: skip
     """As :func:`.fused_hopper.fused`; nobody shares a walk, and the state is never ``TRANSPOSED``."""
     gl.static_assert(not TRANSPOSED and not HALVES)
-    follow()
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
@@ -224,20 +223,16 @@ def fused(
                 GATE, REVERSE, START, END, KEEP, STAGES,
             )),
             (meet, (
-                rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale, W,
-                C, BV, GATE, REVERSE, KEEP, STAGES,
+                rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale, W, C, BV, GATE,
+                REVERSE, KEEP, STAGES,
             )),
             (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 0, W, C, BV, GATE,
-                REVERSE, 0, STAGES, 2,
+                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, scale, at, et, yt, gt, W, C, BV, GATE,
+                REVERSE, 0, True, STAGES,
             )),
             (carry_off, (
                 kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV, W, V, C, BV, REVERSE, KEEP,
                 STAGES,
             )),
-            (bring, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, at, et, yt, gt, 1, W, C, BV, GATE,
-                REVERSE, 0, STAGES, 2,
-            )),
-        ], [4, 4, 4, 4], [136, 56, 64, 56],
+        ], [4, 4, 4], [144, 72, 64],
     )  # fmt: skip
