@@ -78,13 +78,21 @@ def compile_instead(kernel, *args, grid, warmup, **config):
 
 def read(source, options):
     """Through the compiler's front end and its first stage, which check types, shapes and layouts."""
-    backend, context = make_backend(HOPPER), ir.context()
+    next(staged(source, options, HOPPER))
+
+
+def staged(source, options, target):
+    """What is known of a kernel after each of the compiler's stages."""
+    backend, context = make_backend(target), ir.context()
     options, stages = backend.parse_options(dict(options, **source.parse_options())), {}
     backend.add_stages(stages, options, source.language)
     ir.load_dialects(context)
     backend.load_dialects(context)
     lowered = backend.get_codegen_implementation(options), backend.get_module_map()
-    next(iter(stages.values()))(source.make_ir(HOPPER, options, *lowered, context), {})
+    module, known = source.make_ir(target, options, *lowered, context), dict(target=target, num_warps=options.num_warps)
+    for stage in stages.values():
+        module = stage(module, known)
+        yield known
 
 
 def overwritten(ptx):

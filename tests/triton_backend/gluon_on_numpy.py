@@ -15,6 +15,7 @@ import random
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +39,9 @@ def rounded(x):
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(torch.bfloat16).float().numpy()
 
 
+@dataclass(frozen=True)
 class Dtype:
-    def __init__(self, name):
-        self.name = name
+    name: str
 
 
 def kind_of(x):

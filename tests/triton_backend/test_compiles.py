@@ -1,4 +1,4 @@
-"""Every kernel compiles for Hopper: the interpreter, which runs all other tests, takes code that the compiler refuses."""
+"""Every kernel compiles: the interpreter, which runs all other tests, takes code that the compiler refuses."""
 
 import os
 import re
@@ -12,19 +12,34 @@ from linattn.spec import FAMILIES
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_kernels_compile(family, tmp_path):
-    script = Path(__file__).with_name("compile_for_hopper.py")
+def run(script, tmp_path, *arguments):
+    """What a script beside this file prints, in a process in which Triton is not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, script, family],
+        [sys.executable, Path(__file__).with_name(script), *arguments],
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    plain, gluon, *mixed = (int(word) for word in re.findall(r"\d+", done.stdout))
+    return done.stdout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_compile(family, tmp_path):
+    """For Hopper."""
+    plain, gluon, *mixed = (int(word) for word in re.findall(r"\d+", run("compile_for_hopper.py", tmp_path, family)))
     assert plain > (0 if family == "mixed_attn" else 3)
     assert mixed[0] > 10
     in_gluon = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
     assert (gluon > 3) == (family in in_gluon)
+
+
+@pytest.mark.parametrize(
+    ("family", "capability", "width", "KB"),
+    [("gla", "8.9", 128, 99), ("kda", "8.9", 128, 99), ("gated_delta_rule", "9.0", 256, 227)],
+)
+def test_kernels_fit_into_a_block(family, capability, width, KB, tmp_path):
+    """Where shared memory is least, and where tiles are largest."""
+    size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width)).split()
+    assert int(size) <= KB << 10, kernel

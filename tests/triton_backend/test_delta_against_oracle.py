@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linattn_backends.triton import delta_launch
 from linattn_backends.triton.delta_tuning import DeltaTiles, delta_tiles
 from triton_cases import arrays, call, check, near_the_end
 
@@ -19,6 +20,21 @@ def test_families(family):
 @pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])
 def test_gradients_of_the_recurrent_form(family):
     check(family, arrays(family, T=9, HV=2), "recurrent")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_value_heads_that_take_turns(family):
+    """Weak and strong chunks of a group add to one sum of ``dq, dk``; with few programs, a group has two sums."""
+    check(family, arrays(family, T=24, HV=3, kind="mixed", cu=[0, 0, 5, 24]), chunk_size=16)
+    check(family, arrays(family, T=40, HV=4, kind="mixed"), chunk_size=16)
+
+
+@pytest.mark.parametrize(("processors", "part"), [(1, 12), (16, 12), (17, 6), (32, 6), (100, 1), (200, 1)])
+def test_as_many_turns_as_leave_enough_programs(processors, part, monkeypatch):
+    monkeypatch.setattr(delta_launch, "processors", lambda device: processors)
+    given = arrays("kda", T=16 * 16, HV=24, H=2, K=16, V=16, dtype=torch.bfloat16, state=False)
+    call = delta_launch.Delta.of(*given.values(), None, None, None, None, 1.0, 16)
+    assert delta_launch.turns(call, 2) == part
 
 
 @pytest.mark.parametrize("kind", ["zero", "strong", "-1e4", "-inf", "mixed"])

@@ -67,6 +67,12 @@ def test_delta_families(family, launched):
     assert len(launched) > 2
 
 
+@pytest.mark.parametrize("family", ["gated_delta_rule", "kda", "dplr"])
+def test_value_heads_that_take_turns(family, launched):
+    call(family, T=100, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 100])
+    assert launched & {"gradients", "vector_gradients"}
+
+
 @pytest.mark.parametrize("kind", ["weak", "mixed"])
 def test_dplr(kind, launched):
     call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
@@ -74,10 +80,11 @@ def test_dplr(kind, launched):
     assert launched == {"prepare", "gradients"}
 
 
-def test_dplr_with_wider_vectors(launched):
-    given = arrays("dplr", T=70, K=64, V=64, dtype=torch.bfloat16, kind="mixed")
-    check("dplr", given | {name: given[name].float() for name in "ab"})
-    assert not launched
+@pytest.mark.parametrize(("a", "b"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+def test_dplr_with_wider_vectors(a, b, launched):
+    given = arrays("dplr", T=70, K=128, V=64, dtype=torch.bfloat16, kind="mixed")
+    check("dplr", given | dict(a=given["a"].to(a), b=given["b"].to(b)))
+    assert launched == {"prepare", "gradients"}
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])

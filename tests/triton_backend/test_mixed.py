@@ -205,3 +205,13 @@ def test_linear_attention_that_is_not_causal(cu, normalize):
 def test_opcheck_linear_attention_that_is_not_causal():
     given = arrays("linear_attn", T=5, state=False)
     torch.library.opcheck(bidirectional, (*(x.requires_grad_() for x in given.values()), None, 0.5, False))
+
+
+def test_weights_beyond_the_range_of_float16():
+    given = draw(dtype=torch.float16)
+    given |= dict(q_quad=60 * given["q_quad"], k_quad=60 * given["k_quad"], v=given["v"] / 100)
+    o, _ = run(given)
+    wanted, _ = oracle.forward(
+        "mixed_attn", {name: exact(x) for name, x in given.items()}, dict(chunk_size=16, output_final_state=True)
+    )
+    assert distance(o, wanted) < TOLERANCE[torch.float16]

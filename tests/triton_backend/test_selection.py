@@ -45,7 +45,11 @@ CASES = [
     ),
     (
         dict(op="dplr", vectors=("bfloat16", "float32")),
-        "plain Triton (no Gluon kernels: a and b are float32, not bfloat16)",
+        "Gluon kernels for Hopper; walks and strong gates, plain Triton",
+    ),
+    (
+        dict(op="dplr", dtype="float16", vectors=("float32", "float32")),
+        "plain Triton (no Gluon kernels: operands are float16, not bfloat16)",
     ),
     (dict(op="rwkv6"), "plain Triton"),
     (dict(form="recurrent"), "plain Triton"),

@@ -32,6 +32,7 @@ from .hopper import (
     left,
     numbers,
     parts,
+    put_sum,
     put_terms,
     rows_of,
     spread,
@@ -467,13 +468,13 @@ def backwards(
     hold(ready, free, made, kept_full, kept_free)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def gradients(
     q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, shares, dbeta,
-    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
-    GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
+    PART: gl.constexpr, GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
     DT: gl.constexpr, ST: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.delta_kernels.gradients`: everything is asked for at once, and used as it comes; two programs a processor.
@@ -482,7 +483,9 @@ def gradients(
     """
     follow()
     NK: gl.constexpr = K // BK
-    ik, hv, i = parts(NK, HV)
+    heads = HV // PART
+    ik, h, i = parts(NK, heads)
+    hv = h * PART + TURN
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
@@ -603,13 +606,9 @@ def gradients(
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    out: gl.constexpr = rows_of(BK)
-    r = gl.arange(0, C, gl.SliceLayout(1, out))
-    columns = gl.arange(0, BK, gl.SliceLayout(0, out))
-    place = head * K + ik * BK + (r[:, None] * (HV * K) + columns[None, :])
-    inside = (r < count)[:, None]
+    place = ((b * T + row) * heads + hv // PART) * K + ik * BK
     read, dA = warpgroup_mma_wait(3, [read, dA])
-    gl.store(dq + place, gl.convert_layout(read.to(dq.dtype.element_ty), out), mask=inside)
+    put_sum(dq + place, read, heads * K, count, TURN, C, BK, PART)
     if GATE == 1:
         across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     # While those run: the value's gradient, a part of it in every program.
@@ -624,7 +623,7 @@ def gradients(
     bk._keep_alive()
     sA._keep_alive()
     sL._keep_alive()
-    gl.store(dk + place, gl.convert_layout((wrote + compared).to(dk.dtype.element_ty), out), mask=inside)
+    put_sum(dk + place, wrote + compared, heads * K, count, TURN, C, BK, PART)
     if GATE == 1:
         across += gl.sum(key * (compared - wrote), 1)
         shares += ik * tiles_stride + here * (2 * C)
@@ -635,16 +634,17 @@ def gradients(
 @gluon.jit
 def tile_gradients(
     item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
-    owner, first, cu, T, PER, HV, scale,
+    owner, first, cu, T, PER, HV, TURN, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    STRONG: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+    PACKED: gl.constexpr, STRONG: gl.constexpr,
 ):  # fmt: skip
     """Of one chunk, ``dq, dk, dg [C, BK]``, a part of ``dv`` and ``dbeta``; by plain products or, if ``STRONG``, by levels."""
     NK: gl.constexpr = K // BK
     ik = item % NK
-    hv = item // NK % HV
-    i = item // (NK * HV)
+    heads = HV // PART
+    hv = item // NK % heads * PART + TURN
+    i = item // (NK * heads)
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     row = piece.to(gl.int64) * C
     count = (L - row).to(gl.int32)
@@ -731,6 +731,7 @@ def tile_gradients(
     wrote = issue(e, dS, zeros, True)
     met = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
+    summed = ((b * T + bos + row) * heads + hv // PART) * K + ik * BK
     mine = dv + head * V
     if STRONG:
         compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
@@ -752,8 +753,8 @@ def tile_gradients(
         read, compared, crossing = strong_gradients(
             bg, bq, bk, sA, sL, both, read, compared, wrote, met, C, BK, True
         )  # fmt: skip
-        spread(dq + place, read.to(dq.dtype.element_ty), HV * K, count, C, BK)
-        spread(dk + place, compared.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        put_sum(dq + summed, read, heads * K, count, TURN, C, BK, PART)
+        put_sum(dk + summed, compared, heads * K, count, TURN, C, BK, PART)
         spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
     else:
         read = issue(sA, right, read * (scale * half)[None, :], False)
@@ -771,7 +772,7 @@ def tile_gradients(
         put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
         early = gl.exp2(G)
         read = warpgroup_mma_wait(3, [read])
-        spread(dq + place, (read * early).to(dq.dtype.element_ty), HV * K, count, C, BK)
+        put_sum(dq + summed, read * early, heads * K, count, TURN, C, BK, PART)
         crossing = reads.load(acc).to(gl.float32) * read
         compared = warpgroup_mma_wait(2, [compared])
         crossing += behind.load(acc).to(gl.float32) * compared
@@ -783,48 +784,48 @@ def tile_gradients(
         gl.thread_barrier()
         crossing -= right.load(acc).to(gl.float32) * wrote
         wrote = compared * early + wrote * gl.exp2(-G)
-        spread(dk + place, wrote.to(dk.dtype.element_ty), HV * K, count, C, BK)
+        put_sum(dk + summed, wrote, heads * K, count, TURN, C, BK, PART)
         crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
         spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
 def vector_gradients(
     q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ranges,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    RANGE: gl.constexpr, STRONG: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+    PACKED: gl.constexpr, RANGE: gl.constexpr, STRONG: gl.constexpr,
 ):  # fmt: skip
     """``tile_gradients`` for every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; others leave those."""
     follow()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
-        if any_marked(ranges, pid, COUNT, 1, NK, -RANGE):
+        if any_marked(ranges, pid, COUNT, PART, NK, -RANGE):
             for item in range(pid, COUNT, gl.num_programs(0)):
-                wanted = gl.load(ranges + item // NK) <= -RANGE
+                wanted = gl.load(ranges + item // NK * PART + TURN) <= -RANGE
                 if PACKED:
-                    wanted = wanted & (gl.load(owner + item // (NK * HV)) < N)
+                    wanted = wanted & (gl.load(owner + item // (NK * (HV // PART))) < N)
                 if wanted:
                     none = unknown_zero(item)
                     tile_gradients(
                         item, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
-                        owner, first, cu, T, PER, HV + none, scale, qb, qt + none, qh, kb, kt + none, kh, ob, ot + none, oh,
-                        gb, gt + none, gh, bb, bt + none, bh,
-                        K, V, C, BK, GROUP, PACKED, STRONG
+                        owner, first, cu, T, PER, HV + none, TURN, scale, qb, qt + none, qh, kb, kt + none, kh,
+                        ob, ot + none, oh, gb, gt + none, gh, bb, bt + none, bh,
+                        K, V, C, BK, GROUP, PART, PACKED, STRONG
                     )  # fmt: skip
                     gl.thread_barrier()  # the next item's copies may land where a slower warp still reads this one's
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if gl.load(owner + pid // (NK * HV)) >= N:
+            if gl.load(owner + pid // (NK * (HV // PART))) >= N:
                 return
-        if gl.load(ranges + pid // NK) <= -RANGE:
+        if gl.load(ranges + pid // NK * PART + TURN) <= -RANGE:
             return
         tile_gradients(
             pid, q, k, do, g, beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta,
-            owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
-            K, V, C, BK, GROUP, PACKED, STRONG
+            owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+            K, V, C, BK, GROUP, PART, PACKED, STRONG
         )  # fmt: skip
 
 

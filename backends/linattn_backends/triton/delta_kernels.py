@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from .kernels import sequence_of
-from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times, total
+from .tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, taken, times, total
 
 __all__ = ["backwards", "carry", "forwards", "gate_gradients", "gradients", "pairs", "prepare", "solve"]
 
@@ -579,14 +579,14 @@ def pairs(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT, ST
     )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
-    tl.store(dA + square, bdA.to(dA.dtype.element_ty))
+    tl.store(dA + square, taken(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
         bdA, bdL = inner_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
             True, V, C, BV, BETA, PREC, DT, ST
         )  # fmt: skip
-        tl.store(dA2 + square, bdA.to(dA.dtype.element_ty))
+        tl.store(dA2 + square, taken(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
@@ -649,25 +649,34 @@ def exchanges(
     return read, compared, wrote, met
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+@triton.jit
+def put_sum(p, x, keep, TURN, PART: tl.constexpr):
+    """Store ``x``; where ``PART`` heads take turns, added to the sum of those before."""
+    if PART > 1:
+        x += tl.load(p, mask=keep & (TURN > 0), other=0.0)
+    tl.store(p, x.to(p.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def gradients(
     q, k, do, g, beta, errors, adjoint, rates, kept, dkept, dq, dk, dv, dg, dbeta,
-    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    PART: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]``, ``dg`` and, in the first of its programs, ``dv, dbeta``: for at most a scalar gate.
 
     ``dg_j`` sums what crosses token ``j``: scores of pairs ``s < j ≤ t``, reads from ``t ≥ j``, writes from ``t < j``, and the
-    state itself.
+    state itself. Where ``PART`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    heads = HV // PART
+    hv = pid // NK % heads * PART + TURN
+    i = pid // (NK * heads)
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
@@ -689,7 +698,7 @@ def gradients(
     beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     at = head + rows * HV
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
-    at_k = at[:, None] * K + columns_k[None, :]
+    at_k = ((b * T + bos + rows) * heads + hv // PART)[:, None] * K + columns_k[None, :]
     bdA, bdL = inner_gradients(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv + head * V, dbeta + head * (V if BETA == 2 else 1), rows, L,
         scale, ik == 0, V, C, BV, BETA, PREC, DT, ST
@@ -699,8 +708,8 @@ def gradients(
         D = decay_matrix(bg, C, False, SPLIT)
         bdA = bdA * D
         bdL = bdL * D
-    bdA = bdA.to(DT)
-    bdL = bdL.to(DT)
+    bdA = taken(bdA, DT, PREC)
+    bdL = taken(bdL, DT, PREC)
     acc, compared, wrote, met = exchanges(
         do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC, ST
     )  # fmt: skip
@@ -720,7 +729,7 @@ def gradients(
         read = tl.sum(bq.to(tl.float32) * acc, 1)
         crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
     acc = product(bdA, bk.to(DT), acc, PREC)
-    tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+    put_sum(dq + at_k, acc, in_k, TURN, PART)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
 
@@ -736,7 +745,7 @@ def gradients(
         read += tl.sum(bk.to(tl.float32) * compared, 1)
         crossing += bdL * times(bk, tl.trans(bk), PREC)
     compared = product(bdL, bk.to(DT), compared, PREC)
-    tl.store(dk + at_k, (wrote + compared).to(dk.dtype.element_ty), mask=in_k)
+    put_sum(dk + at_k, wrote + compared, in_k, TURN, PART)
     if GATE == 1:
         if SPLIT == 3:  # the sums that define dg, with no cancellation
             across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through

@@ -6,6 +6,7 @@ As in :mod:`.launch`, nothing reads a tensor's data.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,7 +21,7 @@ from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
 from .launch import Cut, cut, launch, rows_contiguous, strides
-from .selection import Facts, gluon, widest
+from .selection import Facts, gluon
 from .tuning import programs
 
 __all__ = ["Delta", "backward", "forward"]
@@ -85,8 +86,7 @@ class Delta:
     @functools.cached_property  # every launch asks
     def facts(self) -> Facts:
         """By which its kernels are chosen."""
-        vectors = widest(x.dtype for x in (self.a, self.b) if x is not None)
-        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength, vectors)
+        return Facts(self.family, self.q.dtype, self.q.shape[-1], self.v.shape[-1], self.tiles.chunk, self.strength)
 
     @property
     def N(self) -> int:
@@ -252,7 +252,7 @@ def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared
             del shared["PREC"]
             launch(
                 vector.decayed, count, call,
-                *given, *decayed, *where, *strided, DPLR=dplr, RANGE=call.tiles.range, DT=call.state_type, **shared,
+                *given, *decayed, *where, *strided, DPLR=dplr, **shared,
             )  # fmt: skip
         return ready
     for slow in (False, True) if special is None else (True,):
@@ -462,19 +462,20 @@ def gradients(
         tile = tile._replace(BK=64)
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
-    narrow = call.q.dtype if call.group == 1 else torch.float32
-    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
+    part = turns(call, tiles_k)
+    dq, dk = summed(call, part), summed(call, part)
     dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
     each = (B, T, HV) if module is kernels else (chunks.count, HV, 2, call.tiles.chunk)
     shares = new((tiles_k, *each), dtype=torch.float32) if call.gate else None  # of the gate's gradient, a tile
-    launch(
-        module.gradients, chunks.count * HV * tiles_k, call,
-        call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
-        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale, math.prod(each),
-        *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
-        GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type, ST=call.state_type,
-        num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
-    )  # fmt: skip
+    for turn in range(part):
+        launch(
+            module.gradients, chunks.count * (HV // part) * tiles_k, call,
+            call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
+            chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, turn, call.scale, math.prod(each),
+            *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
+            PART=part, GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type,
+            ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
+        )  # fmt: skip
     dg = None
     if shares is not None:
         dg = gate_gradients(call, chunks, shares) if module is not kernels else shares[0] if tiles_k == 1 else shares.sum(0)
@@ -508,44 +509,47 @@ def vector_gradients(
     K, dplr = call.q.shape[-1], call.a is not None
     module = module_for(call, call.q, call.k, call.g, do)
     new = functools.partial(torch.empty, device=call.v.device)
-    narrow = call.q.dtype if call.group == 1 else torch.float32
-    dq, dk = new((B, T, HV, K), dtype=narrow), new((B, T, HV, K), dtype=narrow)
     dg = new((B, T, HV, K), dtype=call.g.dtype)
     where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
+    sizes = dict(K=K, V=V, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range)
     if module is not kernels:
+        part = turns(call, K // 64)
+        dq, dk = summed(call, part), summed(call, part)
         dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
-        count = chunks.count * HV * (K // 64)
-        for strong in (False, True):
+        count = chunks.count * (HV // part) * (K // 64)
+        for turn, strong in itertools.product(range(part), (False, True)):
             launch(
                 module.vector_gradients, few(call, count) if strong else count, call,
                 call.q, call.k, do, call.g, call.beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ready.ranges,
-                *where, count, call.scale,
+                *where, turn, count, call.scale,
                 *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
-                K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-                STRONG=strong, num_warps=4, **FOLLOWS,
+                BK=64, PART=part, STRONG=strong, **sizes, num_warps=4, **FOLLOWS,
             )  # fmt: skip
         return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
     scores, grads = pairs(call, do, chunks, errors, adjoint)
     da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
     shared = dict(call.common(), V=V, DT=call.state_type, ST=call.state_type)
     given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
+    special = special_module(call, *given)
+    tiles = (call.tiles.gradients, call.tiles.gradients_slow)
+    part = turns(call, programs(K, 1, tiles[0].BK, 1))
+    dq, dk = summed(call, part), summed(call, part)
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
-    special = special_module(call, *given)
-    if special is not None:
-        launch(
-            special.gradients, chunks.count * HV * (K // 64), call,
-            *given, errors, adjoint, *known, *wanted, *where, call.scale, *strided[:-3],
-            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-            num_warps=4,
-        )  # fmt: skip
-    for slow in (False, True) if special is None else (True,):
-        tile = call.tiles.gradients_slow if slow else call.tiles.gradients
-        count = chunks.count * HV * programs(K, 1, tile.BK, 1)
+    for turn, slow in itertools.product(range(part), (False, True)):
+        if special is not None and not slow:
+            launch(
+                special.gradients, chunks.count * (HV // part) * (K // 64), call,
+                *given, errors, adjoint, *known, *wanted, *where, turn, call.scale, *strided[:-3],
+                BK=64, PART=part, **sizes, num_warps=4,
+            )  # fmt: skip
+            continue
+        tile = tiles[slow]
+        count = chunks.count * (HV // part) * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, few(call, count) if slow else count, call,
-            *given, call.beta, errors, adjoint, *known, *wanted, *where, count, call.scale, *strided,
-            DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
+            *given, call.beta, errors, adjoint, *known, *wanted, *where, turn, count, call.scale, *strided,
+            PART=part, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
@@ -561,9 +565,25 @@ def vector_gradients(
     return grads
 
 
+def turns(call: Delta, tiles: int) -> int:
+    """How many of a group's value heads add their ``dq, dk`` to one sum, a launch after the other.
+
+    All of them, unless that leaves too few programs: then a group has several sums.
+    """
+    enough = 4 * call.tiles.processors
+    divisors = (n for n in range(call.group, 1, -1) if call.group % n == 0)
+    return next((n for n in divisors if call.count * (call.v.shape[2] // n) * tiles >= enough), 1)
+
+
+def summed(call: Delta, part: int) -> Tensor:
+    """For ``dq`` or ``dk``: the sums over ``part`` value heads."""
+    B, T, HV = call.v.shape[:3]
+    kind = call.q.dtype if call.group == 1 else torch.float32
+    return torch.empty((B, T, HV // part, call.q.shape[-1]), dtype=kind, device=call.q.device)
+
+
 def over_group(call: Delta, x: Tensor) -> Tensor:
-    """The gradient of a query/key head: the sum over its value heads'."""
-    if call.group == 1:
-        return x
-    B, T, HV, K = x.shape
-    return x.view(B, T, HV // call.group, call.group, K).sum(3).to(call.q.dtype)
+    """The gradient of a query/key head: the sum of its sums."""
+    B, T, parts, K = x.shape
+    H = call.q.shape[2]
+    return (x if parts == H else x.view(B, T, H, parts // H, K).sum(3)).to(call.q.dtype)

@@ -17,13 +17,12 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from .delta_kernels import exchanges, facing
+from .delta_kernels import exchanges, facing, put_sum
 from .kernels import above_transposed, below_transposed, sequence_of
 from .tiles import (
     LOG2E,
     block_sums,
     facing_pairs,
-    holds,
     level_scores,
     levels_mask,
     load_gate,
@@ -31,27 +30,12 @@ from .tiles import (
     plain_blocks,
     product,
     state_rows,
+    taken,
     times,
     total,
 )
 
 __all__ = ["decayed", "gradients", "prepare", "values"]
-
-
-@triton.jit
-def held(
-    q, r, w, k, rows, columns, L, qt, rt, wt, kt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr, RANGE: tl.constexpr,
-    DT: tl.constexpr,
-):  # fmt: skip
-    """Whether plain products can take a tile of the operands, which only float16 must ask."""
-    if DT != tl.float16:  # noqa: SIM300 - an argument, for all its capitals
-        return True
-    result = holds(load_tile(q, rows, qt, columns, L, K, BK), RANGE, DT)
-    result = result & holds(load_tile(k, rows, kt, columns, L, K, BK), RANGE, DT)
-    if DPLR:
-        result = result & holds(load_tile(r, rows, rt, columns, L, K, BK), RANGE, DT)
-        result = result & holds(load_tile(w, rows, wt, columns, L, K, BK), RANGE, DT)
-    return result
 
 
 @triton.jit
@@ -92,8 +76,7 @@ def prepare_of(
             columns = ik * BK + tl.arange(0, BK)
             whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
             tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-            plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
-            least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
+            least = tl.minimum(least, tl.min(whole, 0))
         tl.store(ranges + at, least)
         if least <= -RANGE:
             return
@@ -181,13 +164,13 @@ def prepare_of(
 
 
 @triton.jit
-def strongest(ranges, pid, COUNT, TILES: tl.constexpr):
-    """The least of the ``ranges`` of all that program ``pid`` has to look at; a chunk has ``TILES``."""
+def strongest(ranges, pid, COUNT, TILES: tl.constexpr, PART: tl.constexpr):
+    """The least of the ``ranges``, every ``PART``-th, of all that program ``pid`` has to look at; a chunk has ``TILES``."""
     least = 0.0
     jump = tl.num_programs(0)
     for base in range(pid, COUNT, jump * 64):
         items = base + tl.arange(0, 64) * jump
-        found = tl.load(ranges + items // TILES, mask=items < COUNT, other=0.0)
+        found = tl.load(ranges + items // TILES * PART, mask=items < COUNT, other=0.0)
         least = tl.minimum(least, tl.min(found, 0))
     return least
 
@@ -202,7 +185,7 @@ def prepare(
     """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
     pid = tl.program_id(0)
     if SLOW:
-        if strongest(ranges, pid, COUNT, 1) > -RANGE:
+        if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
             wanted = tl.load(ranges + item) <= -RANGE
@@ -230,7 +213,7 @@ def decayed(
     q, r, w, k, g, rates, read, compare, write, write2, ranges,
     owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """What ``prepare`` makes besides scores."""
     pid = tl.program_id(0)
@@ -259,8 +242,7 @@ def decayed(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
-        plain = held(q, r, w, k, rows, columns, L, qt, rt, wt, kt, K, BK, DPLR, RANGE, DT)
-        least = tl.where(plain, tl.minimum(least, tl.min(whole, 0)), float("-inf"))
+        least = tl.minimum(least, tl.min(whole, 0))
         early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
         left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
@@ -291,7 +273,7 @@ def levels_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_blocks(g, left, right, C, EXCLUSIVE, SPLIT, RANGE, DT)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
@@ -342,17 +324,18 @@ def own_of(p, C: tl.constexpr):
 @triton.jit
 def gradients_of(
     pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
-    owner, first, cu, T, PER, HV, scale,
+    owner, first, cu, T, PER, HV, TURN, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``."""
     NK: tl.constexpr = (K + BK - 1) // BK
     ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    heads = HV // PART
+    hv = pid // NK % heads * PART + TURN
+    i = pid // (NK * heads)
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
@@ -378,6 +361,7 @@ def gradients_of(
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
+    summed = ((b * T + bos + rows) * heads + hv // PART)[:, None] * K + columns_k[None, :]
     if BETA > 0:
         beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -419,12 +403,12 @@ def gradients_of(
                     tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
                     wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
                 dA, dL = dA2, dL2
-        tl.store(dq + at_k, acc.to(dq.dtype.element_ty), mask=in_k)
+        put_sum(dq + summed, acc, in_k, TURN, PART)
         if DPLR:
             tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
-            tl.store(dk + at_k, bdw.to(dk.dtype.element_ty), mask=in_k)
+            put_sum(dk + summed, bdw, in_k, TURN, PART)
         else:
-            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
         tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
     else:
         # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
@@ -434,31 +418,31 @@ def gradients_of(
         G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
             right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
-            right2 = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G)).to(DT)
+            right2 = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
         else:
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        right = (right * tl.exp2(-G)).to(DT)
+        right = taken(right * tl.exp2(-G), DT, PREC)
 
         acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
         acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        reads = (load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+        reads = taken(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
         bdg = reads.to(tl.float32) * acc
-        tl.store(dq + at_k, (acc * tl.exp2(G)).to(dq.dtype.element_ty), mask=in_k)
+        put_sum(dq + summed, acc * tl.exp2(G), in_k, TURN, PART)
 
         bdr, met = facing(
             adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
         )  # fmt: skip
-        bdr = product(tl.load(dL + square).to(DT), right, bdr * -half, PREC)
+        bdr = product(taken(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
         if DPLR:
-            bdr = product(tl.load(dL2 + square).to(DT), right2, bdr, PREC)
+            bdr = product(taken(tl.load(dL2 + square), DT, PREC), right2, bdr, PREC)
             Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
-            left = (-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr)).to(DT)
+            left = taken(-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr), DT, PREC)
             behind = left.to(tl.float32) * bdr
             tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
-            left = (load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G)).to(DT)
+            left = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
@@ -468,7 +452,7 @@ def gradients_of(
         wrote = wrote * half
         through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
         wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
-        wrote = product(tl.trans(tl.load(dL + square).to(DT)), left, wrote, PREC)
+        wrote = product(tl.trans(taken(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
         bdg -= right.to(tl.float32) * wrote
         bdw = wrote * tl.exp2(-G)
         if DPLR:
@@ -477,53 +461,57 @@ def gradients_of(
             wrote = wrote * half
             through += tl.sum(right2.to(tl.float32) * wrote, 0)
             wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
-            wrote = product(tl.trans(tl.load(dL2 + square).to(DT)), left, wrote, PREC)
+            wrote = product(tl.trans(taken(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
             bdg -= right2.to(tl.float32) * wrote
-            tl.store(dk + at_k, (wrote * tl.exp2(-G)).to(dk.dtype.element_ty), mask=in_k)
+            put_sum(dk + summed, wrote * tl.exp2(-G), in_k, TURN, PART)
         else:
-            tl.store(dk + at_k, (bdr + bdw).to(dk.dtype.element_ty), mask=in_k)
+            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
         bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
             bdg += total(s > t, behind, SPLIT)
         tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
 def gradients(
     q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
 ):  # fmt: skip
-    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
+    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those.
+
+    Where ``PART`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    """
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
+    ranges += TURN
     if SLOW:
-        if strongest(ranges, pid, COUNT, NK) > -RANGE:
+        if strongest(ranges, pid, COUNT, NK, PART) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = tl.load(ranges + item // NK) <= -RANGE
+            wanted = tl.load(ranges + item // NK * PART) <= -RANGE
             if PACKED:
-                wanted = wanted & (tl.load(owner + item // (NK * HV)) < N)
+                wanted = wanted & (tl.load(owner + item // (NK * (HV // PART))) < N)
             if wanted:
                 gradients_of(
                     item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
-                    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
                     vb, vt, vh, ob, ot, oh, bb, bt, bh,
-                    K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + pid // (NK * HV)) >= N:
+            if tl.load(owner + pid // (NK * (HV // PART))) >= N:
                 return
-        if tl.load(ranges + pid // NK) <= -RANGE:
+        if tl.load(ranges + pid // NK * PART) <= -RANGE:
             return
         gradients_of(
             pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-            cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
-            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+            cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
+            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
         )  # fmt: skip
 
 

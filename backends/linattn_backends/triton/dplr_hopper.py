@@ -1,5 +1,7 @@
 """Kernels of :mod:`.delta_vector` for ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take plain products.
 
+``a`` and ``b``, here ``r`` and ``w``, may have another dtype. No copy converts, so those pass through registers.
+
 As in :mod:`.delta_hopper`: everything is asked for at once and used as it comes, a product is waited for where its result is
 used, and two programs share a processor. So shared memory is what there is least of: a place is given to what comes next as
 soon as what it held was used.
@@ -19,6 +21,7 @@ from .hopper import (
     gates,
     issue,
     parts,
+    put_sum,
     put_terms,
     rows_of,
     spread,
@@ -30,6 +33,43 @@ from .kernels import at_head
 from .tiles import FLOOR, LOG2E
 
 __all__ = ["gradients", "prepare"]
+
+
+@gluon.jit
+def begin(buffer, p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Begin to copy rows of bfloat16 to ``buffer``; others are loaded by ``ahead``."""
+    if p.dtype.element_ty == gl.bfloat16:
+        copy(buffer, p, stride, count, C, BK)
+
+
+@gluon.jit
+def ahead(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Those others, on their way."""
+    if p.dtype.element_ty == gl.bfloat16:
+        return 0
+    else:
+        layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BK, BK // 4], [4, 1], [1, 0])
+        r = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
+        columns = gl.arange(0, BK, gl.SliceLayout(0, layout))[None, :]
+        return gl.load(p + (r * stride + columns), mask=r < count, other=0.0)
+
+
+@gluon.jit
+def settle(buffer, p, x):
+    """And stored."""
+    if p.dtype.element_ty != gl.bfloat16:
+        buffer.store(x.to(gl.bfloat16))
+
+
+@gluon.jit
+def put(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """``spread`` of float32 ``x``; where that is what is stored, from where it lies."""
+    if p.dtype.element_ty == gl.float32:
+        r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
+        columns = gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
+        gl.store(p + (r * stride + columns), x, mask=r < count)
+    else:
+        spread(p, x.to(p.dtype.element_ty), stride, count, C, W)
 
 
 @gluon.jit
@@ -104,8 +144,8 @@ def prepare(
     k = at_head(k, b, row, hv, kb, kt, kh, GROUP)
     for ik in gl.static_range(NK):
         copy(bq.index(ik), q + ik * BK, qt, count, C, BK)
-        copy(br.index(ik), r + ik * BK, rt, count, C, BK)
-        copy(bw.index(ik), w + ik * BK, wt, count, C, BK)
+        begin(br.index(ik), r + ik * BK, rt, count, C, BK)
+        begin(bw.index(ik), w + ik * BK, wt, count, C, BK)
         copy(bk.index(ik), k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
     t = gl.arange(0, C, gl.SliceLayout(1, sums(BK)))[:, None]
@@ -116,6 +156,10 @@ def prepare(
     least = 0.0
     for ik in gl.static_range(NK):
         gate = load_gates(at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
+        xr = ahead(r + ik * BK, rt, count, C, BK)
+        xw = ahead(w + ik * BK, wt, count, C, BK)
+        settle(br.index(ik), r, xr)
+        settle(bw.index(ik), w, xw)
         whole = gl.sum(gate, 0)
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
@@ -172,16 +216,18 @@ def in_common(S, dS, V: gl.constexpr, BK: gl.constexpr):
     return gl.sum(acc, 0)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN"])
 def gradients(
     q, r, w, k, v, do, g, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
-    owner, first, cu, T, PER, N, HV, scale,
+    owner, first, cu, T, PER, N, HV, TURN, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    RANGE: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+    PACKED: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, da, db, dk, dg [C, BK]``: readers' gradients first, then writers'; nothing of strong chunks."""
-    ik, hv, i = parts(K // BK, HV)
+    heads = HV // PART
+    ik, h, i = parts(K // BK, heads)
+    hv = h * PART + TURN
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
@@ -200,16 +246,22 @@ def gradients(
     bq, br, bw, bk = rows.index(0), rows.index(1), rows.index(2), rows.index(3)
     values = gl.allocate_shared_memory(gl.bfloat16, [2, C, V], rows_v)
     given, y = values.index(0), values.index(1)
+    r = at_head(r, b, row, hv, rb, rt, rh, 1) + ik * BK
+    w = at_head(w, b, row, hv, wb, wt, wh, 1) + ik * BK
     copy(bg, at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
     async_copy.commit_group()
     copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
-    copy(br, at_head(r, b, row, hv, rb, rt, rh, 1) + ik * BK, rt, count, C, BK)
-    copy(bw, at_head(w, b, row, hv, wb, wt, wh, 1) + ik * BK, wt, count, C, BK)
+    begin(br, r, rt, count, C, BK)
+    begin(bw, w, wt, count, C, BK)
     copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
     copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
     copy(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
+    xr = ahead(r, rt, count, C, BK)
+    xw = ahead(w, wt, count, C, BK)
+    settle(br, r, xr)
+    settle(bw, w, xw)
 
     # All rows decayed to and from the chunk's middle, by half of what it decays by.
     acc: gl.constexpr = sums(BK)
@@ -267,12 +319,13 @@ def gradients(
     read = issue(sA, bw, read * (scale * half), False)
     read = issue(sA2, bk, read, False)
     place = head * K + ik * BK
+    summed = ((b * T + row) * heads + hv // PART) * K + ik * BK
     compared = warpgroup_mma_wait(2, [compared])
     behind = br.load(acc).to(gl.float32) * compared
-    spread(dr + place, (compared * -gl.exp2(G - gate)).to(dr.dtype.element_ty), HV * K, count, C, BK)
+    put(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
     read = warpgroup_mma_wait(0, [read])
     crossing = bq.load(acc).to(gl.float32) * read
-    spread(dq + place, (read * gl.exp2(G)).to(dq.dtype.element_ty), HV * K, count, C, BK)
+    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, PART)
     G += none
 
     # Writers. What a pair gives to its two tokens must cancel for gates outside: so both sides as they were rounded.
@@ -290,7 +343,7 @@ def gradients(
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = warpgroup_mma_wait(0, [issue(sL.permute((1, 0)), br, wrote, False)])
     crossing -= bw.load(acc).to(gl.float32) * wrote
-    spread(dw + place, (wrote * gl.exp2(-G)).to(dw.dtype.element_ty), HV * K, count, C, BK)
+    put(dw + place, wrote * gl.exp2(-G), HV * K, count, C, BK)
     G += none
     async_copy.wait_group(0)
     fence_async_shared()
@@ -306,7 +359,7 @@ def gradients(
     rows._keep_alive()
     gl.thread_barrier()
     crossing -= bk.load(acc).to(gl.float32) * wrote
-    spread(dk + place, (wrote * gl.exp2(-G)).to(dk.dtype.element_ty), HV * K, count, C, BK)
+    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, PART)
     gl.thread_barrier()
     crossing = totals(gl.where(s >= t, zeros + 1.0, 0.0), crossing + behind, C, BK) - behind + through
     spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)

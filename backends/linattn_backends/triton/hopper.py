@@ -17,8 +17,8 @@ from .tiles import FLOOR, LOG2E, in_loop
 
 __all__ = [
     "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates",
-    "issue", "left", "numbers", "own_rows", "parts", "put_terms", "rows_of", "spread", "strong_chunk", "strong_gradients",
-    "sums", "totals", "unknown_zero",
+    "issue", "left", "numbers", "own_rows", "parts", "put_sum", "put_terms", "rows_of", "spread", "strong_chunk",
+    "strong_gradients", "sums", "totals", "unknown_zero",
 ]  # fmt: skip
 
 
@@ -86,6 +86,17 @@ def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), gl.convert_layout(x, layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def put_sum(p, x, stride, count, TURN, C: gl.constexpr, W: gl.constexpr, PART: gl.constexpr):
+    """``spread`` of float32 ``x``; where ``PART`` heads take turns, added to the sum of those before."""
+    if PART == 1:
+        spread(p, x.to(p.dtype.element_ty), stride, count, C, W)
+    else:
+        r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
+        p += r * stride + gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
+        gl.store(p, x + gl.load(p, mask=(r < count) & (TURN > 0), other=0.0), mask=r < count)
 
 
 @gluon.jit

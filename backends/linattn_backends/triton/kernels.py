@@ -470,7 +470,7 @@ def gradients(
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         bdg = total(s >= t, qf * bdq, SPLIT)
-        stop = plain_blocks(bg, bq, bk, C, False, 1, RANGE, DT)
+        stop = plain_blocks(bg, C, False, 1, RANGE)
         half = C // 2
         while half > stop:
             upper, between, pairs = levels_mask(half, C, False)

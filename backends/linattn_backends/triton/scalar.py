@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .kernels import at_head, end_of, sequence_of, state_tile
-from .tiles import decay_between, load_tile, product, resets, row_decays
+from .tiles import decay_between, load_tile, product, resets, row_decays, taken
 
 __all__ = ["scalar_gradients"]
 
@@ -61,7 +61,7 @@ def scalar_gradients(
     p = at[:, None] * K + columns[None, :]
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
-    pairs = (below * scale * decay_between(G, rows, gt, L, False)).to(DT)
+    pairs = taken(below * scale * decay_between(G, rows, gt, L, False), DT, PREC)
     bdq = product(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
     tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from .delta_tuning import delta_tiles
 from .devices import hopper, not_hopper
 from .tuning import tiles_for
 
-__all__ = ["Facts", "details_of", "gluon", "widest"]
+__all__ = ["Facts", "details_of", "gluon"]
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
 WIDTHS = (64, 128)
@@ -29,7 +28,6 @@ class Facts(NamedTuple):
         K, V: Widths of a head.
         chunk: Tokens a chunk.
         strength: Dimensions of ``beta`` besides batch and time: 2 is one a value channel.
-        vectors: Of ``a`` and ``b``, which may be wider than the operands: the dtype that holds both.
     """
 
     family: str
@@ -38,7 +36,6 @@ class Facts(NamedTuple):
     V: int
     chunk: int
     strength: int = 1
-    vectors: torch.dtype | None = None
 
 
 class Described(Protocol):
@@ -55,8 +52,8 @@ def unfit(facts: Facts, out: torch.dtype = torch.bfloat16) -> str | None:
     """Why no kernel in Gluon takes a call on Hopper and writes ``out``; ``None`` if one does."""
     if facts.family not in FAMILIES:
         return f"{facts.family} has none"
-    for what, dtype in (("operands", facts.dtype), ("a and b", facts.vectors), ("results", out)):
-        if dtype not in (None, torch.bfloat16):
+    for what, dtype in (("operands", facts.dtype), ("results", out)):
+        if dtype != torch.bfloat16:
             return f"{what} are {str(dtype).removeprefix('torch.')}, not bfloat16"
     sizes = dict(K=facts.K) if facts.family == "gla" else dict(K=facts.K, V=facts.V)
     for symbol, size in sizes.items():
@@ -95,14 +92,7 @@ def facts_of(call: Call) -> Facts:
         else tiles_for
     )
     tiles = choose(K=call.K, V=V, dtype=dtype, gate=gate, chunk=chunk, processors=1, roomy=True)
-    vectors = widest(getattr(torch, name) for array, name in call.dtypes.items() if array in ("a", "b"))
-    return Facts(family, dtype, call.K, V, tiles.chunk, strength or 1, vectors)
-
-
-def widest(dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
-    """The dtype that holds all of them; ``None`` of none."""
-    found = list(dtypes)
-    return functools.reduce(torch.promote_types, found) if found else None
+    return Facts(family, dtype, call.K, V, tiles.chunk, strength or 1)
 
 
 def details_of(call: Call, device: torch.device | None) -> str:

@@ -12,8 +12,8 @@ import triton.language as tl
 
 __all__ = [
     "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "decay_between", "decay_matrix", "diagonal_scores", "facing_pairs",
-    "gated_values", "holds", "in_loop", "level_scores", "levels_mask", "load_gate", "load_tile",
-    "plain_blocks", "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "times", "total",
+    "gated_values", "in_loop", "level_scores", "levels_mask", "load_gate", "load_tile",
+    "plain_blocks", "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "taken", "times", "total",
 ]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -61,6 +61,15 @@ def times(a, b, PREC: tl.constexpr):
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, input_precision=PREC)
+
+
+@triton.jit
+def taken(x, DT: tl.constexpr, PREC: tl.constexpr):
+    """``x`` as a product takes it: where two products must cancel to more than that, both take the same numbers."""
+    if DT == tl.float32 and PREC == "tf32":  # noqa: SIM300 - an argument, for all its capitals
+        nearest = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        return tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)  # no NaN, to which nothing may be added
+    return x.to(DT)
 
 
 @triton.jit
@@ -186,30 +195,19 @@ def facing_pairs(half, C: tl.constexpr):
 
 
 @triton.jit
-def holds(x, RANGE: tl.constexpr, DT: tl.constexpr):
-    """Whether ``DT`` holds ``x 2^(RANGE/2)``: in float16, large operands leave no room for a plain product's factors."""
-    if DT != tl.float16:  # noqa: SIM300 - an argument, for all its capitals
-        return True
-    return tl.max(tl.max(tl.abs(x.to(tl.float32)), 1), 0) < 2.0 ** (16.0 - RANGE / 2.0)
-
-
-@triton.jit
-def plain_blocks(
-    g, x, y, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, DT: tl.constexpr
-):  # fmt: skip
+def plain_blocks(g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
     """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
 
-    Levels stop there: one product of ``x`` and ``y`` does all the blocks. Not for short blocks and ``EXCLUSIVE``: most of such
+    Levels stop there: one product does all the blocks. Not for short blocks and ``EXCLUSIVE``: most of such
     a block's pairs have no gate between them, and the gate's gradient would be the difference of their sums.
     """
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
-    held = holds(x, RANGE, DT) & holds(y, RANGE, DT)
     stop = 0
-    if (tl.min(tl.min(total((t ^ j) < BLOCK, g, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
+    if tl.min(tl.min(total((t ^ j) < BLOCK, g, SPLIT), 1), 0) * LOG2E > -RANGE:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if (tl.min(tl.min(total((t ^ j) < 4, g, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
+        if tl.min(tl.min(total((t ^ j) < 4, g, SPLIT), 1), 0) * LOG2E > -RANGE:
             stop = 2
     return stop
 
@@ -258,7 +256,7 @@ def level_scores(
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     A = diagonal_scores(q, k, u, C, EXCLUSIVE)
-    stop = plain_blocks(g, q, k, C, EXCLUSIVE, 1, RANGE, DT)
+    stop = plain_blocks(g, C, EXCLUSIVE, 1, RANGE)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
@@ -306,7 +304,7 @@ def gated_values(
     s = tl.arange(0, C)[None, :]
     y = y.to(tl.float32)
     acc = tl.sum(tl.where(t == s, A, 0.0), 1)[:, None] * y
-    stop = plain_blocks(w, y, y, C, False, 1, RANGE, DT)
+    stop = plain_blocks(w, C, False, 1, RANGE)
     half = C // 2
     while half > stop:
         upper, between, pairs = levels_mask(half, C, False)

@@ -116,5 +116,5 @@ def tiles_for(K: int, V: int, dtype: torch.dtype, gate: int, chunk: int, process
         scores=Tile(fit(K, most, least), 0, 4, 1),
         walk=Tile(fit(K, 128, 64), 64, 4, 3) if K <= 128 and not full and roomy else None,
         inter=Tile(fit(K, most, least), fit(V, most, least), 4, 1 if full else 3),
-        intra=Tile(fit(K, most, least), 0, 4, 1),
+        intra=Tile(fit(K, most, least), 0, 4, 2 if roomy and dtype != torch.float16 else 1),  # products in float32: no room
     )

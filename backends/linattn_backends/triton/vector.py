@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from .kernels import at_head, chunk_decay, chunk_within, nth, sequence_of, span_of, state_tile
-from .tiles import BLOCK, INTERPRETED, LOG2E, holds, load_gate, load_tile, product, times
+from .tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
 
 __all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
 
@@ -73,20 +73,17 @@ def side(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK:
 
 
 @triton.jit
-def plain_half(
-    masks, g, held, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr
-):  # fmt: skip
-    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none, or if the
-    operands are not ``held``.
+def plain_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
 
     Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs have no gate between them, and the gate's gradient
     would be the difference of their sums.
     """
     stop = 0
-    if (tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
+    if tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if (tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE) & held:
+        if tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
             stop = 2
     return stop
 
@@ -143,8 +140,7 @@ def chunk_scores(
             whole = tl.sum(tl.where(t == C - 1, Gq, 0.0), 0)
         tl.store(decay + at * K + columns, whole, mask=columns < K)
         stop = 0
-        held = holds(bq, RANGE, DT) & holds(bk, RANGE, DT)
-        if (tl.min(whole, 0) > -RANGE) & held:
+        if tl.min(whole, 0) > -RANGE:
             stop = C // 2
             c = whole * 0.5
             x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])
@@ -159,7 +155,7 @@ def chunk_scores(
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
             x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
             tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
-            stop = plain_half(masks, bg, held, C, EXCLUSIVE, SPLIT, RANGE)
+            stop = plain_half(masks, bg, C, EXCLUSIVE, SPLIT, RANGE)
             half = C // 2
             place = LEVELS
             while half > stop:
@@ -530,7 +526,7 @@ def intra(
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
     EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, TERMS: tl.constexpr, STRONG: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr,
+    STAGES: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """``dq, dk, dg [C, BK]`` of the chunks that are ``STRONG``, or of the others; ``COUNT`` tiles in all.
 
@@ -546,8 +542,7 @@ def intra(
         theirs += tl.sum(((found >= 0) & ((found < C // 2) == STRONG)).to(tl.int32), 0)
     if theirs == 0:
         return
-    wide: tl.constexpr = q.dtype.element_ty == tl.float16  # whose products, in float32, leave no room for a second stage
-    for item in tl.range(pid, COUNT, jump, num_stages=1 if STRONG or wide else 2):
+    for item in tl.range(pid, COUNT, jump, num_stages=STAGES):
         ik = item % NK
         hv = item // NK % HV
         i = item // (NK * HV)

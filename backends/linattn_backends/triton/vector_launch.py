@@ -219,7 +219,8 @@ def inside_chunks(call: Diagonal, chunks: Cut, decay: Tensor, stops: Tensor, met
             vector.intra, few(call, count), call,
             call.q, call.k, call.g, call.u, masks, met.dA, met.own, met.dg, decay, stops, met.dq, met.dk,
             dg, du, *places(call, chunks), count, *strides(call.q), *strides(call.k), *strides(call.g),
-            TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong, **facts(call, tile),
+            TERMS=1 if call.q.dtype == torch.bfloat16 else call.tiles.split, STRONG=strong,
+            STAGES=1 if strong else tile.stages, **facts(call, tile._replace(stages=1)),
             **{name: value for name, value in gate_facts(call).items() if name != "RANGE"},
         )  # fmt: skip
     if fast:

@@ -1,0 +1,46 @@
+"""Shared memory of the plain kernels of one call, forward and backward, where there is no GPU: ``… FAMILY CAPABILITY WIDTH``.
+
+Prints the most that a kernel asks for. A launch fails if that is more than a block of the device may have. The sequences are
+long and the heads few, so that sequences are cut into segments.
+"""
+
+import importlib
+import pkgutil
+import sys
+
+import compile_for_hopper as compiler
+import linattn_backends.triton as package
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+most: dict[str, int] = {}
+
+
+def measure(source, options, target):
+    """Compile as far as shared memory is allocated."""
+    size = next(known["shared"] for known in compiler.staged(source, options, target) if "shared" in known)
+    most[source.fn.__name__] = max(most.get(source.fn.__name__, 0), size)
+
+
+def main():
+    family, capability, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    target = GPUTarget("cuda", capability, 32)
+    compiler.whole, compiler.read = False, lambda source, options: measure(source, options, target)
+    JITFunction.run = compiler.compile_instead
+    answers = dict(processors=lambda device: 132, roomy=lambda device: capability == 90, hopper=lambda device: False)
+    for module in pkgutil.iter_modules(package.__path__):
+        loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+        for name, answer in answers.items():
+            if hasattr(loaded, name):
+                setattr(loaded, name, answer)
+        if hasattr(loaded, "DIRECT"):
+            loaded.DIRECT = False  # there is nothing to launch
+    chunk = getattr(package.TritonBackend(), f"chunk_{family}")
+    offsets = torch.tensor([0, 100, 4096], dtype=torch.int32)
+    compiler.differentiate(*chunk(**compiler.arrays(family, 1, 4096, K=width, V=width), cu_seqlens=offsets))
+    print(*max((size, name) for name, size in most.items()))
+
+
+if __name__ == "__main__":
+    main()
