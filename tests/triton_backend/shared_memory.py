@@ -1,6 +1,6 @@
-"""Shared memory of the plain kernels of one call, forward and backward, where there is no GPU: ``… FAMILY CAPABILITY WIDTH DTYPE``.
+"""Shared memory of the plain kernels of one call, forward and backward, where there is no GPU.
 
-Prints the most that a kernel asks for. A launch fails if that is more than a block of the device may have. The sequences are
+Its arguments are family, compute capability, width and dtype. Prints the most that a kernel asks for. A launch fails if that is more than a block of the device may have. The sequences are
 long and the heads few, so that sequences are cut into segments.
 """
 
