@@ -1,7 +1,7 @@
 """Shared memory of the plain kernels of one call, forward and backward, where there is no GPU.
 
-Its arguments are family, compute capability, width and dtype. Prints the most that a kernel asks for. A launch fails if that is more than a block of the device may have. The sequences are
-long and the heads few, so that sequences are cut into segments.
+Its arguments are family, compute capability, width and dtype. Prints the most that a kernel asks for: a launch fails if that is
+more than a block of the device may have. The sequences are long and the heads few, so that sequences are cut into segments.
 """
 
 import importlib
