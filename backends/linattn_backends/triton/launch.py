@@ -26,9 +26,6 @@ INTERPRETED = bool(_INTERPRETED.value)
 
 __all__ = ["Diagonal", "backward", "forward"]
 
-FOLLOWS = dict(launch_pdl=True)
-"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
-
 
 @dataclass(frozen=True)
 class Cut:
