@@ -1,7 +1,7 @@
-"""Shared memory of the plain kernels of one call, forward and backward, where there is no GPU: ``… FAMILY CAPABILITY WIDTH``.
+"""Shared memory of the plain kernels of one call, forward and backward, where there is no GPU.
 
-Prints the most that a kernel asks for. A launch fails if that is more than a block of the device may have. The sequences are
-long and the heads few, so that sequences are cut into segments.
+Its arguments are family, compute capability, width and dtype. Prints the most that a kernel asks for: a launch fails if that is
+more than a block of the device may have. The sequences are long and the heads few, so that sequences are cut into segments.
 """
 
 import importlib
@@ -38,7 +38,9 @@ def main():
             loaded.DIRECT = False  # there is nothing to launch
     chunk = getattr(package.TritonBackend(), f"chunk_{family}")
     offsets = torch.tensor([0, 100, 4096], dtype=torch.int32)
-    compiler.differentiate(*chunk(**compiler.arrays(family, 1, 4096, K=width, V=width), cu_seqlens=offsets))
+    given = compiler.arrays(family, 1, 4096, dict(q=getattr(torch, sys.argv[4])), K=width, V=width)
+    options = dict(chunk_size=compiler.SIZES["C"]) if family == "mixed_attn" else {}
+    compiler.differentiate(*chunk(**given, cu_seqlens=offsets, **options))
     print(*max((size, name) for name, size in most.items()))
 
 

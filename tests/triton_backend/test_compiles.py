@@ -36,10 +36,15 @@ def test_kernels_compile(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "capability", "width", "KB"),
-    [("gla", "8.9", 128, 99), ("kda", "8.9", 128, 99), ("gated_delta_rule", "9.0", 256, 227)],
+    ("family", "capability", "width", "dtype", "KB"),
+    [
+        ("gla", "8.9", 128, "bfloat16", 99),
+        ("kda", "8.9", 128, "bfloat16", 99),
+        ("mixed_attn", "8.9", 256, "float32", 99),
+        ("gated_delta_rule", "9.0", 256, "bfloat16", 227),
+    ],
 )
-def test_kernels_fit_into_a_block(family, capability, width, KB, tmp_path):
+def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, tmp_path):
     """Where shared memory is least, and where tiles are largest."""
-    size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width)).split()
+    size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width), dtype).split()
     assert int(size) <= KB << 10, kernel

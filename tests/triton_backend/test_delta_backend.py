@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend, delta_hopper, delta_kernels, delta_launch, devices, selection
+from linattn_backends.triton import TritonBackend, delta_hopper, delta_launch, devices, selection
 from linattn_backends.triton.delta_library import delta, delta_backward
 from triton_cases import arrays, call
 
@@ -87,8 +87,7 @@ def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
     for x, changed in (change or {}).items():
         given[x] = changed(given[x])
     call = delta_launch.Delta.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
-    module = delta_launch.module_for(call, call.q, call.k, call.v)
-    assert module is (delta_kernels if change else delta_hopper), name
+    assert delta_launch.special(call, call.q, call.k, call.v) is (None if change else delta_hopper), name
 
 
 @pytest.mark.parametrize(("capability", "hip", "interpreted", "chosen"), [

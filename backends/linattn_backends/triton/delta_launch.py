@@ -178,88 +178,103 @@ class Pieces(NamedTuple):
     through: Tensor
 
 
+def places(call: Delta, chunks: Cut) -> tuple[Any, ...]:
+    """Arguments that say where a chunk lies."""
+    _, T, HV, _ = call.v.shape
+    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
+
+
 def few(call: Delta, count: int) -> int:
     """Programs that fill the device and share ``count`` pieces of work."""
     return min(count, 2 * call.tiles.processors)
 
 
 def prepared(call: Delta, chunks: Cut, scores: Scores | None = None) -> Prepared:
-    """Launch ``prepare``: with a vector gate for chunks that take the plain products, then for those that do not.
-
-    With the ``scores`` that the forward pass kept, only decayed rows.
-    """
-    T, HV = call.v.shape[1:3]
-    K, tile, dplr = call.q.shape[-1], call.tiles.prepare, call.a is not None
-    new = functools.partial(torch.empty, device=call.q.device)
-    if call.gate < 2 and scores is not None:
-        return Prepared(call.q, call.k, None, None, *scores, None)
-    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
-    strided = (*strides(call.q), *strides(call.k), *strides(call.g))
-    shared = dict(call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages)
-    count = chunks.count * HV
-    fresh = scores or Scores.empty(call)
-    module = module_for(call, call.q, call.k, call.g if call.gate == 2 else None)
-    if call.gate < 2 and module is not kernels:
-        launch(
-            module.prepare, -(-count // 4), call,
-            call.q, call.k, call.g, call.beta, fresh.A, fresh.M, fresh.rates, *where, count, call.scale, *strided,
-            *strides(call.beta), K=K, C=call.tiles.chunk, GROUP=call.group, GATE=call.gate, PACKED=call.cu is not None,
-            num_warps=4, **THREE,
-        )  # fmt: skip
-        return Prepared(call.q, call.k, None, None, *fresh, None)
+    """What there is to know before the walk; of the ``scores``, nothing if the forward pass kept them."""
     if call.gate < 2:
-        L = torch.empty_like(fresh.M, dtype=torch.float32)
-        launch(
-            kernels.prepare, count, call,
-            call.q, call.k, call.g, fresh.A, L, fresh.rates, *where, call.scale, *strided, GATE=call.gate, **shared,
-        )  # fmt: skip
-        return Prepared(call.q, call.k, None, None, *fresh._replace(M=solved(call, chunks, L, fresh.M)), None)
-    del shared["BETA"]
-    rows = functools.partial(new, (call.q.shape[0], T, HV, K), dtype=call.q.dtype)
+        return Prepared(call.q, call.k, None, None, *(scores or scalar_scores(call, chunks)), None)
+    (B, T, HV, _), K, dplr = call.v.shape, call.q.shape[-1], call.a is not None
+    new = functools.partial(torch.empty, device=call.q.device)
+    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+    kept = scores or Scores.empty(call)
     ready = Prepared(
-        rows(), rows(), rows(), rows() if dplr else None, *fresh[:4],
+        rows(), rows(), rows(), rows() if dplr else None, *kept[:4],
         new((chunks.count, HV, K), dtype=torch.float32), new((chunks.count, HV), dtype=torch.float32),
     )  # fmt: skip
-    if module is not kernels:
-        given = (call.q, call.k, call.g, call.beta, ready.A, ready.M)
-        rows = (ready.q, ready.k, ready.write, ready.ranges)
-        sizes = dict(K=K, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range, num_warps=4)
-        strided = (*strided, *strides(call.beta))
+    module = special(call, call.q, call.a, call.b, call.k, call.g)
+    make = vector_rows if module is None or dplr else vector_rows_on_hopper
+    return make(module, call, chunks, ready, scores is None)
+
+
+def scalar_scores(call: Delta, chunks: Cut) -> Scores:
+    """Scores and ``M`` for at most a scalar gate."""
+    made, tile, count = Scores.empty(call), call.tiles.prepare, chunks.count * call.v.shape[2]
+    strided = (*strides(call.q), *strides(call.k), *strides(call.g))
+    module = special(call, call.q, call.k)
+    if module is not None:
         launch(
-            module.vector_prepare, count, call,
-            *given, ready.rates, *rows, *where, call.scale, *strided, BK=64, SCORES=scores is None, **sizes,
-            **(THREE if scores is None else {}),
+            module.prepare, -(-count // 4), call,
+            call.q, call.k, call.g, call.beta, made.A, made.M, made.rates, *places(call, chunks), count, call.scale, *strided,
+            *strides(call.beta), K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, GATE=call.gate,
+            PACKED=call.cu is not None, num_warps=4, **THREE,
         )  # fmt: skip
-        if scores is None:
-            launch(
-                module.strong_prepare, few(call, count), call,
-                *given, *rows, *where, count, call.scale, *strided, **sizes, **FOLLOWS,
-            )  # fmt: skip
-        return ready
-    L = None if scores is not None else torch.empty_like(fresh.M, dtype=torch.float32)
-    strided = (*strided, *strides(call.a), *strides(call.b))
+        return made
+    L = torch.empty_like(made.M, dtype=torch.float32)
+    launch(
+        kernels.prepare, count, call,
+        call.q, call.k, call.g, made.A, L, made.rates, *places(call, chunks), call.scale, *strided, GATE=call.gate,
+        **call.common(), BK=tile.BK, SPLIT=call.tiles.split, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return made._replace(M=solved(call, chunks, L, made.M))
+
+
+def vector_rows_on_hopper(module: ModuleType, call: Delta, chunks: Cut, ready: Prepared, scores: bool) -> Prepared:
+    """Write decayed rows and, if asked for, ``scores``: of chunks that take the plain products, then of those that do not."""
+    count = chunks.count * call.v.shape[2]
+    given = (call.q, call.k, call.g, call.beta, ready.A, ready.M)
+    rows = (ready.q, ready.k, ready.write, ready.ranges)
+    strided = tuple(stride for x in (call.q, call.k, call.g, call.beta) for stride in strides(x))
+    sizes = dict(
+        K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+        num_warps=4,
+    )  # fmt: skip
+    launch(
+        module.vector_prepare, count, call,
+        *given, ready.rates, *rows, *places(call, chunks), call.scale, *strided, BK=64, SCORES=scores, **sizes,
+        **(THREE if scores else {}),
+    )  # fmt: skip
+    if scores:
+        launch(
+            module.strong_prepare, few(call, count), call,
+            *given, *rows, *places(call, chunks), count, call.scale, *strided, **sizes, **FOLLOWS,
+        )  # fmt: skip
+    return ready
+
+
+def vector_rows(module: ModuleType | None, call: Delta, chunks: Cut, ready: Prepared, scores: bool) -> Prepared:
+    """The same in plain Triton, but for ``dplr``'s chunks that take the plain products, if ``module`` has those."""
+    tile, count, dplr = call.tiles.prepare, chunks.count * call.v.shape[2], call.a is not None
     given = (call.q, call.a, call.b, call.k, call.g)
     decayed = (ready.rates, ready.q, ready.k, ready.write, ready.write2, ready.ranges)
-    special = special_module(call, *given)
-    if special is not None:
+    strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b) for stride in strides(x))
+    sizes = dict(K=call.q.shape[-1], C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None)
+    plain = dict(sizes, BK=tile.BK, SPLIT=call.tiles.split, DPLR=dplr, num_warps=tile.warps, num_stages=tile.stages)
+    L = torch.empty_like(ready.M, dtype=torch.float32) if scores else None
+    if module is not None:
         launch(
-            special.prepare, count, call,
-            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, call.scale, *strided, K=K, C=call.tiles.chunk, BK=64,
-            GROUP=call.group, PACKED=call.cu is not None, SCORES=scores is None, RANGE=call.tiles.range, num_warps=4,
+            module.prepare, count, call,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *places(call, chunks), call.scale, *strided, BK=64, **sizes,
+            SCORES=scores, RANGE=call.tiles.range, num_warps=4,
         )  # fmt: skip
+    elif not scores:
+        launch(vector.decayed, count, call, *given, *decayed, *places(call, chunks), *strided, **plain)
     if L is None:
-        if special is None:
-            del shared["PREC"]
-            launch(
-                vector.decayed, count, call,
-                *given, *decayed, *where, *strided, DPLR=dplr, **shared,
-            )  # fmt: skip
         return ready
-    for slow in (False, True) if special is None else (True,):
+    for slow in (False, True) if module is None else (True,):
         launch(
             vector.prepare, few(call, count) if slow else count, call,
-            *given, ready.A, L, ready.A2, ready.L2, *decayed, *where, count, call.scale,
-            *strided, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, DT=call.state_type, **shared,
+            *given, ready.A, L, ready.A2, ready.L2, *decayed, *places(call, chunks), count, call.scale, *strided, **plain,
+            PREC=call.tiles.precision, SLOW=slow, RANGE=call.tiles.range, DT=call.state_type,
         )  # fmt: skip
     return ready._replace(M=solved(call, chunks, L, ready.M))
 
@@ -268,32 +283,32 @@ def solved(call: Delta, chunks: Cut, L: Tensor, M: Tensor) -> Tensor:
     """``M`` of every chunk; ``L`` itself with a ``beta`` a value channel."""
     if call.strength == 2:
         return L
-    T, HV = call.v.shape[1:3]
     launch(
-        kernels.solve, chunks.count * HV, call,
-        L, M, call.beta, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, *strides(call.beta),
+        kernels.solve, chunks.count * call.v.shape[2], call,
+        L, M, call.beta, *places(call, chunks), *strides(call.beta),
         C=call.tiles.chunk, BETA=call.strength, PACKED=call.cu is not None, PREC=call.tiles.precision,
         num_warps=call.tiles.solve.warps, num_stages=1,
     )  # fmt: skip
     return M
 
 
-def module_for(call: Delta, *arrays: Tensor | None) -> ModuleType:
-    """The module whose kernels take these arrays: the one in Gluon, if it can. ``dplr`` has no walk there."""
-    if call.a is not None or not gluon(call, *arrays):
-        return kernels
+def special(call: Delta, *arrays: Tensor | None) -> ModuleType | None:
+    """The module of kernels in Gluon that take these arrays, if there is one: ``dplr`` has its own, without walks."""
+    if not gluon(call, *arrays):
+        return None
+    if call.a is not None:
+        from . import dplr_hopper
+
+        return dplr_hopper
     from . import delta_hopper
 
     return delta_hopper
 
 
-def special_module(call: Delta, *arrays: Tensor | None) -> ModuleType | None:
-    """The module of ``dplr``'s own kernels in Gluon, if they take these arrays."""
-    if call.a is None or not gluon(call, *arrays):
-        return None
-    from . import dplr_hopper
-
-    return dplr_hopper
+def walks(call: Delta, ready: Prepared, y: Tensor | None) -> ModuleType:
+    """The module whose walks take these arrays."""
+    found = special(call, ready.q, ready.k, y) if call.a is None else None
+    return kernels if found is None else found
 
 
 def walk(
@@ -302,7 +317,7 @@ def walk(
 ) -> None:  # fmt: skip
     """Launch ``forwards`` (``y = v``) or ``backwards`` (``y = do``) over whole sequences, or over ``pieces``."""
     T, HV = call.v.shape[1:3]
-    module = module_for(call, ready.q, ready.k, y)
+    module = walks(call, ready, y)
     tile = call.tiles.forwards if kernel is kernels.forwards else call.tiles.backwards
     count = call.N if pieces is None else pieces.count
     at = pieces or Cut(0, 0, None, None)
@@ -331,7 +346,7 @@ def pieces_of(call: Delta, chunks: Cut, ready: Prepared) -> Pieces | None:
     """Segments, if there are too few heads to fill the device."""
     T, HV, V = call.v.shape[1:]
     K = call.q.shape[-1]
-    each = 2 if module_for(call, ready.q, ready.k, call.v) is kernels else 1
+    each = 2 if walks(call, ready, call.v) is kernels else 1
     length = call.tiles.segment(T, call.N, call.N * HV, programs(1, V, 1, call.tiles.forwards.BV), each)
     if length == 0 or call.strength == 2:  # what it does to the state would be a [K, K] a value channel
         return None
@@ -435,7 +450,7 @@ def pairs(
     launch(
         kernels.pairs, chunks.count * HV, call,
         do, call.beta, call.v, errors, adjoint, *scores, grads["v"], grads["beta"],
-        chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, call.scale,
+        *places(call, chunks), call.scale,
         *(stride for x in (do, call.beta, call.v) for stride in strides(x)),
         V=V, C=C, BV=tile.BV, BETA=call.strength, DPLR=dplr, PACKED=call.cu is not None,
         PREC=call.tiles.precision,
@@ -457,38 +472,37 @@ def gradients(
     """``dq, dk, dv, dg, dbeta`` for at most a scalar gate."""
     B, T, HV, V = call.v.shape
     K, tile = call.q.shape[-1], call.tiles.gradients
-    module = module_for(call, call.q, call.k, do)
-    if module is not kernels:
+    fast = special(call, call.q, call.k, do)
+    if fast is not None:
         tile = tile._replace(BK=64)
     new = functools.partial(torch.empty, device=call.v.device)
     tiles_k = programs(K, 1, tile.BK, 1)
     part = turns(call, tiles_k)
     dq, dk = summed(call, part), summed(call, part)
     dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
-    each = (B, T, HV) if module is kernels else (chunks.count, HV, 2, call.tiles.chunk)
+    each = (B, T, HV) if fast is None else (chunks.count, HV, 2, call.tiles.chunk)
     shares = new((tiles_k, *each), dtype=torch.float32) if call.gate else None  # of the gate's gradient, a tile
     for turn in range(part):
         launch(
-            module.gradients, chunks.count * (HV // part) * tiles_k, call,
+            (fast or kernels).gradients, chunks.count * (HV // part) * tiles_k, call,
             call.q, call.k, do, call.g, call.beta, errors, adjoint, ready.rates, kept, dkept, dq, dk, dv, shares, dbeta,
-            chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, turn, call.scale, math.prod(each),
+            *places(call, chunks), turn, call.scale, math.prod(each),
             *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
             PART=part, GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type,
-            ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages, **({} if module is kernels else FOLLOWS),
+            ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages, **({} if fast is None else FOLLOWS),
         )  # fmt: skip
     dg = None
     if shares is not None:
-        dg = gate_gradients(call, chunks, shares) if module is not kernels else shares[0] if tiles_k == 1 else shares.sum(0)
+        dg = gate_gradients(call, chunks, shares) if fast is not None else shares[0] if tiles_k == 1 else shares.sum(0)
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
 
 
 def gate_gradients(call: Delta, chunks: Cut, shares: Tensor) -> Tensor:
     """``dg`` of the shares ``[tiles, chunks, HV, 2, C]`` that the tiles of keys left."""
-    T, HV = call.v.shape[1:3]
     dg = torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
     launch(
-        kernels.gate_gradients, chunks.count * HV, call,
-        shares, call.g, dg, chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV, shares[0].numel(), *strides(call.g),
+        kernels.gate_gradients, chunks.count * call.v.shape[2], call,
+        shares, call.g, dg, *places(call, chunks), shares[0].numel(), *strides(call.g),
         C=call.tiles.chunk, TILES=shares.shape[0], PACKED=call.cu is not None, num_warps=1, num_stages=1,
     )  # fmt: skip
     return dg
@@ -505,64 +519,73 @@ def vector_gradients(
     adjoint: Tensor,
 ) -> dict[str, Tensor | None]:
     """Every gradient but the state's for a vector gate; chunks by path as in :func:`prepared`."""
-    B, T, HV, V = call.v.shape
-    K, dplr = call.q.shape[-1], call.a is not None
-    module = module_for(call, call.q, call.k, call.g, do)
-    new = functools.partial(torch.empty, device=call.v.device)
-    dg = new((B, T, HV, K), dtype=call.g.dtype)
-    where = (chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV)
-    sizes = dict(K=K, V=V, C=call.tiles.chunk, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range)
-    if module is not kernels:
-        part = turns(call, K // 64)
-        dq, dk = summed(call, part), summed(call, part)
-        dv, dbeta = new((B, T, HV, V), dtype=call.v.dtype), new(call.beta.shape, dtype=call.beta.dtype)
-        count = chunks.count * (HV // part) * (K // 64)
-        for turn, strong in itertools.product(range(part), (False, True)):
-            launch(
-                module.vector_gradients, few(call, count) if strong else count, call,
-                call.q, call.k, do, call.g, call.beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ready.ranges,
-                *where, turn, count, call.scale,
-                *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
-                BK=64, PART=part, STRONG=strong, **sizes, num_warps=4, **FOLLOWS,
-            )  # fmt: skip
-        return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+    (_, _, HV, V), K, dplr = call.v.shape, call.q.shape[-1], call.a is not None
+    module = special(call, call.q, call.a, call.b, call.k, call.v if dplr else None, do, call.g)
+    if module is not None and not dplr:
+        return vector_gradients_on_hopper(module, call, do, chunks, ready, kept, dkept, errors, adjoint)
     scores, grads = pairs(call, do, chunks, errors, adjoint)
-    da, db = (None if x is None else new(x.shape, dtype=x.dtype) for x in (call.a, call.b))
+    dg, da, db = (None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.g, call.a, call.b))
     shared = dict(call.common(), V=V, DT=call.state_type, ST=call.state_type)
     given = (call.q, call.a, call.b, call.k, call.v, do, call.g)
-    special = special_module(call, *given)
     tiles = (call.tiles.gradients, call.tiles.gradients_slow)
     part = turns(call, programs(K, 1, tiles[0].BK, 1))
     dq, dk = summed(call, part), summed(call, part)
     known, wanted = (*scores, kept, dkept), (dq, da, db, dk, dg, ready.ranges)
     strided = tuple(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x))
     for turn, slow in itertools.product(range(part), (False, True)):
-        if special is not None and not slow:
+        if module is not None and not slow:
             launch(
-                special.gradients, chunks.count * (HV // part) * (K // 64), call,
-                *given, errors, adjoint, *known, *wanted, *where, turn, call.scale, *strided[:-3],
-                BK=64, PART=part, **sizes, num_warps=4,
+                module.gradients, chunks.count * (HV // part) * (K // 64), call,
+                *given, errors, adjoint, *known, *wanted, *places(call, chunks), turn, call.scale, *strided[:-3],
+                K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+                PART=part, num_warps=4,
             )  # fmt: skip
             continue
         tile = tiles[slow]
         count = chunks.count * (HV // part) * programs(K, 1, tile.BK, 1)
         launch(
             vector.gradients, few(call, count) if slow else count, call,
-            *given, call.beta, errors, adjoint, *known, *wanted, *where, turn, count, call.scale, *strided,
+            *given, call.beta, errors, adjoint, *known, *wanted, *places(call, chunks), turn, count, call.scale, *strided,
             PART=part, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
-    if dplr:
-        grads["v"] = new((B, T, HV, V), dtype=call.v.dtype)
-        tile = call.tiles.gradients
-        del shared["GROUP"], shared["BETA"]
+    return grads | dict(v=values(call, do, chunks, ready, dkept, adjoint)) if dplr else grads
+
+
+def vector_gradients_on_hopper(
+    module: ModuleType, call: Delta, do: Tensor, chunks: Cut, ready: Prepared, kept: Tensor, dkept: Tensor, errors: Tensor,
+    adjoint: Tensor,
+) -> dict[str, Tensor | None]:  # fmt: skip
+    """Those of ``kda``, by one kernel."""
+    (_, _, HV, V), K = call.v.shape, call.q.shape[-1]
+    part = turns(call, K // 64)
+    dq, dk = summed(call, part), summed(call, part)
+    dv, dg, dbeta = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.v, call.g, call.beta))
+    count = chunks.count * (HV // part) * (K // 64)
+    for turn, strong in itertools.product(range(part), (False, True)):
         launch(
-            vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
-            do, adjoint, ready.A2, ready.L2, ready.write2, dkept, grads["v"], *where, *strides(do), **shared,
-            BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages,
+            module.vector_gradients, few(call, count) if strong else count, call,
+            call.q, call.k, do, call.g, call.beta, errors, adjoint, kept, dkept, dq, dk, dv, dg, dbeta, ready.ranges,
+            *places(call, chunks), turn, count, call.scale,
+            *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
+            K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
+            PART=part, STRONG=strong, num_warps=4, **FOLLOWS,
         )  # fmt: skip
-    return grads
+    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+
+
+def values(call: Delta, do: Tensor, chunks: Cut, ready: Prepared, dkept: Tensor, adjoint: Tensor) -> Tensor:
+    """``dv`` of ``dplr``."""
+    (_, _, HV, V), tile = call.v.shape, call.tiles.gradients
+    dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    launch(
+        vector.values, chunks.count * HV * programs(1, V, 1, tile.BV), call,
+        do, adjoint, ready.A2, ready.L2, ready.write2, dkept, dv, *places(call, chunks), *strides(do),
+        K=call.q.shape[-1], V=V, C=call.tiles.chunk, BK=tile.BK, BV=tile.BV, PACKED=call.cu is not None,
+        PREC=call.tiles.precision, DT=call.state_type, ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return dv
 
 
 def turns(call: Delta, tiles: int) -> int:

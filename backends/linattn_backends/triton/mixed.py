@@ -129,7 +129,8 @@ class Attention:
     def inside(self) -> dict[str, Any]:
         """The same, for kernels that look inside chunks."""
         tiles = self.tiles._asdict() | self.sizes
-        quad = dict(CAUSAL=self.causal, QUAD=self.new[0] is not None, DT=type_of_products(self.v), num_stages=2)
+        stages = 1 if self.v.dtype == torch.float32 and self.sizes["K"] > 128 else 2  # in 99 KB of shared memory
+        quad = dict(CAUSAL=self.causal, QUAD=self.new[0] is not None, DT=type_of_products(self.v), num_stages=stages)
         return tiles | self.flags | quad
 
     @property
