@@ -38,7 +38,6 @@ from .hopper import (
     spread,
     strong_chunk,
     strong_gradients,
-    sum_before,
     sums,
     totals,
     unknown_zero,
@@ -591,14 +590,12 @@ def gradients(
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    place = ((b * T + row) * heads + hv // PART) * K + ik * BK
-    before_q = sum_before(dq + place, heads * K, count, TURN, C, BK, PART)
     # While those run: the value's gradient, a part of it in every program.
     put_values(dv + head * V, y, at_head(beta, b, row, hv, bb, bt, bh, 1), bt, ik, HV * V, count, C, V, NK)
 
+    place = ((b * T + row) * heads + hv // PART) * K + ik * BK
     read, dA = warpgroup_mma_wait(3, [read, dA])
-    put_sum(dq + place, read, before_q, heads * K, count, C, BK, PART)
-    before_k = sum_before(dk + place, heads * K, count, TURN, C, BK, PART)
+    put_sum(dq + place, read, heads * K, count, TURN, C, BK, PART)
     if GATE == 1:
         across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
@@ -606,7 +603,7 @@ def gradients(
     bk._keep_alive()
     sA._keep_alive()
     sL._keep_alive()
-    put_sum(dk + place, wrote + compared, before_k, heads * K, count, C, BK, PART)
+    put_sum(dk + place, wrote + compared, heads * K, count, TURN, C, BK, PART)
     if GATE == 1:
         across += gl.sum(key * (compared - wrote), 1)
         shares += ik * tiles_stride + here * (2 * C)
@@ -736,10 +733,8 @@ def tile_gradients(
         read, compared, crossing = strong_gradients(
             bg, bq, bk, sA, sL, both, read, compared, wrote, met, C, BK, True
         )  # fmt: skip
-        before_q = sum_before(dq + summed, heads * K, count, TURN, C, BK, PART)
-        before_k = sum_before(dk + summed, heads * K, count, TURN, C, BK, PART)
-        put_sum(dq + summed, read, before_q, heads * K, count, C, BK, PART)
-        put_sum(dk + summed, compared, before_k, heads * K, count, C, BK, PART)
+        put_sum(dq + summed, read, heads * K, count, TURN, C, BK, PART)
+        put_sum(dk + summed, compared, heads * K, count, TURN, C, BK, PART)
         spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
     else:
         read = issue(sA, right, read * (scale * half)[None, :], False)
@@ -757,9 +752,7 @@ def tile_gradients(
         put_values(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
         early = gl.exp2(G)
         read = warpgroup_mma_wait(3, [read])
-        before_q = sum_before(dq + summed, heads * K, count, TURN, C, BK, PART)
-        put_sum(dq + summed, read * early, before_q, heads * K, count, C, BK, PART)
-        before_k = sum_before(dk + summed, heads * K, count, TURN, C, BK, PART)
+        put_sum(dq + summed, read * early, heads * K, count, TURN, C, BK, PART)
         crossing = reads.load(acc).to(gl.float32) * read
         compared = warpgroup_mma_wait(2, [compared])
         crossing += behind.load(acc).to(gl.float32) * compared
@@ -771,7 +764,7 @@ def tile_gradients(
         gl.thread_barrier()
         crossing -= right.load(acc).to(gl.float32) * wrote
         wrote = compared * early + wrote * gl.exp2(-G)
-        put_sum(dk + summed, wrote, before_k, heads * K, count, C, BK, PART)
+        put_sum(dk + summed, wrote, heads * K, count, TURN, C, BK, PART)
         crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
         spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
 

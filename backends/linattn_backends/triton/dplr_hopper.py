@@ -25,7 +25,6 @@ from .hopper import (
     put_terms,
     rows_of,
     spread,
-    sum_before,
     sums,
     totals,
     unknown_zero,
@@ -326,10 +325,9 @@ def gradients(
     compared = warpgroup_mma_wait(2, [compared])
     behind = br.load(acc).to(gl.float32) * compared
     put(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
-    before = sum_before(dq + summed, heads * K, count, TURN, C, BK, PART)
     read = warpgroup_mma_wait(0, [read])
     crossing = bq.load(acc).to(gl.float32) * read
-    put_sum(dq + summed, read * gl.exp2(G), before, heads * K, count, C, BK, PART)
+    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, PART)
     G += none
 
     # Writers. What a pair gives to its two tokens must cancel for gates outside: so both sides as they were rounded.
@@ -357,14 +355,13 @@ def gradients(
     dS._keep_alive()
     wrote *= half
     through += gl.sum(bk.load(acc).to(gl.float32) * wrote, 0)[None, :]
-    before = sum_before(dk + summed, heads * K, count, TURN, C, BK, PART)
     wrote = issue(sA2.permute((1, 0)), bq, wrote, False)
     wrote = warpgroup_mma_wait(0, [issue(sL2.permute((1, 0)), br, wrote, False)])
     squares._keep_alive()
     rows._keep_alive()
     gl.thread_barrier()
     crossing -= bk.load(acc).to(gl.float32) * wrote
-    put_sum(dk + summed, wrote * gl.exp2(-G), before, heads * K, count, C, BK, PART)
+    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, PART)
     gl.thread_barrier()
     crossing = totals(gl.where(s >= t, zeros + 1.0, 0.0), crossing + behind, C, BK) - behind + through
     spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)

@@ -18,7 +18,7 @@ from .tiles import FLOOR, LOG2E, in_loop
 __all__ = [
     "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates",
     "issue", "left", "numbers", "own_rows", "parts", "put_sum", "put_terms", "rows_of", "spread", "strong_chunk",
-    "strong_gradients", "sum_before", "sums", "totals", "unknown_zero",
+    "strong_gradients", "sums", "totals", "unknown_zero",
 ]  # fmt: skip
 
 
@@ -89,25 +89,14 @@ def spread(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def sum_before(p, stride, count, TURN, C: gl.constexpr, W: gl.constexpr, PART: gl.constexpr):
-    """Where ``PART`` heads take turns, what ``put_sum`` left of those before ``[C, W]``."""
-    if PART == 1:
-        return 0.0
-    else:
-        r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
-        columns = gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
-        return gl.load(p + (r * stride + columns), mask=(r < count) & (TURN > 0), other=0.0)
-
-
-@gluon.jit
-def put_sum(p, x, before, stride, count, C: gl.constexpr, W: gl.constexpr, PART: gl.constexpr):
-    """``spread`` of float32 ``x``; where heads take turns, added to ``before``."""
+def put_sum(p, x, stride, count, TURN, C: gl.constexpr, W: gl.constexpr, PART: gl.constexpr):
+    """``spread`` of float32 ``x``; where ``PART`` heads take turns, added to the sum of those before."""
     if PART == 1:
         spread(p, x.to(p.dtype.element_ty), stride, count, C, W)
     else:
         r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
-        columns = gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
-        gl.store(p + (r * stride + columns), x + before, mask=r < count)
+        p += r * stride + gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
+        gl.store(p, x + gl.load(p, mask=(r < count) & (TURN > 0), other=0.0), mask=r < count)
 
 
 @gluon.jit
