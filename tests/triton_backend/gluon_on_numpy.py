@@ -352,6 +352,13 @@ def mma_v2(a, b, acc, precision):
     return Value((numbers(a).astype(np.float64) @ numbers(b) + numbers(acc)).astype(np.float32))
 
 
+def in_terms(assembly, constraints, values, kinds, pure, pack):
+    """In place of ``hopper.TERMS``, the only instructions of the processor's own."""
+    assert "cvt.rn.bf16x2" in assembly
+    first = values[0].to(kinds[0])
+    return first, elementwise(operator.sub, values[0], first).to(kinds[1])
+
+
 def split(x):
     return x[..., 0], x[..., 1]
 
@@ -390,7 +397,7 @@ class Language(SimpleNamespace):
         super().__init__(
             load=load, store=store, allocate_shared_memory=allocate, warp_specialize=warp_specialize, thread_barrier=nothing,
             program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
-            constexpr=lambda x: x, static_range=range,
+            constexpr=lambda x: x, static_range=range, inline_asm_elementwise=in_terms,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
             reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
             permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),

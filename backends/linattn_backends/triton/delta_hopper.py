@@ -507,23 +507,27 @@ def gradients(
         G_t = gl.load(sums_of_gates + t)
         G_s = gl.load(sums_of_gates + s)
         whole = gl.load(sums_of_gates + C - 1)
-    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
-    given = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
-    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
-    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
-    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
-    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    # Values in parts of C, of which a program stores its own: a part of a larger buffer is loaded a number at a time.
+    NV: gl.constexpr = V // C
+    given = gl.allocate_shared_memory(gl.bfloat16, [NV, C, C], square)
+    e = gl.allocate_shared_memory(gl.bfloat16, [NV, C, C], square)
+    y = gl.allocate_shared_memory(gl.bfloat16, [NV, C, C], square)
+    S = gl.allocate_shared_memory(gl.bfloat16, [NV, C, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [NV, C, BK], square)
     bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
-    copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
-    copy(e, errors + head * V, HV * V, count, C, V)
-    copy(y, adjoint + head * V, HV * V, count, C, V)
+    do = at_head(do, b, row, hv, ob, ot, oh, 1)
+    for n in gl.static_range(NV):
+        copy(given.index(n), do + n * C, ot, count, C, C)
+        copy(e.index(n), errors + head * V + n * C, HV * V, count, C, C)
+        copy(y.index(n), adjoint + head * V + n * C, HV * V, count, C, C)
     async_copy.commit_group()
-    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
-    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    for n in gl.static_range(NV):
+        copy(S.index(n), kept + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
+        copy(dS.index(n), dkept + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
     async_copy.commit_group()
     copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
     copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
@@ -539,18 +543,26 @@ def gradients(
     async_copy.wait_group(2)
     fence_async_shared()
     gl.thread_barrier()
-    dA = issue(given, e.permute((1, 0)), zeros, True)
-    dL = issue(y, e.permute((1, 0)), zeros, True)
+    dA = zeros
+    dL = zeros
+    for n in gl.static_range(NV):
+        dA = issue(given.index(n), e.index(n).permute((1, 0)), dA, n == 0)
+    for n in gl.static_range(NV):
+        dL = issue(y.index(n), e.index(n).permute((1, 0)), dL, n == 0)
     async_copy.wait_group(1)
     fence_async_shared()
     gl.thread_barrier()
-    read = issue(given, S, zeros, True)
-    compared = issue(y, S, zeros, True)
-    wrote = issue(e, dS, zeros, True)
-    if GATE == 1:
-        met = issue(S.permute((1, 0)), dS, zeros, True)  # its diagonal is wanted: what the whole chunk decays of the state
-    dA = warpgroup_mma_wait(4 + GATE, [dA])
-    dL = warpgroup_mma_wait(3 + GATE, [dL])
+    read = zeros
+    compared = zeros
+    wrote = zeros
+    for n in gl.static_range(NV):
+        read = issue(given.index(n), S.index(n), read, n == 0)
+    for n in gl.static_range(NV):
+        compared = issue(y.index(n), S.index(n), compared, n == 0)
+    for n in gl.static_range(NV):
+        wrote = issue(e.index(n), dS.index(n), wrote, n == 0)
+    dA = warpgroup_mma_wait(4 * NV, [dA])
+    dL = warpgroup_mma_wait(3 * NV, [dL])
     if ik == 0:
         own = gl.sum(gl.where(t[:, None] == s[None, :], dL, 0.0), 1)
         gl.store(dbeta + head + t * HV, own.to(dbeta.dtype.element_ty), mask=t < count)
@@ -569,13 +581,17 @@ def gradients(
     fence_async_shared()
     gl.thread_barrier()
 
-    read = warpgroup_mma_wait(2 + GATE, [read])
+    met = zeros
+    if GATE == 1:  # its diagonal is wanted: what the whole chunk decays of the state
+        for n in gl.static_range(NV):
+            met = issue(S.index(n).permute((1, 0)), dS.index(n), met, n == 0)
+    read = warpgroup_mma_wait((2 + GATE) * NV, [read])
     read = read * (scale * early[:, None] if GATE == 1 else scale)
     read = issue(dA, bk, read, False)
-    compared = warpgroup_mma_wait(2 + GATE, [compared])
+    compared = warpgroup_mma_wait((1 + GATE) * NV + 1, [compared])
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
     compared = issue(dL, bk, compared, False)
-    wrote = warpgroup_mma_wait(2 + GATE, [wrote])
+    wrote = warpgroup_mma_wait(GATE * NV + 2, [wrote])
     if GATE == 1:
         met = warpgroup_mma_wait(2, [met])
     given._keep_alive()  # until what reads them is done, or the compiler gives their place away
@@ -590,14 +606,18 @@ def gradients(
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = issue(sL.permute((1, 0)), bk, wrote, False)
 
-    # While those run: the value's gradient, a part of it in every program.
-    put_values(dv + head * V, y, at_head(beta, b, row, hv, bb, bt, bh, 1), bt, ik, HV * V, count, C, V, NK)
-
     place = ((b * T + row) * heads + hv // PART) * K + ik * BK
     read, dA = warpgroup_mma_wait(3, [read, dA])
     put_sum(dq + place, read, heads * K, count, TURN, C, BK, PART)
     if GATE == 1:
         across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
+    # While those run: the value's gradient, a part of it in every program.
+    EACH: gl.constexpr = NV // NK
+    if EACH == 0:
+        put_part(dv + head * V, y.index(0), strengths, HV * V, gl.where(ik == 0, count, 0), C)
+    for n in gl.static_range(EACH):
+        part = ik * EACH + n
+        put_part(dv + head * V + part * C, y.index(part), strengths, HV * V, count, C)
     compared, wrote, dL = warpgroup_mma_wait(0, [compared, wrote, dL])
     bq._keep_alive()
     bk._keep_alive()
@@ -807,6 +827,16 @@ def vector_gradients(
             owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
             K, V, C, BK, GROUP, PART, PACKED, STRONG
         )  # fmt: skip
+
+
+@gluon.jit
+def put_part(p, buffer, strengths, stride, count, C: gl.constexpr):
+    """Store the first ``count`` rows of ``beta ∘ buffer [C, C]``."""
+    layout: gl.constexpr = rows_of(C)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, C, gl.SliceLayout(0, layout))
+    x = buffer.load(layout).to(gl.float32) * gl.convert_layout(strengths, gl.SliceLayout(1, layout))[:, None]
+    gl.store(p + (r[:, None] * stride + columns[None, :]), x.to(p.dtype.element_ty), mask=(r < count)[:, None])
 
 
 @gluon.jit

@@ -28,7 +28,10 @@ __all__ = ["Delta", "backward", "forward"]
 
 
 FOLLOWS = dict(launch_pdl=True)
-"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`."""
+"""Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`.
+
+In forward passes: backwards it gained nothing.
+"""
 
 
 THREE = dict(maxnreg=168)
@@ -330,7 +333,7 @@ def walk(
         shared["GROUP"] = 1
     if module is not kernels:
         shared["STAGES"] = call.tiles.ring
-        if kernel is kernels.backwards or flags["OUT"] or call.gate == 2:  # not first in a backward pass
+        if flags.get("OUT"):
             shared |= FOLLOWS
     launch(
         getattr(module, kernel.__name__), count * HV * programs(1, width, 1, tile.BV), call,
@@ -489,7 +492,7 @@ def gradients(
             *places(call, chunks), turn, call.scale, math.prod(each),
             *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta), **call.common(),
             PART=part, GATE=call.gate, V=V, BK=tile.BK, BV=tile.BV, SPLIT=call.tiles.split, DT=call.state_type,
-            ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages, **({} if fast is None else FOLLOWS),
+            ST=call.state_type, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     dg = None
     if shares is not None:
@@ -570,7 +573,7 @@ def vector_gradients_on_hopper(
             *places(call, chunks), turn, count, call.scale,
             *(stride for x in (call.q, call.k, do, call.g, call.beta) for stride in strides(x)),
             K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
-            PART=part, STRONG=strong, num_warps=4, **FOLLOWS,
+            PART=part, STRONG=strong, num_warps=4,
         )  # fmt: skip
     return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
 
