@@ -148,6 +148,12 @@ def prepare(
         begin(bw.index(ik), w + ik * BK, wt, count, C, BK)
         copy(bk.index(ik), k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
+    late = ()
+    for ik in gl.static_range(NK):  # all asked for at once
+        late = late + (ahead(r + ik * BK, rt, count, C, BK), ahead(w + ik * BK, wt, count, C, BK))  # noqa: RUF005
+    for ik in gl.static_range(NK):
+        settle(br.index(ik), r, late[2 * ik])
+        settle(bw.index(ik), w, late[2 * ik + 1])
     t = gl.arange(0, C, gl.SliceLayout(1, sums(BK)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(BK)))
     high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
@@ -156,10 +162,6 @@ def prepare(
     least = 0.0
     for ik in gl.static_range(NK):
         gate = load_gates(at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
-        xr = ahead(r + ik * BK, rt, count, C, BK)
-        xw = ahead(w + ik * BK, wt, count, C, BK)
-        settle(br.index(ik), r, xr)
-        settle(bw.index(ik), w, xw)
         whole = gl.sum(gate, 0)
         gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
@@ -260,8 +262,6 @@ def gradients(
     async_copy.commit_group()
     xr = ahead(r, rt, count, C, BK)
     xw = ahead(w, wt, count, C, BK)
-    settle(br, r, xr)
-    settle(bw, w, xw)
 
     # All rows decayed to and from the chunk's middle, by half of what it decays by.
     acc: gl.constexpr = sums(BK)
@@ -281,6 +281,8 @@ def gradients(
     async_copy.commit_group()
     copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
+    settle(br, r, xr)
+    settle(bw, w, xw)
     async_copy.wait_group(3)
     gl.thread_barrier()
     decay(bq, gl.exp2(G), C, BK)

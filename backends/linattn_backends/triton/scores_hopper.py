@@ -1,8 +1,9 @@
 """``A`` and ``M`` of the delta families' chunks in Gluon, for Hopper: :mod:`.delta_kernels`' ``prepare`` and ``solve`` in one.
 
 A chunk's scores are products of a warpgroup, but its system is solved in many small steps, each waiting for the last: a warp
-solves as fast as four. So a program takes four chunks: their ``L`` are made one after the other and stay in shared memory;
-then each warp solves one, as :func:`.delta_kernels.solve` does.
+solves as fast as four. So a program takes four chunks: their ``L`` are made one after the other and stay in shared memory,
+the last two in registers until queries and keys make room; then each warp solves one, as :func:`.delta_kernels.solve` does.
+Three programs share a processor: 168 registers a thread, 70 KB.
 """
 
 import triton.language as tl

@@ -80,8 +80,8 @@ def walk(
         K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
         GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
         LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
-        START=start is not None, END=end is not None, FAR=far_apart(start) or far_apart(end), num_warps=tile.warps,
-        num_stages=tile.stages,
+        START=start is not None, END=end is not None,
+        FAR=far_apart(start) or (end is not start and far_apart(end)), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -93,9 +93,10 @@ def all_strides(state: Tensor | None) -> tuple[int, ...]:
 
 def far_apart(state: Tensor | None) -> bool:
     """Whether offsets inside one head's state take more than 32 bits."""
-    return state is not None and any(
-        (n - 1) * step >= 1 << 30 for n, step in zip(state.shape[2:], state.stride()[2:], strict=True)
-    )
+    if state is None:
+        return False
+    (_, _, K, V), (_, _, k, v) = state.shape, state.stride()
+    return (K - 1) * k >= 1 << 30 or (V - 1) * v >= 1 << 30
 
 
 def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
