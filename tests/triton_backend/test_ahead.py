@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import linattn
 import pytest
@@ -122,7 +123,9 @@ def test_no_mode_outlives_an_interrupt(monkeypatch):
 
 
 class Loadable(Kernel):
-    """Compiled at once; notes in which thread it is loaded, and cannot be."""
+    """Compiled at once; notes in which thread its launcher is made, and then loaded; it cannot be."""
+
+    src = metadata = None
 
     def __init__(self):
         super().__init__()
@@ -137,9 +140,30 @@ class Loadable(Kernel):
         raise RuntimeError("too large for the device")
 
 
-def test_what_launches_a_kernel_is_made_in_threads_too(monkeypatch):
+def test_launchers_are_made_in_threads_and_loaded_in_one(monkeypatch):
+    """Triton's are modules of one name: loaded at once, one can take the place of another."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    kernel, made = Loadable(), []
+
+    def launcher(src, metadata):
+        assert not kernel.threads
+        made.append(threading.current_thread())
+
+    driver = SimpleNamespace(active=SimpleNamespace(launcher_cls=launcher))
+    monkeypatch.setattr(ahead.triton.runtime, "driver", driver)
+    compile_first(kernel)
+    (thread,) = made
+    assert thread is not threading.current_thread()
+    assert kernel.threads == [threading.current_thread()]
+
+
+def test_a_launcher_that_cannot_be_made_is_left_to_the_launch(monkeypatch):
+    def no_compiler(src, metadata):
+        raise RuntimeError("no C compiler")
+
+    driver = SimpleNamespace(active=SimpleNamespace(launcher_cls=no_compiler))
+    monkeypatch.setattr(ahead.triton.runtime, "driver", driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     kernel = Loadable()
     compile_first(kernel)
-    (thread,) = kernel.threads
-    assert thread is not threading.current_thread()
+    assert kernel.threads == []

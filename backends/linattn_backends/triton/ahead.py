@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -20,7 +22,12 @@ from torch import Tensor
 
 from .devices import hopper, processors, roomy, standing_in
 
-__all__ = ["compile_ahead", "foreseen"]
+__all__ = ["LOADING", "compile_ahead", "foreseen"]
+
+LOADING = threading.RLock()
+"""Held where a kernel's launcher is loaded to be used. All of Triton's are modules of one name, and Python, asked for a file a
+second time, puts what it holds into the module of that name that was loaded last: read by two threads at once, a launcher can
+be that of another kernel."""
 
 _running: ContextVar[Callable[[], None] | None] = ContextVar("running", default=None)
 
@@ -82,17 +89,25 @@ def compile_ahead(device: torch.device) -> None:
 
 def warm_up(device: torch.device, launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
     """Compile in threads. In a context of its own: Triton refuses a mode inside another, and keeps one that is interrupted."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with LOADING, ThreadPoolExecutor(os.cpu_count()) as threads:
         with triton.AsyncCompileMode(threads, ignore_errors=True):
             kernels = [kernel.warmup(*args, grid=(1,), **config) for kernel, args, config in launches]
-        for kernel in set(kernels):
-            threads.submit(load, kernel, device)
+        for kernel in [x for x in threads.map(with_launcher, set(kernels)) if x is not None]:
+            with torch.cuda.device(device), suppress(Exception):  # the launch will meet it again
+                _ = kernel.run
 
 
-def load(kernel: Any, device: torch.device) -> None:
-    """Load a kernel, with what launches it: a C program that a C compiler makes, for which a launch would wait."""
+def with_launcher(kernel: Any) -> Any:
+    """A kernel, once it is compiled, and on disk the C program that launches it; ``None`` if one of them cannot be made.
+
+    The launcher that is loaded here is thrown away: see :data:`LOADING`.
+    """
     if hasattr(kernel, "result"):
         kernel = kernel.result(ignore_errors=True)
-    if kernel is not None:
-        with torch.cuda.device(device):
-            _ = kernel.run
+    if kernel is None:
+        return None
+    try:
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+    except Exception:  # likewise
+        return None
+    return kernel

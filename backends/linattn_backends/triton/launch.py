@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from . import gates, kernels, scalar
-from .ahead import compile_ahead
+from .ahead import LOADING, compile_ahead
 from .devices import processors, roomy, stand_in
 from .selection import Facts
 from .tiles import INTERPRETED as _INTERPRETED
@@ -262,7 +262,8 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     ready = COMPILED.get(key)
     if ready is None:
         compile_ahead(device)
-        compiled = kernel[(count,)](*args, **config)
+        with LOADING:
+            compiled = kernel[(count,)](*args, **config)
         if compiled is None:  # a hook of the compiler's cache took the kernel over
             return
         COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
