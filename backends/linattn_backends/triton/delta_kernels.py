@@ -15,9 +15,9 @@ With a ``beta`` a value channel every channel has a system of its own, solved by
 
 ``prepare`` (here for at most a scalar gate, in :mod:`.delta_vector` for a vector) makes ``A`` and ``L`` of every chunk at once,
 ``solve`` makes ``M`` of ``L``, ``forwards`` and ``backwards`` walk the chunks with a tile of the state in registers,
-``gradients`` makes those of scores and operands; with a vector gate ``pairs`` makes those of scores first. None adds to shared
-memory locations, waits for another or asks the host for a size. The walks hold, and keep, the state transposed, ``[V, K]``: so
-the left operand of every product comes from registers.
+``gradients`` makes those of scores and operands; with a vector gate ``pairs`` makes those of scores first. No two programs of a
+launch add to one place, and none waits for another or asks the host for a size. The walks hold, and keep, the state transposed,
+``[V, K]``: so the left operand of every product comes from registers.
 
 For few heads the walk is cut into segments. What a segment does to the state before it is affine: ``S' = P S + local``, with
 ``local`` its walk from zero and ``P [K, K]`` its walk from the identity without values (``IDENTITY``). ``carry`` chains them;

@@ -30,7 +30,7 @@ __all__ = ["Delta", "backward", "forward"]
 FOLLOWS = dict(launch_pdl=True)
 """Of a launch in Gluon: it may begin while the one before it runs; the kernel itself waits, by :func:`.hopper.follow`.
 
-In forward passes: backwards it gained nothing.
+Of ``strong_prepare`` and walks that write outputs: backward passes gained nothing by it.
 """
 
 

@@ -8,8 +8,8 @@ ring's place of the values. The rules are those of :mod:`.delta_hopper`.
 Decays are measured from the chunk's start and to its end, and between two tokens from their difference: every factor is at
 most one, so no gate is too strong.
 
-Where there are half as many heads as the device has room for, two programs share a walk (``HALVES``). The second walks the
-first one's chunks too, for the state alone: it copies two tiles of three and stores nothing, so the first takes more of them.
+Where there are half as many heads of width 64 as the device has room for, two programs share a walk (``HALVES``). The second
+walks the first one's chunks too, for the state alone: it copies less and stores nothing, so the first takes more of them.
 """
 
 from triton.experimental import gluon

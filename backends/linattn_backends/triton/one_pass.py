@@ -1,4 +1,6 @@
-"""Host side of :mod:`.fused`: forward and backward without a state in memory, for no gate or a scalar one."""
+"""Host side of :mod:`.fused`: forward and backward with the state in registers, for no gate or a scalar one.
+
+States, or their gradients, are in memory where a scalar gate's gradient or one of a wide head needs those of every chunk."""
 
 from __future__ import annotations
 
@@ -72,11 +74,11 @@ class Starts:
 
 
 def starts(call: Diagonal, x: Tensor, y: Tensor, start: Tensor | None, reverse: bool, special: bool) -> Starts:
-    """Cut the sequences if there are too few heads to fill the device; only ``special`` kernels can share a walk."""
+    """Cut the sequences if there are too few heads to fill the device; narrow heads in ``special`` kernels share walks."""
     T, N, tile = call.v.shape[1], call.N, call.tiles.fused
     width = max(call.q.shape[-1], call.v.shape[-1])
     busy = N * call.v.shape[2] * programs(1, width, 1, tile.BV)
-    if special and call.cu is None and not wide(call) and call.tiles.halves(T, busy):
+    if special and call.cu is None and width <= 64 and call.tiles.halves(T, busy):  # wider: not measured
         return Starts(0, None, start, None, halves=True)
     segment = call.tiles.segment(T, N, busy)
     if segment == 0:

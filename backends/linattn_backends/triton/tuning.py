@@ -30,8 +30,8 @@ class Tiles:
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
         processors: Multiprocessors of the device.
-        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory. ``walk`` likewise,
-            of a vector gate.
+        fused: Of the kernel that keeps the state in registers; ``None`` where states go through memory on any device. ``walk``
+            likewise, of a vector gate.
     """
 
     chunk: int
