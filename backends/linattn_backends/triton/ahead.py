@@ -27,7 +27,8 @@ __all__ = ["LOADING", "compile_ahead", "foreseen"]
 LOADING = threading.RLock()
 """Held where a kernel's launcher is loaded to be used. All of Triton's are modules of one name, and Python, asked for a file a
 second time, puts what it holds into the module of that name that was loaded last: read by two threads at once, a launcher can
-be that of another kernel."""
+be that of another kernel.
+"""
 
 _running: ContextVar[Callable[[], None] | None] = ContextVar("running", default=None)
 

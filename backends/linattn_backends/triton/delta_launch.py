@@ -20,7 +20,7 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
-from .launch import Cut, cut, launch, rows_contiguous, strides
+from .launch import Cut, cut, launch, over_group, rows_contiguous, strides
 from .selection import Facts, gluon
 from .tuning import programs
 
@@ -497,7 +497,7 @@ def gradients(
     dg = None
     if shares is not None:
         dg = gate_gradients(call, chunks, shares) if fast is not None else shares[0] if tiles_k == 1 else shares.sum(0)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, beta=dbeta)
 
 
 def gate_gradients(call: Delta, chunks: Cut, shares: Tensor) -> Tensor:
@@ -552,7 +552,7 @@ def vector_gradients(
             PART=part, DPLR=dplr, SLOW=slow, RANGE=call.tiles.range, SPLIT=call.tiles.split, **shared, BK=tile.BK, BV=tile.BV,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-    grads |= dict(q=over_group(call, dq), k=over_group(call, dk), g=dg, a=da, b=db)
+    grads |= dict(q=over_group(call.q, dq), k=over_group(call.q, dk), g=dg, a=da, b=db)
     return grads | dict(v=values(call, do, chunks, ready, dkept, adjoint)) if dplr else grads
 
 
@@ -575,7 +575,7 @@ def vector_gradients_on_hopper(
             K=K, V=V, C=call.tiles.chunk, BK=64, GROUP=call.group, PACKED=call.cu is not None, RANGE=call.tiles.range,
             PART=part, STRONG=strong, num_warps=4,
         )  # fmt: skip
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, beta=dbeta)
+    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, beta=dbeta)
 
 
 def values(call: Delta, do: Tensor, chunks: Cut, ready: Prepared, dkept: Tensor, adjoint: Tensor) -> Tensor:
@@ -606,10 +606,3 @@ def summed(call: Delta, part: int) -> Tensor:
     B, T, HV = call.v.shape[:3]
     kind = call.q.dtype if call.group == 1 else torch.float32
     return torch.empty((B, T, HV // part, call.q.shape[-1]), dtype=kind, device=call.q.device)
-
-
-def over_group(call: Delta, x: Tensor) -> Tensor:
-    """The gradient of a query/key head: the sum of its sums."""
-    B, T, parts, K = x.shape
-    H = call.q.shape[2]
-    return (x if parts == H else x.view(B, T, H, parts // H, K).sum(3)).to(call.q.dtype)

@@ -389,10 +389,11 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     return out, end, None
 
 
-def over_group(call: Diagonal, x: Tensor) -> Tensor:
-    """A gradient a value head, summed over those that share a query/key head."""
-    B, T, H, K = call.q.shape
-    return x if call.group == 1 else x.view(B, T, H, call.group, K).sum(3).to(call.q.dtype)
+def over_group(q: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a query/key head: the sum of ``x``'s, of which each has one, or one for each of its value heads."""
+    B, T, sums, K = x.shape
+    H = q.shape[2]
+    return (x if sums == H else x.view(B, T, H, sums // H, K).sum(3)).to(q.dtype)
 
 
 Late = tuple[Tensor, Tensor | None, Tensor]
@@ -438,7 +439,7 @@ def backward(
         dg = over_tiles(dg)
     elif call.gate == 2 and call.g.shape[2] != HV:
         dg = dg.view(B, T, H, call.group, K).sum(3)
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
+    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
 
 
 def gradients(

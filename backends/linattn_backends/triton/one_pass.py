@@ -1,6 +1,7 @@
 """Host side of :mod:`.fused`: forward and backward with the state in registers, for no gate or a scalar one.
 
-States, or their gradients, are in memory where a scalar gate's gradient or one of a wide head needs those of every chunk."""
+States, or their gradients, are in memory where a scalar gate's gradient or one of a wide head needs those of every chunk.
+"""
 
 from __future__ import annotations
 
@@ -211,4 +212,4 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         dkept = new((chunks.count, HV, K, V), dtype=call.state_dtype)
         _, dstart, dv = reverse(call, do, dend, special, dkept, chunks)
         dg = over_tiles(gradients(call, chunks, do, dkept, dq, dk, special))
-    return dict(q=over_group(call, dq), k=over_group(call, dk), v=dv, g=dg, gv=None, u=None, start=dstart)
+    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, gv=None, u=None, start=dstart)

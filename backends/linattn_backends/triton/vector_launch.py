@@ -245,4 +245,4 @@ def backward(call: Diagonal, do: Tensor, dend: Tensor | None) -> dict[str, Tenso
         B, T, H, K = call.q.shape
         dg = dg.view(B, T, H, call.group, K).sum(3)
     du = None if du is None else du.sum(0)
-    return dict(q=over_group(call, met.dq), k=over_group(call, met.dk), v=dv, g=dg, gv=None, u=du, start=dstart)
+    return dict(q=over_group(call.q, met.dq), k=over_group(call.q, met.dk), v=dv, g=dg, gv=None, u=du, start=dstart)
