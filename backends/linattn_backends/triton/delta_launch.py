@@ -20,7 +20,7 @@ from . import delta_kernels as kernels
 from . import delta_vector as vector
 from .delta_tuning import DeltaTiles, delta_tiles
 from .devices import processors, roomy
-from .launch import Cut, cut, launch, over_group, rows_contiguous, strides
+from .launch import Cut, cut, launch, over_group, places, rows_contiguous, strides
 from .selection import Facts, gluon
 from .tuning import programs
 
@@ -179,12 +179,6 @@ class Pieces(NamedTuple):
     cut: Cut
     length: int
     through: Tensor
-
-
-def places(call: Delta, chunks: Cut) -> tuple[Any, ...]:
-    """Arguments that say where a chunk lies."""
-    _, T, HV, _ = call.v.shape
-    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
 
 
 def few(call: Delta, count: int) -> int:

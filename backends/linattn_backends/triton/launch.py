@@ -389,6 +389,12 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     return out, end, None
 
 
+def places(call: Diagonal, chunks: Cut) -> tuple[Any, ...]:
+    """Arguments that say where a chunk lies."""
+    _, T, HV, _ = call.v.shape
+    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
+
+
 def over_group(q: Tensor, x: Tensor) -> Tensor:
     """The gradient of a query/key head: the sum of ``x``'s, of which each has one, or one for each of its value heads."""
     B, T, sums, K = x.shape

@@ -18,6 +18,7 @@ from .launch import (
     cut,
     launch,
     over_group,
+    places,
     rows_contiguous,
     scan,
     segment_starts,
@@ -179,12 +180,6 @@ def through_states(made: Prepared, do: Tensor, dend: Tensor | None) -> tuple[Ten
         dkept, dstart = scan(call, call.q, do, chunks, dend, True, call.start is not None)
         through_memory(made, call.k, do, dkept, dv, True)
     return kept, dkept, dv, dstart
-
-
-def places(call: Diagonal, chunks: Cut) -> tuple[Any, ...]:
-    """Arguments that say where a chunk lies."""
-    _, T, HV, _ = call.v.shape
-    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
 
 
 def between_chunks(call: Diagonal, chunks: Cut, do: Tensor, kept: Tensor, dkept: Tensor) -> Met:
