@@ -239,8 +239,8 @@ def main():
     given = parser.parse_args()
     JITFunction.run = compile_instead
     modules = []
-    for module in pkgutil.iter_modules(package.__path__):
-        loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        loaded = importlib.import_module(module.name)
         if hasattr(loaded, "processors"):
             loaded.processors = lambda device: 132
         if hasattr(loaded, "DIRECT"):

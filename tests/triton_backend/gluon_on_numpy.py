@@ -9,7 +9,7 @@ matter.
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import operator
 import random
 import threading
@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-import linattn_backends.triton as package
 import numpy as np
 import torch
 
@@ -436,14 +435,16 @@ FAKES = dict(
 
 @cache
 def on_numpy(name):
-    """A module of the package, its kernels as functions of what is above."""
-    tree, space = ast.parse((Path(package.__file__).parent / f"{name}.py").read_text()), {}
+    """The names of a module, its kernels as functions of what is above."""
+    file = importlib.util.find_spec(name).origin
+    tree, space = ast.parse(Path(file).read_text()), {}
     for node in [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]:
         tree.body.remove(node)
         for alias in node.names:
             known = alias.asname or alias.name.partition(".")[0]
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                space[known] = on_numpy(node.module)[alias.name]
+            if isinstance(node, ast.ImportFrom) and node.level:
+                within = name.rsplit(".", node.level)[0]
+                space[known] = on_numpy(f"{within}.{node.module}")[alias.name]
             elif known in FAKES:
                 space[known] = FAKES[known]
     tree.body.insert(0, ast.ImportFrom("__future__", [ast.alias("annotations")], 0))
@@ -459,8 +460,7 @@ def memory_of(x):
 
 def run(kernel, count, args, config):
     """In place of a launch."""
-    name = kernel.fn.__module__.rpartition(".")[2]
-    function, given, tensors = on_numpy(name)[kernel.__name__], [], []
+    function, given, tensors = on_numpy(kernel.fn.__module__)[kernel.__name__], [], []
     for x in args:
         if isinstance(x, torch.Tensor):
             flat, kind = memory_of(x.detach()), OF_TORCH.get(x.dtype, "i64")

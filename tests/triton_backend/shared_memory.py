@@ -29,8 +29,8 @@ def main():
     compiler.whole, compiler.read = False, lambda source, options: measure(source, options, target)
     JITFunction.run = compiler.compile_instead
     answers = dict(processors=lambda device: 132, roomy=lambda device: capability == 90, hopper=lambda device: False)
-    for module in pkgutil.iter_modules(package.__path__):
-        loaded = importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        loaded = importlib.import_module(module.name)
         for name, answer in answers.items():
             if hasattr(loaded, name):
                 setattr(loaded, name, answer)

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import linattn
 import pytest
 import torch
-from linattn_backends.triton import ahead, launch
-from linattn_backends.triton.devices import stand_in
+from linattn_backends.triton.diagonal import memory_host as launch
+from linattn_backends.triton.runtime import precompile as ahead
+from linattn_backends.triton.runtime.device import stand_in
 from triton.runtime._async_compile import active_mode
 from triton_cases import arrays, call
 

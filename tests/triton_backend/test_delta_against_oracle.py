@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from linattn_backends.triton import delta_launch
-from linattn_backends.triton.delta_tuning import DeltaTiles, delta_tiles
+from linattn_backends.triton.delta import host as delta_launch
+from linattn_backends.triton.delta.config import DeltaTiles, delta_tiles
 from triton_cases import arrays, call, check, near_the_end
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")

@@ -7,8 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend, delta_hopper, delta_launch, devices, selection
-from linattn_backends.triton.delta_library import delta, delta_backward
+from linattn_backends.triton import TritonBackend
+from linattn_backends.triton.delta import hopper as delta_hopper
+from linattn_backends.triton.delta import host as delta_launch
+from linattn_backends.triton.delta.op import delta, delta_backward
+from linattn_backends.triton.host import variant as selection
+from linattn_backends.triton.runtime import device as devices
 from triton_cases import arrays, call
 
 NAMES = ("q", "k", "v", "g", "beta", "a", "b", "initial_state", "cu_seqlens")

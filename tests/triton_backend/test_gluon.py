@@ -5,7 +5,8 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
-from linattn_backends.triton import launch, selection
+from linattn_backends.triton.diagonal import memory_host as launch
+from linattn_backends.triton.host import variant as selection
 from triton_cases import arrays, check
 
 LONG = [0, 3, 3, 1900, 2000, 2000]
@@ -17,7 +18,7 @@ def launched(monkeypatch):
     names, start = set(), launch.start
 
     def start_on_numpy(kernel, count, device, args, config):
-        if kernel.fn.__module__.endswith("hopper"):
+        if kernel.fn.__module__.endswith("sm90") or kernel.fn.__module__.endswith("hopper"):
             names.add(kernel.__name__)
             gluon_on_numpy.run(kernel, count, args, config)
         else:

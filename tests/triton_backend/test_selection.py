@@ -6,7 +6,8 @@ import linattn
 import pytest
 import torch
 from linattn.plugin import Call
-from linattn_backends.triton import TritonBackend, backend, selection
+from linattn_backends.triton import TritonBackend, backend
+from linattn_backends.triton.host import variant as selection
 
 
 def described(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linattn_backends.numpy import oracle
-from linattn_backends.triton.steps import Tokens, decode
+from linattn_backends.triton.recurrent.op import Tokens, decode
 from triton_cases import BACKEND, TOLERANCE, arrays, as_numpy, call, distance, gate
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")

@@ -9,8 +9,9 @@ import pytest
 import torch
 from linattn.plugin import Call
 from linattn.registry import check_contract, registry
-from linattn_backends.triton import TritonBackend, backend, vector_launch
-from linattn_backends.triton.library import diagonal, diagonal_backward
+from linattn_backends.triton import TritonBackend, backend
+from linattn_backends.triton.diagonal import vector_host as vector_launch
+from linattn_backends.triton.diagonal.op import diagonal, diagonal_backward
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from triton_cases import arrays, call

@@ -14,9 +14,10 @@ from linattn.plugin import MixedState
 
 from linattn_backends.jax.scales import mixed_scale, scale_of
 from linattn_backends.torch.transforms import NOT_BY_ROW
-from linattn_backends.triton import delta_library, library
-from linattn_backends.triton import mixed as mixed_library
-from linattn_backends.triton.devices import standing_in
+from linattn_backends.triton.delta import op as delta_library
+from linattn_backends.triton.diagonal import op as library
+from linattn_backends.triton.mixed import op as mixed_library
+from linattn_backends.triton.runtime.device import standing_in
 
 from . import backend
 from .compat import alike, refuse_forward_mode, varying

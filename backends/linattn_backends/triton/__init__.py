@@ -1,7 +1,7 @@
 """The Triton backend: kernels for NVIDIA GPUs."""
 
 from .backend import TritonBackend
-from .interpreter import read_scalars
+from .runtime.interpreter import read_scalars
 
 __all__ = ["TritonBackend"]
 

@@ -11,11 +11,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
-from .delta_library import delta_call
-from .library import diagonal_call
-from .mixed import bidirectional_call, mixed_attention
-from .selection import details_of
-from .steps import Tokens, decode
+from .delta.op import delta_call
+from .diagonal.op import diagonal_call
+from .host.variant import details_of
+from .mixed.op import bidirectional_call, mixed_attention
+from .recurrent.op import Tokens, decode
 
 __all__ = ["TritonBackend"]
 

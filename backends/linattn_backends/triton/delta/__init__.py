@@ -1,0 +1,1 @@
+"""Chunk form of the delta families and ``dplr``."""

@@ -1,0 +1,367 @@
+"""Kernels of :mod:`.vector` for ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take plain products.
+
+``a`` and ``b``, here ``r`` and ``w``, may have another dtype. No copy converts, so those pass through registers.
+
+As in :mod:`.hopper`: everything is asked for at once and used as it comes, a product is waited for where its result is
+used, and two programs share a processor. So shared memory is what there is least of: a place is given to what comes next as
+soon as what it held was used.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from ..diagonal.memory import at_head
+from ..lib.sm90 import (
+    begin_total,
+    chunk_of,
+    copy,
+    gates,
+    issue,
+    parts,
+    put_sum,
+    put_terms,
+    rows_of,
+    spread,
+    sums,
+    totals,
+    unknown_zero,
+)
+from ..lib.tiles import FLOOR, LOG2E
+from .hopper import put_scores
+
+__all__ = ["gradients", "prepare"]
+
+
+@gluon.jit
+def begin(buffer, p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Begin to copy rows of bfloat16 to ``buffer``; others are loaded by ``ahead``."""
+    if p.dtype.element_ty == gl.bfloat16:
+        copy(buffer, p, stride, count, C, BK)
+
+
+@gluon.jit
+def ahead(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Those others, on their way."""
+    if p.dtype.element_ty == gl.bfloat16:
+        return 0
+    else:
+        layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BK, BK // 4], [4, 1], [1, 0])
+        r = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
+        columns = gl.arange(0, BK, gl.SliceLayout(0, layout))[None, :]
+        return gl.load(p + (r * stride + columns), mask=r < count, other=0.0)
+
+
+@gluon.jit
+def settle(buffer, p, x):
+    """And stored."""
+    if p.dtype.element_ty != gl.bfloat16:
+        buffer.store(x.to(gl.bfloat16))
+
+
+@gluon.jit
+def put(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """``spread`` of float32 ``x``; where that is what is stored, from where it lies."""
+    if p.dtype.element_ty == gl.float32:
+        r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
+        columns = gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
+        gl.store(p + (r * stride + columns), x, mask=r < count)
+    else:
+        spread(p, x.to(p.dtype.element_ty), stride, count, C, W)
+
+
+@gluon.jit
+def decay(buffer, x, C: gl.constexpr, BK: gl.constexpr):
+    """``buffer ∘ x``, in its place."""
+    buffer.store((buffer.load(sums(BK)).to(gl.float32) * x).to(gl.bfloat16))
+
+
+@gluon.jit
+def load_gates(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Log decays ``[C, BK]``, at least ``FLOOR``, base 2."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(BK)))[:, None]
+    columns = gl.arange(0, BK, gl.SliceLayout(0, sums(BK)))[None, :]
+    g = gl.load(p + (t * stride + columns), mask=t < count, other=0.0).to(gl.float32)
+    return gl.maximum(g, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+
+
+@gluon.jit
+def put_rows(p, buffer, early, late, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Store ``buffer ∘ early ∘ late``, and leave ``buffer ∘ early`` in its place."""
+    x = buffer.load(sums(BK)).to(gl.float32) * early
+    buffer.store(x.to(gl.bfloat16))
+    spread(p, (x * late).to(gl.bfloat16), stride, count, C, BK)
+
+
+@gluon.jit
+def sum_of_gates(ones, which, high, rest, C: gl.constexpr, BK: gl.constexpr):
+    """A sum over the tokens ``which [C, C]`` of gates in two terms."""
+    gl.thread_barrier()
+    ones.store(gl.where(which, gl.full((C, C), 1.0, gl.float32, sums(C)), 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    gl.thread_barrier()
+    result = warpgroup_mma_wait(0, [begin_total(ones, high, rest, C, BK)])
+    ones._keep_alive()
+    return result
+
+
+@gluon.jit
+def scores(left, right, C: gl.constexpr, NK: gl.constexpr):
+    """``left rightᵀ``, of rows in ``NK`` pieces."""
+    acc = gl.zeros((C, C), gl.float32, sums(C))
+    for ik in gl.static_range(NK):
+        acc = issue(left.index(ik), right.index(ik).permute((1, 0)), acc, ik == 0)
+    return acc
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def prepare(
+    q, r, w, k, g, A, L, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
+    RANGE: gl.constexpr,
+):  # fmt: skip
+    """As :func:`.vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
+    NK: gl.constexpr = K // BK
+    _, hv, i = parts(1, HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    here = i.to(gl.int64) * HV + hv
+    b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
+    head = ((b * T + row) * HV + hv) * K
+
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    bq = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    br = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    bw = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [NK, C, BK], tile)
+    q = at_head(q, b, row, hv, qb, qt, qh, GROUP)
+    r = at_head(r, b, row, hv, rb, rt, rh, 1)
+    w = at_head(w, b, row, hv, wb, wt, wh, 1)
+    k = at_head(k, b, row, hv, kb, kt, kh, GROUP)
+    for ik in gl.static_range(NK):
+        copy(bq.index(ik), q + ik * BK, qt, count, C, BK)
+        begin(br.index(ik), r + ik * BK, rt, count, C, BK)
+        begin(bw.index(ik), w + ik * BK, wt, count, C, BK)
+        copy(bk.index(ik), k + ik * BK, kt, count, C, BK)
+        async_copy.commit_group()
+    late = ()
+    for ik in gl.static_range(NK):  # all asked for at once
+        late = late + (ahead(r + ik * BK, rt, count, C, BK), ahead(w + ik * BK, wt, count, C, BK))  # noqa: RUF005
+    for ik in gl.static_range(NK):
+        settle(br.index(ik), r, late[2 * ik])
+        settle(bw.index(ik), w, late[2 * ik + 1])
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(BK)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(BK)))
+    high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+    rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
+    ones = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile)
+    least = 0.0
+    for ik in gl.static_range(NK):
+        gate = load_gates(at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
+        whole = gl.sum(gate, 0)
+        gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
+        least = gl.minimum(least, gl.min(whole, 0))
+        gl.thread_barrier()
+        put_terms(high, rest, gate)
+        place = head + ik * BK
+        if SCORES:
+            # Both sides measured from half of what the chunk decays by.
+            kept = gl.where(least > -RANGE, count, 0)
+            half = gl.exp2(whole * 0.5)[None, :]
+            G = sum_of_gates(ones, s[None, :] <= t, high, rest, C, BK) - (whole * 0.5)[None, :]
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            put_rows(read + place, bq.index(ik), gl.exp2(G), half, HV * K, kept, C, BK)
+            put_rows(compare + place, br.index(ik), -gl.exp2(G - gate), half, HV * K, kept, C, BK)
+            put_rows(write + place, bw.index(ik), gl.exp2(-G), half, HV * K, kept, C, BK)
+            put_rows(write2 + place, bk.index(ik), gl.exp2(-G), half, HV * K, kept, C, BK)
+        else:
+            early = gl.exp2(sum_of_gates(ones, s[None, :] <= t, high, rest, C, BK))
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            put_rows(read + place, bq.index(ik), early, 1.0, HV * K, count, C, BK)
+            before = gl.exp2(sum_of_gates(ones, s[None, :] < t, high, rest, C, BK))
+            put_rows(compare + place, br.index(ik), before, -1.0, HV * K, count, C, BK)
+            later = gl.exp2(sum_of_gates(ones, s[None, :] > t, high, rest, C, BK))
+            put_rows(write + place, bw.index(ik), later, 1.0, HV * K, count, C, BK)
+            put_rows(write2 + place, bk.index(ik), later, 1.0, HV * K, count, C, BK)
+    gl.store(ranges + here, least)
+    if SCORES:
+        fence_async_shared()
+        gl.thread_barrier()
+        wanted = gl.where(least > -RANGE, C, 0)
+        a, m = warpgroup_mma_wait(0, [scores(bq, bw, C, NK), scores(br, bw, C, NK)])
+        put_scores(A, L, a * scale, m, here, wanted, C)
+        a, m = warpgroup_mma_wait(0, [scores(bq, bk, C, NK), scores(br, bk, C, NK)])
+        bq._keep_alive()
+        br._keep_alive()
+        bw._keep_alive()
+        bk._keep_alive()
+        a = gl.where(s[None, :] <= t, a * scale, 0.0)
+        m = gl.where(s[None, :] < t, m, 0.0)
+        spread(A2 + here * (C * C), a.to(gl.bfloat16), C, wanted, C, C)
+        spread(L2 + here * (C * C), m.to(gl.bfloat16), C, wanted, C, C)
+
+
+@gluon.jit
+def in_common(S, dS, V: gl.constexpr, BK: gl.constexpr):
+    """``Σ_v S ∘ dS [BK]``, a few rows at a time: registers are short."""
+    layout: gl.constexpr = rows_of(BK)
+    acc = gl.zeros((16, BK), gl.float32, layout)
+    for part in gl.static_range(V // 16):
+        x = S.slice(16 * part, 16).load(layout).to(gl.float32)
+        acc += x * dS.slice(16 * part, 16).load(layout).to(gl.float32)
+    return gl.sum(acc, 0)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN"])
+def gradients(
+    q, r, w, k, v, do, g, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+    owner, first, cu, T, PER, N, HV, TURN, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
+    PACKED: gl.constexpr, RANGE: gl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, da, db, dk, dg [C, BK]``: readers' gradients first, then writers'; nothing of strong chunks."""
+    heads = HV // PART
+    ik, h, i = parts(K // BK, heads)
+    hv = h * PART + TURN
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + i) >= N:
+            return
+    here = i.to(gl.int64) * HV + hv
+    if gl.load(ranges + here) <= -RANGE:
+        return
+    b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
+    head = (b * T + row) * HV + hv
+    none = unknown_zero(i).to(gl.float32)  # factors are made again where they are needed, not held
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    type: gl.constexpr = g.dtype.element_ty
+    bg = gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    rows = gl.allocate_shared_memory(gl.bfloat16, [4, C, BK], tile)
+    bq, br, bw, bk = rows.index(0), rows.index(1), rows.index(2), rows.index(3)
+    values = gl.allocate_shared_memory(gl.bfloat16, [2, C, V], rows_v)
+    given, y = values.index(0), values.index(1)
+    r = at_head(r, b, row, hv, rb, rt, rh, 1) + ik * BK
+    w = at_head(w, b, row, hv, wb, wt, wh, 1) + ik * BK
+    copy(bg, at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
+    copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
+    begin(br, r, rt, count, C, BK)
+    begin(bw, w, wt, count, C, BK)
+    copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+    copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+    xr = ahead(r, rt, count, C, BK)
+    xw = ahead(w, wt, count, C, BK)
+
+    # All rows decayed to and from the chunk's middle, by half of what it decays by.
+    acc: gl.constexpr = sums(BK)
+    zeros = gl.zeros((C, BK), gl.float32, acc)
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    async_copy.wait_group(2)
+    gl.thread_barrier()
+    gate = gates(bg, BK)
+    c = gl.sum(gate, 0) * 0.5
+    half = gl.exp2(c)[None, :]
+    G = totals(gl.where(s <= t, zeros + 1.0, 0.0), gate, C, BK) - c[None, :]
+    gl.thread_barrier()
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], tile)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], tile)
+    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    settle(br, r, xr)
+    settle(bw, w, xw)
+    async_copy.wait_group(3)
+    gl.thread_barrier()
+    decay(bq, gl.exp2(G), C, BK)
+    decay(br, -gl.exp2(G - gate), C, BK)  # reads before its own gate
+    decay(bw, gl.exp2(-G), C, BK)
+    decay(bk, gl.exp2(-G), C, BK)
+    G += none
+
+    # Readers.
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(given, S, zeros, True)
+    compared = issue(y, S, zeros, True)
+    async_copy.wait_group(0)
+    read, compared = warpgroup_mma_wait(0, [read, compared])
+    values._keep_alive()
+    gl.thread_barrier()
+    squares = gl.allocate_shared_memory(gl.bfloat16, [4, C, C], tile)
+    sA, sL, sA2, sL2 = squares.index(0), squares.index(1), squares.index(2), squares.index(3)
+    copy(sA, dA + here * (C * C), C, C, C, C)
+    copy(sL, dL + here * (C * C), C, C, C, C)
+    copy(sA2, dA2 + here * (C * C), C, C, C, C)
+    copy(sL2, dL2 + here * (C * C), C, C, C, C)
+    async_copy.commit_group()
+    met = gl.convert_layout(in_common(S, dS, V, BK), gl.SliceLayout(0, acc))[None, :] * half * half
+    gl.thread_barrier()
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    compared = issue(sL, bw, compared * -half, False)
+    compared = issue(sL2, bk, compared, False)
+    read = issue(sA, bw, read * (scale * half), False)
+    read = issue(sA2, bk, read, False)
+    place = head * K + ik * BK
+    summed = ((b * T + row) * heads + hv // PART) * K + ik * BK
+    compared = warpgroup_mma_wait(2, [compared])
+    behind = br.load(acc).to(gl.float32) * compared
+    put(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
+    read = warpgroup_mma_wait(0, [read])
+    crossing = bq.load(acc).to(gl.float32) * read
+    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, PART)
+    G += none
+
+    # Writers. What a pair gives to its two tokens must cancel for gates outside: so both sides as they were rounded.
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+    wrote = warpgroup_mma_wait(0, [issue(e, dS, zeros, True)])
+    e._keep_alive()
+    gl.thread_barrier()
+    bv = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    copy(bv, at_head(v, b, row, hv, vb, vt, vh, 1), vt, count, C, V)
+    async_copy.commit_group()
+    wrote *= half
+    through = met + gl.sum(bw.load(acc).to(gl.float32) * wrote, 0)[None, :]
+    wrote = issue(sA.permute((1, 0)), bq, wrote, False)
+    wrote = warpgroup_mma_wait(0, [issue(sL.permute((1, 0)), br, wrote, False)])
+    crossing -= bw.load(acc).to(gl.float32) * wrote
+    put(dw + place, wrote * gl.exp2(-G), HV * K, count, C, BK)
+    G += none
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+    wrote = warpgroup_mma_wait(0, [issue(bv, dS, zeros, True)])
+    bv._keep_alive()
+    dS._keep_alive()
+    wrote *= half
+    through += gl.sum(bk.load(acc).to(gl.float32) * wrote, 0)[None, :]
+    wrote = issue(sA2.permute((1, 0)), bq, wrote, False)
+    wrote = warpgroup_mma_wait(0, [issue(sL2.permute((1, 0)), br, wrote, False)])
+    squares._keep_alive()
+    rows._keep_alive()
+    gl.thread_barrier()
+    crossing -= bk.load(acc).to(gl.float32) * wrote
+    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, PART)
+    gl.thread_barrier()
+    crossing = totals(gl.where(s >= t, zeros + 1.0, 0.0), crossing + behind, C, BK) - behind + through
+    spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)

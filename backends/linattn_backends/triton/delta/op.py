@@ -1,0 +1,111 @@
+"""The custom ops ``linattn::triton_delta`` and its backward: one opaque node each for every tracer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn_backends.torch.transforms import register
+
+from ..recurrent.op import Tokens, filled, final_shape, walk
+from ..runtime.operator import rules
+from ..runtime.precompile import foreseen
+from .host import Delta, Scores, backward, forward
+
+__all__ = ["delta", "delta_backward", "delta_call"]
+
+
+@torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
+@foreseen()
+def delta_backward(
+    do: Tensor,
+    dfinal: Tensor | None,
+    A: Tensor | None,
+    M: Tensor | None,
+    A2: Tensor | None,
+    L2: Tensor | None,
+    rates: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    chunk: int,
+) -> list[Tensor]:
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    ``Scores`` that were not kept are made again.
+    """
+    call = Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
+    grads = backward(call, do, dfinal, scores)
+    given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
+    return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
+
+
+@delta_backward.register_fake
+def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
+    given = (q, k, v, g, beta, a, b, initial_state)
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
+
+
+_backward_call = register(delta_backward)
+rule = rules(9, delta_backward, _backward_call)
+
+
+@foreseen(rule.rehearse)
+def computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What :func:`delta` returns, and ``None`` for what is not wanted."""
+    nothing = (None,) * len(Scores._fields)
+    if form == "recurrent":
+        end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
+        return walk(Tokens(q, k, v, g, beta=beta, a=a, b=b), initial_state, end, scale, v.dtype, cu_seqlens), end, *nothing
+    o, end, scores = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
+    return o, end, *(scores if keep else nothing)
+
+
+@torch.library.custom_op("linattn::triton_delta", mutates_args=())
+def delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    form: str,
+    scale: float,
+    chunk: int,
+    final: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor."""
+    return filled(v, computed(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep))
+
+
+@delta.register_fake
+def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep):
+    results = v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
+    if form == "recurrent" or not keep:
+        return *results, *(v.new_empty(0) for _ in Scores._fields)
+    scores = Scores.empty(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk))
+    return *results, *(v.new_empty(0) if x is None else x for x in scores)
+
+
+_delta_call = register(delta, rule.setup_context, rule.backward, computed)
+
+
+def delta_call(*args):
+    """``delta``: scores are kept where a gradient will be asked for."""
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in args if isinstance(x, Tensor))
+    return _delta_call(*args, keep)[:2]

@@ -1,0 +1,552 @@
+"""Chunk kernels of the delta families with a decay per key channel: ``kda``, and ``dplr``.
+
+As in :mod:`.kernels`, which walks the chunks. Both are one recurrence of *readers* ``q, r`` and *writers* ``w``::
+
+    kda     r = k            writes  x with k
+    dplr    r = -a           writes  w with b, and v with k         (r reads before the token's own gate: ``EXCLUSIVE``)
+
+    scores  A_ts = scale Σ_k q_t w_s e^{G_t - G_s}, s ≤ t           L_ts = Σ_k r_t w_s e^{G_t - G_s}, s < t
+            A' and L' likewise with the second writer               e = -L' v - (r ∘ e^G) S - L e  for dplr
+
+``prepare`` makes the scores and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
+``w ∘ e^{G_C - G}``. ``gradients`` goes the other way. A relation of a reader and a writer contributes
+``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
+is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
+"""
+
+import triton
+import triton.language as tl
+
+from ..diagonal.memory import above_transposed, below_transposed, sequence_of
+from ..lib.tiles import (
+    LOG2E,
+    block_sums,
+    facing_pairs,
+    level_scores,
+    levels_mask,
+    load_gate,
+    load_tile,
+    plain_blocks,
+    product,
+    state_rows,
+    taken,
+    times,
+    total,
+)
+from .kernels import exchanges, facing, put_sum
+
+__all__ = ["decayed", "gradients", "prepare", "values"]
+
+
+@triton.jit
+def writers_tile(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr):
+    """A tile of the first writer, for ``dplr`` ``w``, or of the last, ``k``; in float32, whatever the dtype of each."""
+    result = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+    if DPLR:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if writer == 0:
+            result = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
+    return result
+
+
+@triton.jit
+def prepare_of(
+    pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one value head."""
+    hv = pid % HV
+    i = pid // HV
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+    at = i.to(tl.int64) * HV + hv
+    if not SLOW:
+        least = 0.0
+        for ik in range((K + BK - 1) // BK):
+            columns = ik * BK + tl.arange(0, BK)
+            whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
+            tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+            least = tl.minimum(least, tl.min(whole, 0))
+        tl.store(ranges + at, least)
+        if least <= -RANGE:
+            return
+    square = at * (C * C) + t * C + s
+    if SLOW:
+        written = write
+        for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
+            qx = tl.zeros((C, C), tl.float32)
+            rx = tl.zeros((C, C), tl.float32)
+            for ik in range((K + BK - 1) // BK):
+                columns = ik * BK + tl.arange(0, BK)
+                p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+                keep = (rows < L)[:, None] & (columns < K)[None, :]
+                none = tl.zeros((BK,), tl.float32)
+                bg = load_gate(g, rows, gt, columns, L, K, BK)
+                bx = writers_tile(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
+                later = bx * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+                tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
+                bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+                qx += level_scores(bq, bx, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
+                br = bx
+                if DPLR:
+                    br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+                rx += level_scores(br, bx, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
+                if writer == 0:
+                    left = state_rows(bq, bg, C, False, False, SPLIT)
+                    tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+                    left = state_rows(br, bg, C, False, DPLR, SPLIT)
+                    tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
+            qx = tl.where(s <= t, qx * scale, 0.0)
+            rx = tl.where(s < t, rx, 0.0)
+            if writer == 0:
+                tl.store(A + square, qx.to(A.dtype.element_ty))
+                tl.store(M + square, rx)
+            if DPLR:
+                if writer == 1:
+                    tl.store(A2 + square, qx.to(A2.dtype.element_ty))
+                    tl.store(L2 + square, rx.to(L2.dtype.element_ty))
+                written = write2
+        return
+    qw = tl.zeros((C, C), tl.float32)
+    rw = tl.zeros((C, C), tl.float32)
+    if DPLR:
+        qk = tl.zeros((C, C), tl.float32)
+        rk = tl.zeros((C, C), tl.float32)
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        keep = (rows < L)[:, None] & (columns < K)[None, :]
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
+        # a time: registers are what there is least of.
+        c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        half = tl.exp2(c)[None, :]
+        if DPLR:
+            right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
+            right2 = tl.trans(right.to(DT))
+            right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+        else:
+            bk = load_tile(k, rows, kt, columns, L, K, BK)
+            right = bk.to(tl.float32) * tl.exp2(-G)
+        tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
+        right = tl.trans(right.to(DT))
+        if DPLR:
+            Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+            left = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gr)
+        else:
+            left = bk.to(tl.float32) * tl.exp2(G)
+        tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
+        rw = product(left.to(DT), right, rw, PREC)
+        if DPLR:
+            rk = product(left.to(DT), right2, rk, PREC)
+        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
+        tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
+        qw = product(left.to(DT), right, qw, PREC)
+        if DPLR:
+            qk = product(left.to(DT), right2, qk, PREC)
+    tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
+    tl.store(M + square, tl.where(s < t, rw, 0.0))
+    if DPLR:
+        tl.store(A2 + square, tl.where(s <= t, qk * scale, 0.0).to(A2.dtype.element_ty))
+        tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
+
+
+@triton.jit
+def strongest(ranges, pid, COUNT, TILES: tl.constexpr, PART: tl.constexpr):
+    """The least of the ``ranges``, every ``PART``-th, of all that program ``pid`` has to look at; a chunk has ``TILES``."""
+    least = 0.0
+    jump = tl.num_programs(0)
+    for base in range(pid, COUNT, jump * 64):
+        items = base + tl.arange(0, 64) * jump
+        found = tl.load(ranges + items // TILES * PART, mask=items < COUNT, other=0.0)
+        least = tl.minimum(least, tl.min(found, 0))
+    return least
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def prepare(
+    q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
+    pid = tl.program_id(0)
+    if SLOW:
+        if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = tl.load(ranges + item) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // HV) < N)
+            if wanted:
+                prepare_of(
+                    item, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+                    PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // HV) >= N:
+                return
+        prepare_of(
+            pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+            PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+            K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def decayed(
+    q, r, w, k, g, rates, read, compare, write, write2, ranges,
+    owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """What ``prepare`` makes besides scores."""
+    pid = tl.program_id(0)
+    hv = pid % HV
+    i = pid // HV
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    head = (hv // GROUP).to(tl.int64)
+    q += b * qb + bos * qt + head * qh
+    k += b * kb + bos * kt + head * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+    at = i.to(tl.int64) * HV + hv
+    least = 0.0
+    for ik in range((K + BK - 1) // BK):
+        columns = ik * BK + tl.arange(0, BK)
+        p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
+        keep = (rows < L)[:, None] & (columns < K)[None, :]
+        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+        least = tl.minimum(least, tl.min(whole, 0))
+        early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
+        tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
+        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        right = (bk * later).to(write.dtype.element_ty)
+        if DPLR:
+            tl.store(write2 + p, right, mask=keep)
+            right = (load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * later).to(write.dtype.element_ty)
+            bk = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
+            early = tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+        tl.store(write + p, right, mask=keep)
+        tl.store(compare + p, (bk * early).to(compare.dtype.element_ty), mask=keep)
+    tl.store(ranges + at, least)
+
+
+@triton.jit
+def levels_gradients(
+    left, right, g, dA, dAT, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
+    DT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ``left, right, g [C, BK]`` through ``A_ts = Σ_k left_tk right_sk e^{G_tk - G_sk}``, ``s < t``.
+
+    ``dA`` is strictly lower triangular and ``dAT`` its transpose. The levels are those of ``level_scores``.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    dleft = tl.zeros(left.shape, tl.float32)
+    dright = tl.zeros(left.shape, tl.float32)
+    dg = tl.zeros(left.shape, tl.float32)
+    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
+    half = C // 2
+    while half > stop:
+        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
+        e = tl.exp2(total(between, g, SPLIT) * LOG2E)
+        W = tl.where(pairs, dA, 0.0) + tl.where(facing_pairs(half, C), dAT, 0.0)
+        X = tl.where(upper, left, right) * e
+        Z = times(W.to(DT), X.to(DT), PREC)
+        leaning = above_transposed(half, C, EXCLUSIVE) | below_transposed(half, C)
+        dg += total(leaning, X * Z, SPLIT)
+        Z = Z * e
+        dleft += tl.where(upper, Z, 0.0)
+        dright += tl.where(upper, 0.0, Z)
+        half = half // 2
+    if stop > 0:
+        Gq, G = block_sums(g, stop, C, EXCLUSIVE, SPLIT)
+        near = (t ^ s) < 2 * stop
+        eq = tl.exp2(Gq)
+        ek = tl.exp2(-G)
+        Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
+        Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
+        dleft += Z
+        dright += Y
+        Z = Z * left
+        Y = Y * right
+        if EXCLUSIVE:
+            dg += total(near & (s > t), Z - Y, SPLIT) - Y
+        else:
+            dg += total(near & (s >= t), Z - Y, SPLIT)
+    return dleft, dright, dg
+
+
+@triton.jit
+def scores_gradient(p, C: tl.constexpr):
+    """A gradient of scores, what is below its diagonal and the transpose of that, and its diagonal."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    d = tl.load(p + t * C + s).to(tl.float32)
+    transposed = tl.load(p + s * C + t).to(tl.float32)
+    return tl.where(s < t, d, 0.0), tl.where(t < s, transposed, 0.0), tl.sum(tl.where(s == t, d, 0.0), 1)[:, None]
+
+
+@triton.jit
+def own_of(p, C: tl.constexpr):
+    """The diagonal of a matrix in memory, ``[C, 1]``."""
+    return tl.load(p + tl.arange(0, C) * (C + 1)).to(tl.float32)[:, None]
+
+
+@triton.jit
+def gradients_of(
+    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+    owner, first, cu, T, PER, HV, TURN, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    ik = pid % NK
+    heads = HV // PART
+    hv = pid // NK % heads * PART + TURN
+    i = pid // (NK * heads)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    here = i.to(tl.int64) * HV + hv
+    dA += here * (C * C)
+    dL += here * (C * C)
+    if DPLR:
+        r += b * rb + bos * rt + hv.to(tl.int64) * rh
+        w += b * wb + bos * wt + hv.to(tl.int64) * wh
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+        dA2 += here * (C * C)
+        dL2 += here * (C * C)
+    kept += here * (K * V)
+    dkept += here * (K * V)
+    errors += ((b * T + bos) * HV + hv) * V
+    adjoint += ((b * T + bos) * HV + hv) * V
+    at = (b * T + bos + rows) * HV + hv
+    in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
+    at_k = at[:, None] * K + columns_k[None, :]
+    summed = ((b * T + bos + rows) * heads + hv // PART)[:, None] * K + columns_k[None, :]
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+    c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
+    square = t * C + s
+
+    if SLOW:
+        acc, bdr, wrote, met = exchanges(
+            do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        acc = acc * scale * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, bq * acc, SPLIT) + (met * tl.exp2(2.0 * c))[None, :]
+        if DPLR:
+            br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
+            bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            bdg += total(s > t, br * bdr, SPLIT)
+        else:
+            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            bdr = -bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+            bdg += total(s >= t, br * bdr, SPLIT)
+        bdw = wrote
+        for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
+            bw = writers_tile(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
+            bdw = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+            bdg += total(s < t, bw * bdw, SPLIT)
+            below, above, own = scores_gradient(dA, C)
+            dleft, dright, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+            acc += dleft + own * bw
+            bdw += dright + own * bq
+            bdg += more
+            below, above, own = scores_gradient(dL, C)
+            dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+            bdr += dleft
+            bdw += dright
+            bdg += more
+            if DPLR:
+                if writer == 0:
+                    tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+                    wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+                dA, dL = dA2, dL2
+        put_sum(dq + summed, acc, in_k, TURN, PART)
+        if DPLR:
+            tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
+            put_sum(dk + summed, bdw, in_k, TURN, PART)
+        else:
+            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+    else:
+        # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
+        # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
+        # after the other: registers are what there is least of.
+        half = tl.exp2(c)[None, :]
+        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        if DPLR:
+            right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
+            right2 = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
+        else:
+            right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+        right = taken(right * tl.exp2(-G), DT, PREC)
+
+        acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+        acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
+        if DPLR:
+            acc = product(tl.load(dA2 + square), right2, acc, PREC)
+        reads = taken(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+        bdg = reads.to(tl.float32) * acc
+        put_sum(dq + summed, acc * tl.exp2(G), in_k, TURN, PART)
+
+        bdr, met = facing(
+            adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
+        )  # fmt: skip
+        bdr = product(taken(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
+        if DPLR:
+            bdr = product(taken(tl.load(dL2 + square), DT, PREC), right2, bdr, PREC)
+            Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
+            left = taken(-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr), DT, PREC)
+            behind = left.to(tl.float32) * bdr
+            tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
+        else:
+            left = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+            bdg += left.to(tl.float32) * bdr
+            bdr = bdr * tl.exp2(G)
+
+        wrote, met = facing(
+            errors, HV * V, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        )  # fmt: skip
+        wrote = wrote * half
+        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
+        wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
+        wrote = product(tl.trans(taken(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
+        bdg -= right.to(tl.float32) * wrote
+        bdw = wrote * tl.exp2(-G)
+        if DPLR:
+            tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
+            wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+            wrote = wrote * half
+            through += tl.sum(right2.to(tl.float32) * wrote, 0)
+            wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
+            wrote = product(tl.trans(taken(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
+            bdg -= right2.to(tl.float32) * wrote
+            put_sum(dk + summed, wrote * tl.exp2(-G), in_k, TURN, PART)
+        else:
+            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
+        bdg = total(s >= t, bdg, SPLIT) + through[None, :]
+        if DPLR:
+            bdg += total(s > t, behind, SPLIT)
+        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
+def gradients(
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those.
+
+    Where ``PART`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    """
+    pid = tl.program_id(0)
+    NK: tl.constexpr = (K + BK - 1) // BK
+    ranges += TURN
+    if SLOW:
+        if strongest(ranges, pid, COUNT, NK, PART) > -RANGE:
+            return
+        for item in range(pid, COUNT, tl.num_programs(0)):
+            wanted = tl.load(ranges + item // NK * PART) <= -RANGE
+            if PACKED:
+                wanted = wanted & (tl.load(owner + item // (NK * (HV // PART))) < N)
+            if wanted:
+                gradients_of(
+                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+                    owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+                    vb, vt, vh, ob, ot, oh, bb, bt, bh,
+                    K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                )  # fmt: skip
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + pid // (NK * (HV // PART))) >= N:
+                return
+        if tl.load(ranges + pid // NK * PART) <= -RANGE:
+            return
+        gradients_of(
+            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
+            cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
+            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def values(
+    do, adjoint, A2, L2, write2, dkept, dv, owner, first, cu, T, PER, N, HV, ob, ot, oh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+):  # fmt: skip
+    """``dv = A'ᵀ do - L'ᵀ y + (k ∘ e^{G_C - G}) dS'`` of ``dplr``, one chunk and ``BV`` channels."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_v = iv * BV + tl.arange(0, BV)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    here = i.to(tl.int64) * HV + hv
+    head = (b * T + bos) * HV + hv
+    square = here * (C * C) + s * C + t
+    bdo = load_tile(do + b * ob + bos * ot + hv.to(tl.int64) * oh, rows, ot, columns_v, L, V, BV)
+    by = load_tile(adjoint + head * V, rows, HV * V, columns_v, L, V, BV)
+    acc = times(tl.load(A2 + square), bdo.to(DT), PREC)
+    acc -= times(tl.load(L2 + square).to(ST), by, PREC)
+    for ik in range((K + BK - 1) // BK):
+        columns_k = ik * BK + tl.arange(0, BK)
+        bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
+        tile = here * (K * V) + columns_v[:, None] * K + columns_k[None, :]
+        bdS = tl.load(dkept + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
+        acc = product(bw.to(ST), tl.trans(bdS), acc, PREC)
+    at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
+    tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])

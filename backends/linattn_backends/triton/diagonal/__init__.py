@@ -1,0 +1,1 @@
+"""Chunk form of the families whose gate is diagonal, or absent."""

@@ -1,0 +1,74 @@
+"""Gates as sums over a chunk's tokens: what small kernels make before the others run.
+
+A scalar gate as the chunk kernels read it is ``G_t = Σ_{j≤t} g_j`` from the start of ``t``'s chunk, base 2: a sum of 64 numbers
+in the loop over chunks takes longer than the rest of the gate. A vector gate is summed by products with matrices of ones and
+zeros. They are made again for every call, in two microseconds: an array that outlives a call would lie in the memory of
+whatever graph is being recorded, or prepared to be, when it is first made.
+"""
+
+import triton
+import triton.language as tl
+
+from ..lib.tiles import FLOOR, LOG2E
+from .memory import sequence_of
+from .vector import BLOCKS, LEVELS
+
+__all__ = ["running_sums", "sum_matrices"]
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def running_sums(
+    g, G, owner, first, cu, T, PER, N, HV, gb, gt, gh, Gb, Gt, Gh, C: tl.constexpr, BH: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """``G`` of one chunk and ``BH`` heads, base 2, in ``G``'s dtype."""
+    pid = tl.program_id(0)
+    blocks = (HV + BH - 1) // BH
+    i = pid // blocks
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = (piece * C + tl.arange(0, C)).to(tl.int64)[:, None]
+    heads = (pid % blocks * BH + tl.arange(0, BH)).to(tl.int64)[None, :]
+    inside = (rows < L) & (heads < HV)
+    bg = tl.load(g + b * gb + (bos + rows) * gt + heads * gh, mask=inside, other=0.0).to(tl.float32)
+    bg = tl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL).to(G.dtype.element_ty)
+    p = G + b * Gb + (bos + rows) * Gt + heads * Gh
+    tl.store(p, tl.cumsum(bg * LOG2E, 0), mask=inside)
+
+
+@triton.jit
+def sum_matrices(out, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Matrix number ``program_id`` of those that sum over tokens: a row of ones and zeros for each token ``t``.
+
+    ``UNTIL`` is ``j ≤ t`` (``j < t`` if ``EXCLUSIVE``, as in all that a query reads), ``AFTER`` ``j > t``, ``BEFORE``
+    ``j < t``, ``FROM`` ``j ≥ t`` (``j > t``). ``BLOCKS``, for 16 and 4 tokens: ``t``'s block, and in it ``UNTIL`` and ``FROM``.
+    ``LEVELS``, for blocks of ``C``, ``C/2``, … 2: the gates between ``t`` and the middle of its block; and for a gate ``t``
+    the tokens whose way to the middle crosses it.
+    """
+    place = tl.program_id(0)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    after = j > t
+    before = j < t
+    if EXCLUSIVE:
+        until = before
+        since = after
+    else:
+        until = j <= t
+        since = j >= t
+    if place < BLOCKS:
+        found = ((place == 0) & until) | ((place == 1) & after) | ((place == 2) & before) | ((place == 3) & since)
+    elif place < LEVELS:
+        what = (place - BLOCKS) % 3
+        block = (t ^ j) < tl.where(place < BLOCKS + 3, 16, 4)
+        found = block & ((what == 0) | ((what == 1) & until) | ((what == 2) & since))
+    else:
+        half = C >> (1 + (place - LEVELS) // 2)
+        upper = (t & half) != 0
+        crossed = (place - LEVELS) % 2 == 1
+        found = (crossed & ((upper & since) | ((upper == 0) & before))) | (
+            (crossed == 0) & ((upper & until) | ((upper == 0) & after))
+        )
+        found = found & ((t ^ j) < half)
+    tl.store(out + place * C * C + t * C + j, found.to(tl.float32).to(out.dtype.element_ty))

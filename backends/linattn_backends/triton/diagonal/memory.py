@@ -1,0 +1,596 @@
+"""Chunk kernels with states in memory: no gate, a scalar one, ``gla`` with a value gate. Other vector gates: :mod:`.vector`.
+
+In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
+
+    states     S' = Diag(e^{G_C}) S + (k ∘ e^{G_C - G})ᵀ v              stored at every chunk's start
+      reverse  dS = Diag(e^{G_C}) dS' + scale (q ∘ e^G)ᵀ do             stored at every chunk's end
+    outputs    o  = scale (A v + (q ∘ e^G) S),   A_ts = Σ_k q_t k_s e^{G_t - G_s}, s ≤ t
+      reverse  dv = scale Aᵀ do + (k ∘ e^{G_C - G}) dS'
+    gradients  dq = scale (dA (k e^{-G})  + do Sᵀ) e^{G},  dA = do vᵀ, s ≤ t
+               dk = scale dAᵀ (q e^{G}) e^{-G} + (v dS'ᵀ) e^{G_C - G}
+               dg_j = Σ_{s<j≤t} (scale A ∘ dA)_ts + Σ_{t≥j} q dq_inter + Σ_{t<j} k dk_inter + e^{G_C} Σ_v S ∘ dS'
+
+``e^{G_t - G_s}`` is never formed as a product of an overflowing factor: see :mod:`..lib.tiles`.
+
+A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product
+of values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
+both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of
+``w``.
+
+Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
+running sums, see :mod:`.gate`), 2 (a vector: ``g`` holds log decays) or, in ``states``, 3 (a vector that :mod:`.vector` has
+applied to ``x``: ``g`` holds its sum over each chunk).
+"""
+
+import triton
+import triton.language as tl
+
+from ..lib.tiles import (
+    LOG2E,
+    block_sums,
+    decay_between,
+    facing_pairs,
+    gated_values,
+    in_loop,
+    level_scores,
+    levels_mask,
+    load_gate,
+    load_tile,
+    plain_blocks,
+    product,
+    row_decays,
+    state_rows,
+    times,
+    total,
+)
+
+__all__ = ["carries", "gradients", "outputs", "states"]
+
+
+@triton.jit
+def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
+    """Piece ``i`` (a chunk or a segment): its sequence, its number in it, first token, length, and batch row."""
+    if PACKED:
+        n = tl.load(owner + i).to(tl.int64)
+        piece = i - tl.load(first + n)
+        start = tl.load(cu + n).to(tl.int64)
+        length = tl.load(cu + n + 1).to(tl.int64) - start
+        return n, piece, start, length, n * 0
+    n = (i // PER).to(tl.int64)
+    return n, i % PER, n * 0, n * 0 + T, n
+
+
+@triton.jit
+def chunk_within(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
+    """``sequence_of``, of length 0 for a piece past the last one: for programs that go on to another."""
+    if PACKED:
+        n = tl.load(owner + i).to(tl.int64)
+        there = n < N
+        n = tl.where(there, n, 0)
+        start = tl.load(cu + n).to(tl.int64)
+        length = tl.where(there, tl.load(cu + n + 1).to(tl.int64) - start, 0)
+        return n, tl.where(there, i - tl.load(first + n), 0), start, length, n * 0
+    return sequence_of(i, owner, first, cu, T, PER, PACKED)
+
+
+@triton.jit
+def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+    """Segment ``i``: its sequence, first token, length and batch row, first chunk and the one past its last.
+
+    ``WHOLE`` says that a segment is a sequence; otherwise it is ``SEGMENT`` chunks of one.
+    """
+    if PACKED and WHOLE:
+        n = i.to(tl.int64)
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+        low = 0
+    else:
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        low = piece * SEGMENT
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    if WHOLE:
+        high = chunks
+    else:
+        high = tl.minimum(low + SEGMENT, chunks)
+    return n, bos, L, b, low, high
+
+
+@triton.jit
+def at_head(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexpr):
+    """Where a head's rows of ``x [B, T, heads, width]`` begin: token ``bos`` of row ``b``, for value head ``hv``."""
+    return x + b * stride_b + bos * stride_t + (hv // GROUP).to(tl.int64) * stride_h
+
+
+@triton.jit
+def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
+    """Offsets of a tile of a state ``[K, V]``, and which of them are inside."""
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    return columns_k[:, None] * V + columns_v[None, :], inside
+
+
+@triton.jit
+def nth(step, low, high, REVERSE: tl.constexpr):
+    """The chunk of a step of a walk through ``low … high``."""
+    if REVERSE:
+        return low + high - 1 - step
+    return step
+
+
+@triton.jit
+def chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constexpr):
+    """A chunk's sum of a vector gate, base 2. Walks load it a chunk ahead: it is too small for the compiler's pipeline."""
+    return tl.load(decay + ((chunk0 + chunk) * HV + hv) * K + columns, mask=(columns < K) & there, other=0.0)
+
+
+@triton.jit
+def end_of(G, chunk, L, stride, there, C: tl.constexpr):
+    """``G_C`` of a scalar gate's chunk. A chunk ahead as well."""
+    return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def states(
+    x, y, g, w, start, end, decay, value_decay, kept,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
+
+    ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
+    ``decay`` and ``value_decay`` the sums of a segment's gates, base 2.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    i = pid // (NV * NK * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if KEEP or GATE == 3:
+        if PACKED:
+            chunk0 = tl.load(chunk_first + n).to(tl.int64)
+        else:
+            chunk0 = n * ((T + C - 1) // C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    tile, inside = state_tile(columns_k, columns_v, K, V)
+    x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
+    if GATE == 1 or GATE == 2:
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, 1)
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    sum_g = tl.zeros((BK,), tl.float32)
+    sum_w = tl.zeros((BV,), tl.float32)
+    t = tl.arange(0, C)[:, None]
+    j = tl.arange(0, C)[None, :]
+    if GATE == 3:
+        later = chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
+    for step in range(low, high):
+        chunk = nth(step, low, high, REVERSE)
+        rows = chunk * C + tl.arange(0, C)
+        if GATE == 3:
+            all = later
+            later = chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+        if KEEP:
+            p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
+            tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
+        bx = load_tile(x, rows, xt, columns_k, L, K, BK)
+        by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        if GATE == 3:
+            xd = bx
+            S = S * tl.exp2(all)[:, None]
+            sum_g += all
+        elif REVERSE:
+            xd = bx.to(tl.float32) * scale
+        else:
+            xd = bx.to(tl.float32)
+        if GATE == 1:
+            to_start, to_end, all = row_decays(g, rows, end_of(g, chunk, L, gt, True, C), gt, L)
+            if REVERSE:
+                xd = xd * to_start[:, None]
+            else:
+                xd = xd * to_end[:, None]
+            S = S * tl.exp2(all)
+            sum_g += all
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if not REVERSE:
+                E = total(j > t, bg, SPLIT)
+            else:
+                E = total(j <= t, bg, SPLIT)
+            xd = xd * tl.exp2(E * LOG2E)
+            all = tl.sum(bg.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[:, None]
+            sum_g += all
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            if REVERSE:
+                E = total(j <= t, bw, SPLIT)
+            else:
+                E = total(j > t, bw, SPLIT)
+            by = (by.to(tl.float32) * tl.exp2(E * LOG2E)).to(by.dtype)
+            all = tl.sum(bw.to(tl.float32), 0) * LOG2E
+            S = S * tl.exp2(all)[None, :]
+            sum_w += all
+        S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
+    if END:
+        tl.store(end + at + tile, S, mask=inside)
+        if GATE > 0 and not WHOLE and iv == 0:
+            p = decay + (i.to(tl.int64) * HV + hv) * K
+            tl.store(p + columns_k, sum_g, mask=columns_k < K)
+        if VALUE_GATE and not WHOLE:  # noqa: SIM102
+            if ik == 0:
+                p = value_decay + (i.to(tl.int64) * HV + hv) * V
+                tl.store(p + columns_v, sum_w, mask=columns_v < V)
+
+
+@triton.jit
+def segment_of(
+    local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v,
+    K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Segment ``i``'s own state and the decay factors of its tile; past ``last``, zeros and ones."""
+    if REVERSE:
+        there = i >= last
+    else:
+        there = i <= last
+    has = inside & there
+    head = i.to(tl.int64) * HV + hv
+    p = local + head * (K * V) + tile
+    own = tl.load(p, mask=has, other=0.0)
+    keep = tl.full(columns_k.shape, 1.0, tl.float32)[:, None]
+    if GATE > 0:
+        keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))[:, None]
+    if VALUE_GATE:
+        keep = keep * tl.exp2(tl.load(value_decay + head * V + columns_v, mask=(columns_v < V) & there, other=0.0))[None, :]
+    return own, keep, p, has
+
+
+@triton.jit(do_not_specialize=["PER", "HV"])
+def carries(
+    local, decay, value_decay, start, end, first, PER, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
+):  # fmt: skip
+    """From the states that segments make out of zero, the state before each (in place in ``local``) and after the last."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    ik = pid // NV % NK
+    hv = pid // (NV * NK) % HV
+    n = (pid // (NV * NK * HV)).to(tl.int64)
+    if PACKED:
+        low = tl.load(first + n).to(tl.int32)
+        high = tl.load(first + n + 1).to(tl.int32)
+    else:
+        low = n.to(tl.int32) * PER
+        high = low + PER
+    columns_k = ik * BK + tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    tile, inside = state_tile(columns_k, columns_v, K, V)
+    at = (n * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    jump = -1 if REVERSE else 1
+    last = low if REVERSE else high - 1
+    i = high - 1 if REVERSE else low
+    for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
+        own0, keep0, p0, has0 = segment_of(
+            local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
+        )  # fmt: skip
+        own1, keep1, p1, has1 = segment_of(
+            local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
+        )  # fmt: skip
+        own2, keep2, p2, has2 = segment_of(
+            local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
+        )  # fmt: skip
+        own3, keep3, p3, has3 = segment_of(
+            local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
+            REVERSE
+        )  # fmt: skip
+        S1 = S * keep0 + own0
+        S2 = S1 * keep1 + own1
+        S3 = S2 * keep2 + own2
+        tl.store(p0, S, mask=has0)
+        tl.store(p1, S1, mask=has1)
+        tl.store(p2, S2, mask=has2)
+        tl.store(p3, S3, mask=has3)
+        S = S3 * keep3 + own3
+        i += 4 * jump
+    tl.store(end + at + tile, S, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
+def outputs(
+    q, k, y, g, w, kept, out, owner, first, cu, T, PER, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
+    VALUE_GATE: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
+):  # fmt: skip
+    """A ``[C, BV]`` tile of one chunk of ``o`` (``y = v``) or, in reverse, of ``dv`` (``y = do``), summed over ``BK`` tiles."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_v = iv * BV + tl.arange(0, BV)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
+    if GATE > 0:
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    A = tl.zeros((C, C), tl.float32)
+    acc = tl.zeros((C, BV), tl.float32)
+    for ik in range(NK):
+        columns_k = ik * BK + tl.arange(0, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        if GATE == 2:
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            none = tl.zeros((BK,), tl.float32)
+            A += level_scores(bq, bk, bg, none, C, REVERSE, False, SPLIT, RANGE, DT, PREC)
+        elif REVERSE:
+            A = product(bk, tl.trans(bq), A, PREC)
+            acc = product(bk.to(bS.dtype), bS, acc, PREC)
+        else:
+            A = product(bq, tl.trans(bk), A, PREC)
+            acc = product(bq.to(bS.dtype), bS, acc, PREC)
+    if GATE == 2:  # apart from the levels, which need the registers
+        for ik in range(NK):
+            columns_k = ik * BK + tl.arange(0, BK)
+            bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+            if REVERSE:
+                bx = load_tile(k, rows, kt, columns_k, L, K, BK)
+            else:
+                bx = load_tile(q, rows, qt, columns_k, L, K, BK)
+            tile, inside = state_tile(columns_k, columns_v, K, V)
+            bS = tl.load(kept + tile, mask=inside, other=0.0)
+            acc = product(state_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
+    if GATE == 1:
+        to_start, to_end, _ = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
+        if REVERSE:
+            acc = acc * to_end[:, None]
+        else:
+            acc = acc * to_start[:, None]
+        A = A * decay_between(g, rows, gt, L, REVERSE)
+    if GATE == 0:
+        if REVERSE:
+            A = tl.where(t <= s, A, 0.0)
+        else:
+            A = tl.where(s <= t, A, 0.0)
+    if not REVERSE:
+        acc = acc * scale
+    by = load_tile(y, rows, yt, columns_v, L, V, BV)
+    if VALUE_GATE:
+        bw = load_gate(at_head(w, b, bos, hv, wb, wt, wh, 1), rows, wt, columns_v, L, V, BV)
+        acc = acc * tl.exp2(total(s <= t, bw, SPLIT) * LOG2E) + gated_values(A * scale, by, bw, C, SPLIT, RANGE, DT, PREC)
+    else:
+        acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+    p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+    tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def gradients(
+    q, k, v, do, g, w, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
+    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns_k = ik * BK + tl.arange(0, BK)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = at_head(v, b, bos, hv, vb, vt, vh, VALUE_GROUP)
+    do = at_head(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
+    if VALUE_GATE:
+        w = at_head(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
+    if GATE > 0:
+        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    kept += (i.to(tl.int64) * HV + hv) * (K * V)
+    dkept += (i.to(tl.int64) * HV + hv) * (K * V)
+
+    inside = (rows < L)[:, None] & (columns_k < K)[None, :]
+    at = (b * T + bos + rows) * HV + hv
+    p = at[:, None] * K + columns_k[None, :]
+
+    # The query's side: dA [C, C] and dq [C, BK].
+    dA, bdq, _ = facing(
+        do, ot, v, vt, w, wt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
+    dA = dA * scale
+    bdq = bdq * scale
+    own = tl.sum(tl.where(t == s, dA, 0.0), 1)
+    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    if GATE == 0:
+        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+    if GATE == 1:
+        to_start, to_end, all = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
+        dA = dA * decay_between(g, rows, gt, L, False)
+        bdq = bdq * to_start[:, None]
+        pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
+        across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
+        across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
+        bdq = product(dA.to(DT), bk.to(DT), bdq, PREC)
+        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+    if GATE == 2:
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
+        weight = own[:, None]
+        whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
+        bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
+        bdg = total(s >= t, qf * bdq, SPLIT)
+        stop = plain_blocks(bg, C, False, 1, RANGE)
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, False)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            X = (tl.where(upper, 0.0, bk).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, e * times(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
+            bdq += Z
+            bdg += total(above_transposed(half, C, False), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, stop, C, False, SPLIT)
+            near = (t ^ s) < 2 * stop
+            Z = tl.exp2(Gq) * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
+            bdq += Z
+            bdg += total(near & (s >= t), qf * Z, SPLIT)
+        if not TRANSPOSED:  # then it is the output, known already
+            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+
+    # The key's side: dA transposed and dk [C, BK].
+    dAT, bdk, met = facing(
+        v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
+        PREC, DT
+    )  # fmt: skip
+    dAT = dAT * scale
+    if GATE == 0:
+        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+    if GATE == 1:
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bdk = bdk * to_end[:, None]
+        across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
+        through = tl.sum(met, 0) * tl.exp2(all)
+        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq.to(DT), bdk, PREC)
+        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
+        tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
+    if GATE == 2:
+        bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        qf = bq.to(tl.float32)
+        kf = bk.to(tl.float32)
+        bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        bdg += total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
+        half = C // 2
+        while half > stop:
+            upper, between, pairs = levels_mask(half, C, False)
+            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            X = (tl.where(upper, bq, 0.0).to(tl.float32) * e).to(DT)
+            Z = tl.where(upper, 0.0, e * times(tl.where(facing_pairs(half, C), dAT, 0.0).to(DT), X, PREC))
+            bdk += Z
+            bdg += total(below_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
+            half = half // 2
+        if stop > 0:
+            Gq, G = block_sums(bg, stop, C, False, SPLIT)
+            near = (t ^ s) < 2 * stop
+            Z = tl.exp2(-G) * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
+            bdk += Z
+            bdg -= total(near & (s >= t), kf * Z, SPLIT)
+        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
+        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def facing(
+    a, at, b, bt, w, wt, kept, other, rows, columns_k, L,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
+    VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
+):  # fmt: skip
+    """``a bᵀ [C, C]``, ``a Sᵀ [C, BK]`` and, if ``MEET``, ``Σ_v S ∘ S2 [BK]``, for two rows of values and two states.
+
+    With ``MEET``, ``a, b`` are ``v, do``, else ``do, v``. A value gate ``w`` decays all three: scores as those of the keys.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    M = tl.zeros((C, C), tl.float32)
+    R = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range(NV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
+        bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
+        tile, inside = state_tile(columns_k, columns_v, K, V)
+        if TRANSPOSED:
+            tile = columns_v[None, :] * K + columns_k[:, None]
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        if VALUE_GATE:
+            bw = load_gate(w, rows, wt, columns_v, L, V, BV)
+            none = tl.zeros((BV,), tl.float32)
+            if MEET:
+                M += level_scores(bb, ba, bw, none, C, True, False, SPLIT, RANGE, DT, PREC)
+            else:
+                M += level_scores(ba, bb, bw, none, C, False, False, SPLIT, RANGE, DT, PREC)
+            ba = state_rows(ba, bw, C, MEET, False, SPLIT)
+        else:
+            M = product(ba, tl.trans(bb), M, PREC)
+        R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
+        if MEET:
+            both = bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32)
+            if VALUE_GATE:
+                both = both * tl.exp2(tl.sum(bw.to(tl.float32), 0) * LOG2E)[None, :]
+            met += tl.sum(both, 1)
+    return M, R, met
+
+
+@triton.jit
+def above_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Of ``levels_mask``'s second result the upper half, transposed: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    both = ((t ^ j) < 2 * half) & ((t & half) != 0) & ((j & half) != 0)
+    if EXCLUSIVE:
+        return both & (j < t)
+    return both & (j <= t)
+
+
+@triton.jit
+def below_transposed(half, C: tl.constexpr):
+    """The lower half of it."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    return ((t ^ j) < 2 * half) & ((t & half) == 0) & ((j & half) == 0) & (j > t)

@@ -1,0 +1,199 @@
+"""One pass over a sequence with the state in registers: no gate or a scalar one, 16-bit operands.
+
+With ``D_ts = e^{G_t - G_s}``::
+
+    forwards   out_t = scale (Σ_{s≤t} D_ts (a_t·b_s) y_s + e^{G_t} a_t S)
+               S' = e^{G_C} S + Σ_s e^{G_C - G_s} b_sᵀ y_s
+    backwards  out_s = scale (Σ_{t≥s} D_ts (a_s·b_t) y_t + e^{G_C - G_s} a_s R)
+               R' = e^{G_C} R + Σ_t e^{G_t} b_tᵀ y_t
+
+    o  = forwards(q, k, v)         dq = forwards(do, v, k), with the state transposed
+    dv = backwards(k, q, do)       dk = backwards(v, do, q), with the state transposed
+
+Backwards, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` tile of ``S`` or ``R`` for all ``W`` channels of
+``a`` and ``b``: no state is read, and none written but those that a gate's gradient needs.
+
+If no chunk decays by ``2^RANGE``, both sides of a product are measured from ``c = G_C / 2``: ``out_t = scale e^{G_t - c}
+(Σ (a_t·b_s) y'_s + a_t e^c S)`` with ``y' = e^{c - G} y``, so the gate costs a factor on ``y``, ``S`` and ``out``; backwards
+with the signs of ``G - c`` changed. Otherwise (``STRONG``), and in float16, the whole walk takes ``D`` itself. With a gate,
+what ``dq`` and ``dk`` have in common must cancel in the gate's gradient to more than 16 bits, which these products do not give:
+they are :mod:`.scalar`'s.
+"""
+
+import triton
+import triton.language as tl
+
+from ..lib.tiles import decay_between, load_tile, product, times
+from .memory import at_head, end_of, nth, span_of, state_tile
+
+__all__ = ["fused"]
+
+
+@triton.jit
+def most_decay(G, low, high, L, stride, C: tl.constexpr):
+    """The least ``G_C`` of the chunks ``low … high``."""
+    least = 0.0
+    for base in range(low, high, 64):
+        chunks = base + tl.arange(0, 64)
+        last = tl.minimum(chunks.to(tl.int64) * C + C, L) - 1
+        least = tl.minimum(least, tl.min(tl.load(G + last * stride, mask=chunks < high, other=0.0), 0))
+    return least
+
+
+@triton.jit
+def sums_of(G, chunk, L, stride, there, C: tl.constexpr):
+    """A scalar gate's running sums of one chunk, if it is ``there``."""
+    rows = chunk * C + tl.arange(0, C)
+    return tl.load(G + rows.to(tl.int64) * stride, mask=(rows < L) & there, other=0.0)
+
+
+@triton.jit
+def decays_ahead(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
+    """``G_C`` and the running sums of the chunk after this step's; of its own, if it is the last."""
+    chunk = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+    return end_of(G, chunk, L, stride, True, C), sums_of(G, chunk, L, stride, True, C)
+
+
+@triton.jit
+def walk(
+    S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
+    W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned.
+
+    The head's states go to ``kept``, where ``chunk0`` is the sequence's first chunk.
+    """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    c = 0.0  # base 2: by which S is still to decay
+    if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
+        coming = nth(low, low, high, REVERSE)
+        coming_end = end_of(G, coming, L, gt, low < high, C)
+        coming_sums = sums_of(G, coming, L, gt, low < high, C)
+    for step in range(low, high):
+        chunk = nth(step, low, high, REVERSE)
+        rows = chunk * C + tl.arange(0, C)
+        if GATE == 1:
+            G_C = coming_end
+            bG = coming_sums
+            if REVERSE:
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
+        if KEEP:
+            tile, inside = state_tile(columns_k, columns_v, W, V)
+            rate = scale * tl.exp2(c)
+            tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
+        ba = load_tile(a, rows, at, columns_k, L, W, BK)
+        bb = load_tile(b, rows, bt, columns_k, L, W, BK)
+        by = load_tile(y, rows, yt, columns_v, L, V, BV)
+        later = by
+        near = by
+        if GATE == 1:
+            if not REVERSE:  # which order is faster was measured
+                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
+            to_start = bG
+            to_end = tl.minimum(G_C - bG, 0.0)
+            if REVERSE:
+                to_start, to_end = to_end, to_start
+            if STRONG:
+                later = (by.to(tl.float32) * tl.exp2(to_end)[:, None]).to(by.dtype)
+            else:
+                shift = bG - 0.5 * G_C
+                if REVERSE:
+                    shift = 0.5 * G_C - bG
+                later = (by.to(tl.float32) * tl.exp2(-shift)[:, None]).to(by.dtype)
+                near = later
+                S = S * tl.exp2(c + 0.5 * G_C)
+                c = 0.5 * G_C
+        A = times(ba, tl.trans(bb), PREC)
+        if ba.dtype == tl.float16:  # it has the range neither of a state nor of scores
+            acc = times(ba.to(tl.float32), S, PREC)
+        else:
+            acc = times(ba, S.to(ba.dtype), PREC)
+        if GATE == 1 and STRONG:
+            A = A * decay_between(G, rows, gt, L, REVERSE)
+            acc = acc * tl.exp2(to_start)[:, None]
+            S = S * tl.exp2(G_C)
+        elif REVERSE:
+            A = tl.where(t <= s, A, 0.0)
+        else:
+            A = tl.where(s <= t, A, 0.0)
+        S = product(tl.trans(bb), later, S, PREC)
+        if ba.dtype == tl.float16:
+            acc = product(A, near.to(tl.float32), acc, PREC)
+        else:
+            acc = product(A.to(by.dtype), near, acc, PREC)
+        if GATE == 1 and not STRONG:
+            acc = acc * (tl.exp2(shift) * scale)[:, None]
+        else:
+            acc = acc * scale
+        tl.store(
+            out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :],
+            acc.to(out.dtype.element_ty),
+            mask=(rows < L)[:, None] & (columns_v < V)[None, :],
+        )
+    return S * tl.exp2(c)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def fused(
+    a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
+    W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Walk one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    a = at_head(a, row, bos, hv, ab, at, ah, GROUP)
+    b = at_head(b, row, bos, hv, eb, et, eh, GROUP)
+    y = at_head(y, row, bos, hv, yb, yt, yh, Y_GROUP)
+    out += ((row * T + bos) * HV + hv) * V
+    if GATE > 0:
+        G = at_head(G, row, bos, hv, gb, gt, gh, 1)
+    tile, inside = state_tile(columns_k, columns_v, W, V)
+    if TRANSPOSED:
+        tile = columns_v[None, :] * W + columns_k[:, None]
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + (i.to(tl.int64) * HV + hv) * (W * V) + tile, mask=inside, other=0.0).to(tl.float32)
+        if REVERSE:
+            S = S / scale
+    chunk0 = n * 0
+    if KEEP:
+        if PACKED:
+            chunk0 = tl.load(chunk_first + n).to(tl.int64)
+        else:
+            chunk0 = n * ((T + C - 1) // C)
+        kept += hv.to(tl.int64) * (W * V)
+    strong = False
+    if GATE == 1:
+        if y.dtype.element_ty == tl.float16:  # half a chunk's decay up or down is most of its range
+            strong = True
+        else:
+            strong = most_decay(G, low, high, L, gt, C) <= -RANGE
+    if strong:
+        S = walk(
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, True, REVERSE, KEEP, PREC
+        )  # fmt: skip
+    else:
+        S = walk(
+            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
+            GATE, False, REVERSE, KEEP, PREC
+        )  # fmt: skip
+    if END:
+        if REVERSE:
+            S = S * scale
+        tl.store(end + (n * HV + hv) * (W * V) + tile, S, mask=inside)

@@ -1,0 +1,1 @@
+"""What every core's host code shares: cutting sequences, tiles, variants."""

@@ -1,0 +1,1 @@
+"""Token by token: one kernel for every matrix-state family."""

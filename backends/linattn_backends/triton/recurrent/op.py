@@ -1,0 +1,148 @@
+"""Host side of the recurrence: one launch for every matrix-state family, and the custom op ``linattn::triton_decode``.
+
+That one overwrites the states that it is given. Nothing reads a tensor's data, so launches can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..diagonal.config import programs, recurrent_tile
+from ..diagonal.memory_host import launch, rows_contiguous, strides
+from .kernels import recurrent
+
+__all__ = ["Tokens", "decode", "filled", "final_shape", "walk"]
+
+
+class Tokens(NamedTuple):
+    """What the tokens bring: arrays of the specification's names and shapes, ``None`` where a family has none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None = None
+    gv: Tensor | None = None
+    beta: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
+    u: Tensor | None = None
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        dims = 0 if self.g is None else self.g.dim()
+        if self.a is not None:
+            return "dplr"
+        if self.beta is not None:
+            return "kda" if dims == 4 else "gated_delta_rule" if dims else "delta_rule"
+        if self.u is not None:
+            return "rwkv6"
+        return "gla" if dims == 4 or self.gv is not None else "simple_gla" if dims else "linear_attn"
+
+    def laid_out(self) -> Tokens:
+        """Rows contiguous; a fixed decay expanded over tokens."""
+        g, u = self.g, self.u
+        if g is not None and g.dim() == 1:
+            g = g.expand(self.v.shape[:3])
+        rows = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (*self[:3], g, *self[4:8]))
+        return Tokens(*rows, None if u is None else u.contiguous())
+
+
+def walk(
+    tokens: Tokens, start: Tensor | None, end: Tensor | None, scale: float, out_dtype: torch.dtype,
+    cu: Tensor | None = None, slots: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Outputs; the states after the last tokens go to ``end``, which may be ``start``.
+
+    Args:
+        tokens: Arrays of ``B`` rows.
+        start: States before the first tokens ``[P, HV, K, V]``, any strides; zeros if ``None``.
+        end: Where to write states; nowhere if ``None``.
+        scale: Factor on the output.
+        out_dtype: Dtype of the output.
+        cu: Offsets of packed sequences.
+        slots: Which state is each sequence's; a sequence whose slot is none of ``0 … P-1`` writes zeros and no state.
+    """
+    tokens = tokens.laid_out()
+    q, _, v, g, gv, beta, a, _, u = tokens
+    B, T, HV, V = v.shape
+    K, N = q.shape[-1], B if cu is None else cu.shape[0] - 1
+    out = torch.empty((B, T, HV, V), dtype=out_dtype, device=v.device)
+    tile = recurrent_tile(K, V, T == 1 or a is not None)
+    launch(
+        recurrent, N * HV * programs(1, V, 1, tile.BV), tokens,
+        *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,
+        *(stride for x in tokens[:8] for stride in strides(x)), *all_strides(start), *all_strides(end),
+        K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
+        GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
+        LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
+        START=start is not None, END=end is not None,
+        FAR=far_apart(start) or (end is not start and far_apart(end)), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def all_strides(state: Tensor | None) -> tuple[int, ...]:
+    """Of slot, head, key and value channel."""
+    return (0, 0, 0, 0) if state is None else state.stride()
+
+
+def far_apart(state: Tensor | None) -> bool:
+    """Whether offsets inside one head's state take more than 32 bits."""
+    if state is None:
+        return False
+    (_, _, K, V), (_, _, k, v) = state.shape, state.stride()
+    return (K - 1) * k >= 1 << 30 or (V - 1) * v >= 1 << 30
+
+
+def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
+    """Of the final states; nothing unless ``final``."""
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
+
+
+def filled(v: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """``o``, the final states and what is kept, with empty tensors for ``None``, which an op cannot return."""
+    o, end, *kept = outputs
+    end = v.new_empty(0, dtype=torch.float32) if end is None else end
+    return o, end, *(v.new_empty(0) if x is None else x for x in kept)
+
+
+@torch.library.custom_op("linattn::triton_decode", mutates_args=("state",))
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gv: Tensor | None,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
+    u: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None,
+    scale: float,
+    wide: bool,
+) -> Tensor:
+    """Outputs (float32 if ``wide``); ``state`` is overwritten."""
+    slots = None if state_indices is None else state_indices.contiguous()
+    tokens = Tokens(q, k, v, g, gv, beta, a, b, u)
+    return walk(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots)
+
+
+@decode.register_fake
+def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide):
+    return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
+
+
+@decode.register_vmap
+def _(info, in_dims, *args):
+    """One call after the other, each on states of its own where they lie."""
+    if in_dims[len(Tokens._fields)] is None:
+        raise RuntimeError("vmap of decode_… needs state mapped as well: every one of its calls overwrites it")
+    rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)] for i in range(info.batch_size))
+    return torch.stack([decode(*row) for row in rows]), 0

@@ -1,0 +1,1 @@
+"""Launching, compiling ahead, devices, and the torch operator."""

@@ -1,0 +1,58 @@
+"""What autograd and rehearsals need to know of an op of matrix states: how what it keeps reaches its backward pass.
+
+Such an op takes ``n`` arrays, the last of them ``cu_seqlens``, then ``form, scale, chunk, final`` and more, ``keep`` last; it
+returns ``o``, final states, and what is kept. The op of its gradients takes ``do, dfinal``, what was kept, the arrays,
+``scale`` and ``chunk``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rules", "rules"]
+
+
+class Rules(NamedTuple):
+    """``rehearse`` is for :func:`.precompile.foreseen`, the others are for ``register``."""
+
+    rehearse: Callable[..., None]
+    setup_context: Callable[..., None]
+    backward: Callable[..., tuple[Any, ...]]
+
+
+def rules(n: int, gradients: Any, call: Callable[..., Any]) -> Rules:
+    """Those of an op of ``n`` arrays; ``call`` runs ``gradients``, the op of its gradients, under any transform."""
+
+    def rehearse(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
+        """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
+        (_, scale, chunk, final, *_, keep), (o, _, *kept) = args[n:], results
+        if keep and not final:
+            gradients._init_fn(o, None, *not_empty(kept), *args[:n], scale, chunk)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        ctx.scale, ctx.chunk, ctx.final = inputs[n + 1 : n + 4]
+        ctx.rest = len(inputs) - n + 1
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
+        ctx.save_for_backward(*inputs[:n], *not_empty(output[2:]))  # as many of the op's outputs as of an eager call's
+
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # once: each time unpacks, which checkpointing refuses to do twice
+        (*floats, cu_seqlens), kept = saved[:n], saved[n:]
+        dfinal = dfinal if ctx.final else None
+        if do is None and dfinal is None:
+            return (None,) * (n - 1 + ctx.rest)
+        do = torch.zeros_like(floats[2]) if do is None else do
+        grads = iter(call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
+        return (*(None if x is None else next(grads) for x in floats), *(None,) * ctx.rest)
+
+    return Rules(rehearse, setup_context, backward)
+
+
+def not_empty(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """What was kept for the backward pass, ``None`` for the rest."""
+    return [x if x is not None and x.numel() else None for x in kept]
