@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import linattn
 import pytest
 import torch
-from linattn_backends.triton.diagonal import memory_host as launch
+from linattn_backends.triton.runtime import launch
 from linattn_backends.triton.runtime import precompile as ahead
 from linattn_backends.triton.runtime.device import stand_in
 from triton.runtime._async_compile import active_mode

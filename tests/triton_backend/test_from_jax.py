@@ -24,7 +24,7 @@ from linattn_backends.jax_triton.host import Host  # noqa: E402
 from linattn_backends.jax_triton.operations import OPERATIONS  # noqa: E402
 from linattn_backends.triton import TritonBackend  # noqa: E402
 from linattn_backends.triton.diagonal import memory as kernels  # noqa: E402
-from linattn_backends.triton.diagonal import memory_host as launches  # noqa: E402
+from linattn_backends.triton.runtime import launch as launches  # noqa: E402
 from linattn_backends.triton.runtime.device import standing_in  # noqa: E402
 
 BACKEND = JaxTritonBackend()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
-from linattn_backends.triton.diagonal import memory_host as launch
+from linattn_backends.triton.diagonal import memory_host
 from linattn_backends.triton.host import variant as selection
+from linattn_backends.triton.runtime import launch
 from triton_cases import arrays, check
 
 LONG = [0, 3, 3, 1900, 2000, 2000]
@@ -57,14 +58,14 @@ def test_heads_and_packed_sequences(family, launched):
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_split_sequences(family, launched, monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    monkeypatch.setattr(memory_host, "processors", lambda device: 8)
     call(family, T=2000, kind="weak", cu=LONG)
     assert launched
 
 
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", None), ("simple_gla", "weak"), ("simple_gla", "mixed")])
 def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda device: 4)
+    monkeypatch.setattr(memory_host, "processors", lambda device: 4)
     call(family, T=700, HV=2, H=2, kind=kind or "plain")
     assert launched == {"fused", "gradients"} if kind else {"fused"}
 

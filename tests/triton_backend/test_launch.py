@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from linattn_backends.triton.diagonal import memory_host as launch  # noqa: E402
+from linattn_backends.triton.runtime import launch  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 

@@ -118,7 +118,7 @@ class Host(TorchDispatchMode):
         return self.memories[x.untyped_storage()._cdata]
 
     def start(self, kernel: Any, count: int, args: tuple[Any, ...], config: dict[str, Any]) -> None:
-        """Launch a kernel, as :func:`linattn_backends.triton.diagonal.memory_host.start` is asked to."""
+        """Launch a kernel, as :func:`linattn_backends.triton.runtime.launch.start` is asked to."""
         self.launcher(kernel, count, [self._pointer(x) if isinstance(x, Tensor) else x for x in args], config)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..diagonal.config import Tile, fit, power_of_two
+from ..host.tiles import Tile, fit, power_of_two
 
 __all__ = ["DeltaTiles", "delta_tiles"]
 

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..diagonal.memory import at_head
+from ..lib.indexing import at_head
 from ..lib.sm90 import (
     begin_total,
     chunk_of,

@@ -16,10 +16,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ..diagonal.config import programs
-from ..diagonal.memory_host import Cut, cut, launch, over_group, places, rows_contiguous, strides
+from ..host.chunks import Cut, cut, over_group, places, rows_contiguous, strides
+from ..host.tiles import programs
 from ..host.variant import Facts, gluon
 from ..runtime.device import processors, roomy
+from ..runtime.launch import launch
 from . import kernels, vector
 from .config import DeltaTiles, delta_tiles
 

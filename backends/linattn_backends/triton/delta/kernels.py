@@ -27,7 +27,7 @@ backwards, ``Pᵀ``.
 import triton
 import triton.language as tl
 
-from ..diagonal.memory import sequence_of
+from ..lib.indexing import sequence_of
 from ..lib.tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, taken, times, total
 
 __all__ = ["backwards", "carry", "forwards", "gate_gradients", "gradients", "pairs", "prepare", "solve"]

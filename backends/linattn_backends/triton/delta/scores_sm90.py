@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..diagonal.memory import at_head, chunk_within
+from ..lib.indexing import at_head, chunk_within
 from ..lib.sm90 import add, copy, follow, issue, numbers, rows_of, spread, sums
 from ..lib.tiles import FLOOR, LOG2E
 

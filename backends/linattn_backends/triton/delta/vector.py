@@ -17,9 +17,11 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from ..diagonal.memory import above_transposed, below_transposed, sequence_of
+from ..lib.indexing import sequence_of
 from ..lib.tiles import (
     LOG2E,
+    above_transposed,
+    below_transposed,
     block_sums,
     facing_pairs,
     level_scores,

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-__all__ = ["Tile", "Tiles", "programs", "recurrent_tile", "tiles_for"]
+from ..host.tiles import Tile, fit, power_of_two
 
-
-class Tile(NamedTuple):
-    """Tile of one kernel: ``BK`` key and ``BV`` value channels, warps, and stages of the software pipeline."""
-
-    BK: int
-    BV: int
-    warps: int
-    stages: int
+__all__ = ["Tiles", "tiles_for"]
 
 
 @dataclass(frozen=True)
@@ -63,31 +55,6 @@ class Tiles:
     def halves(self, T: int, busy: int) -> bool:
         """Whether two programs are to share each walk, because ``busy`` pairs of them fill the device."""
         return 2 * busy <= self.processors < 4 * busy and 8 * self.chunk <= T
-
-
-def programs(K: int, V: int, BK: int, BV: int) -> int:
-    """Tiles of ``BK`` by ``BV`` that cover ``K`` by ``V``."""
-    return -(-K // BK) * -(-V // BV)
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n``."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def fit(n: int, most: int, least: int = 16) -> int:
-    """A tile's width for ``n`` channels: a power of two, ``least`` … ``most``."""
-    return min(max(power_of_two(n), least), most)
-
-
-@functools.cache
-def recurrent_tile(K: int, V: int, wide: bool) -> Tile:
-    """All ``K`` rows of a state. ``wide`` for one token, a matter of bandwidth, and for ``dplr``, whose vectors more columns
-    share; else warps that need not wait win.
-    """
-    rows = max(power_of_two(K), 16)
-    columns = min(fit(V, 64), max(16, (8192 if wide else 4096) // rows))
-    return Tile(rows, columns, 2 if rows * columns > 4096 else 1, 1)
 
 
 @functools.lru_cache(maxsize=1024)

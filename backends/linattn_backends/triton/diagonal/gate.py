@@ -9,8 +9,8 @@ whatever graph is being recorded, or prepared to be, when it is first made.
 import triton
 import triton.language as tl
 
+from ..lib.indexing import sequence_of
 from ..lib.tiles import FLOOR, LOG2E
-from .memory import sequence_of
 from .vector import BLOCKS, LEVELS
 
 __all__ = ["running_sums", "sum_matrices"]

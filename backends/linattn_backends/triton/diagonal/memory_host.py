@@ -7,54 +7,24 @@ sequences are cut on the device: the number of pieces is bounded by sizes (``T``
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from ..host.chunks import Cut, cut, over_group, room_for, rows_contiguous, strides, type_of_products
+from ..host.tiles import programs
 from ..host.variant import Facts
-from ..lib.tiles import INTERPRETED as _INTERPRETED
-from ..runtime.device import processors, roomy, stand_in
-from ..runtime.precompile import LOADING, compile_ahead
+from ..runtime.device import processors, roomy
+from ..runtime.launch import launch
 from . import gate as gates
 from . import memory as kernels
 from . import scalar
-from .config import Tiles, programs, tiles_for
-
-INTERPRETED = bool(_INTERPRETED.value)
+from .config import Tiles, tiles_for
 
 __all__ = ["Diagonal", "backward", "forward"]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Sequences cut into pieces of ``length`` tokens: ``owner`` says whose a piece is, ``first`` where a sequence's begin."""
-
-    count: int
-    per: int
-    owner: Tensor | None
-    first: Tensor | None
-
-
-def room_for(T: int, N: int, length: int, packed: bool) -> int:
-    """How many pieces of ``length`` tokens there are room for."""
-    return T // length + N if packed else N * -(-T // length)
-
-
-def cut(T: int, N: int, length: int, cu_seqlens: Tensor | None) -> Cut:
-    """Cut ``N`` sequences of ``T`` tokens, or those that ``cu_seqlens`` describes among ``T`` tokens."""
-    count = room_for(T, N, length, cu_seqlens is not None)
-    if cu_seqlens is None:
-        return Cut(count, -(-T // length), None, None)
-    filled = (cu_seqlens.diff() + (length - 1)) // length
-    first = torch.zeros(N + 1, dtype=torch.int32, device=cu_seqlens.device)
-    torch.cumsum(filled, 0, dtype=torch.int32, out=first[1:])
-    at = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
-    owner = torch.searchsorted(first[1:], at, right=True, out_int32=True)
-    return Cut(count, 0, owner, first)
 
 
 class Applied(NamedTuple):
@@ -176,115 +146,6 @@ class Diagonal:
         )  # fmt: skip
 
 
-def rows_contiguous(x: Tensor) -> Tensor:
-    """``x``, copied only if its last axis is strided."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def strides(x: Tensor | None) -> tuple[int, int, int]:
-    """Of batch, token and head."""
-    return (0, 0, 0) if x is None else x.stride()[:3]
-
-
-def launch(kernel: Any, count: int, call: Diagonal, *args: Any, **config: Any) -> None:
-    """Launch on ``call``'s device; an error names the family, the kernel, the shapes and the configuration."""
-    if count == 0:
-        return
-    try:
-        device = call.q.device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                start(kernel, count, device, args, config)
-        else:
-            start(kernel, count, device, args, config)
-    except Exception as error:
-        call = getattr(call, "given", None) or call
-        given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
-        shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
-        settings = ", ".join(f"{name}={value}" for name, value in config.items())
-        error.add_note(
-            f"linattn triton: kernel {kernel.__name__} of {call.family} failed on {shapes}; configuration {settings}"
-        )
-        raise
-
-
-DIRECT = not INTERPRETED and triton.__version__.startswith("3.6.")
-"""Whether a compiled kernel can be called past the compiler's own look-up, which costs more than the launch: the call of other
-releases is not the same."""
-
-
-class Ready:
-    """A compiled kernel, launched by the C function that the compiler made for it.
-
-    That takes addresses as numbers. Given tensors, it asks each for its address, and the driver about that.
-    """
-
-    def __init__(self, compiled: Any, constants: Sequence[Any]):
-        self.compiled, self.constants = compiled, constants
-        runner = compiled.run
-        self.plain = torch.version.hip is None and not (runner.global_scratch_size or runner.profile_scratch_size)
-        if self.plain:
-            self.launch = runner.launch
-            self.fixed = (
-                compiled.function, runner.launch_cooperative_grid, runner.launch_pdl, None, None, compiled.packed_metadata,
-                None, None, None,
-            )  # fmt: skip
-
-    def __call__(self, count: int, device: torch.device, args: Sequence[Any]) -> None:
-        """Launch ``count`` programs; who watches launches is told, in the compiler's own way."""
-        if not self.plain or watched():
-            self.compiled[(count, 1, 1)](*args, *self.constants)
-            return
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
-        self.launch(count, 1, 1, stream, *self.fixed, *given, *self.constants)
-
-
-def watched() -> bool:
-    """Whether somebody, a profiler, hooked into launches."""
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
-
-
-COMPILED: dict[tuple[Any, ...], Ready] = {}
-"""Compiled kernels, by everything that a kernel is compiled for: arguments, configuration, and the compiler's own settings."""
-
-
-def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
-    """Compile, or find what was compiled, and launch."""
-    if device.type == "meta":
-        stand_in().start(kernel, count, args, config)
-        return
-    if not DIRECT or kernel.pre_run_hooks:
-        kernel[(count,)](*args, **config)
-        return
-    knobs = triton.knobs
-    settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode
-    key = (id(kernel), device, *settings, *config.values(), *map(trait, args))
-    ready = COMPILED.get(key)
-    if ready is None:
-        compile_ahead(device)
-        with LOADING:
-            compiled = kernel[(count,)](*args, **config)
-        if compiled is None:  # a hook of the compiler's cache took the kernel over
-            return
-        COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
-    else:
-        ready(count, device, args)
-
-
-def trait(x: Any) -> Any:
-    """What a kernel is compiled for in an argument: whether a number is one, a multiple of 16 or long; dtype and alignment.
-
-    Most arguments are numbers, and each launch asks this of all: one number of three bits takes the least time.
-    """
-    if type(x) is int:
-        return (x == 1) | (x % 16 == 0) << 1 | (x.bit_length() > 31) << 2
-    if x is not None and isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16 == 0
-    return type(x)
-
-
 def with_running_sums(call: Diagonal) -> Diagonal:
     """The call as the chunk kernels read it: a scalar gate as running sums within its chunks, ``[HV, B, T]`` in memory."""
     if call.gate != 1:
@@ -375,11 +236,6 @@ def emit(call: Diagonal, y: Tensor, kept: Tensor, out: Tensor, chunks: Cut, reve
     )  # fmt: skip
 
 
-def type_of_products(x: Tensor) -> Any:
-    """What scores of these operands are multiplied in, as Triton names it. float16 has not the range."""
-    return triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float32
-
-
 def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor, Tensor | None, None]:
     """Outputs and, if asked for, final states; nothing for the backward pass."""
     B, T, HV, V = call.v.shape
@@ -389,19 +245,6 @@ def forward(call: Diagonal, out_dtype: torch.dtype, final: bool) -> tuple[Tensor
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=call.v.device)
     emit(call, call.v, kept, out, chunks, False)
     return out, end, None
-
-
-def places(call: Diagonal, chunks: Cut) -> tuple[Any, ...]:
-    """Arguments that say where a chunk lies."""
-    _, T, HV, _ = call.v.shape
-    return chunks.owner, chunks.first, call.cu, T, chunks.per, call.N, HV
-
-
-def over_group(q: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a query/key head: the sum of ``x``'s, of which each has one, or one for each of its value heads."""
-    B, T, sums, K = x.shape
-    H = q.shape[2]
-    return (x if sums == H else x.view(B, T, H, sums // H, K).sum(3)).to(q.dtype)
 
 
 Late = tuple[Tensor, Tensor | None, Tensor]

@@ -23,8 +23,9 @@ they are :mod:`.scalar`'s.
 import triton
 import triton.language as tl
 
+from ..lib.indexing import at_head, nth, span_of, state_tile
 from ..lib.tiles import decay_between, load_tile, product, times
-from .memory import at_head, end_of, nth, span_of, state_tile
+from .memory import end_of
 
 __all__ = ["fused"]
 

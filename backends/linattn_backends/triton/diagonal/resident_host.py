@@ -12,24 +12,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..host.chunks import Cut, cut, over_group, rows_contiguous, strides
+from ..host.tiles import programs
 from ..host.variant import gluon, on_hopper
+from ..runtime.launch import launch
 from . import memory_host as in_memory
-from .config import programs
-from .memory_host import (
-    Cut,
-    Diagonal,
-    cut,
-    launch,
-    over_group,
-    over_tiles,
-    rows_contiguous,
-    scalar_gradients,
-    scalar_tiles,
-    scan,
-    segment_starts,
-    strides,
-    with_running_sums,
-)
+from .memory_host import Diagonal, over_tiles, scalar_gradients, scalar_tiles, scan, segment_starts, with_running_sums
 from .resident import fused
 
 __all__ = ["backward", "fits", "forward"]

@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..delta.hopper import barriers, hold, put
+from ..lib.indexing import nth, span_of
 from ..lib.sm90 import add, copy, issue, left, sums
-from .memory import nth, span_of
+from ..lib.sm90_pipeline import barriers, hold, put
 
 __all__ = ["fused", "gradients"]
 

@@ -10,9 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..delta.hopper import put
+from ..lib.indexing import nth, span_of
 from ..lib.sm90 import issue, left, sums
-from .memory import nth, span_of
+from ..lib.sm90_pipeline import put
 from .resident_sm90 import bring
 
 __all__ = ["fused"]

@@ -7,8 +7,9 @@ the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
 import triton
 import triton.language as tl
 
+from ..lib.indexing import at_head, sequence_of, state_tile
 from ..lib.tiles import decay_between, load_tile, product, resets, row_decays, taken
-from .memory import at_head, end_of, sequence_of, state_tile
+from .memory import end_of
 
 __all__ = ["scalar_gradients"]
 

@@ -22,8 +22,9 @@ RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLU
 import triton
 import triton.language as tl
 
+from ..lib.indexing import at_head, chunk_within, nth, sequence_of, span_of, state_tile
 from ..lib.tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
-from .memory import at_head, chunk_decay, chunk_within, nth, sequence_of, span_of, state_tile
+from .memory import chunk_decay
 
 __all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
 

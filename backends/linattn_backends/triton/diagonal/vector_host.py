@@ -10,24 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..host.chunks import Cut, cut, over_group, places, rows_contiguous, strides, type_of_products
+from ..host.tiles import Tile, programs
 from ..host.variant import gluon
+from ..runtime.launch import launch
 from . import gate as gates
 from . import vector
-from .config import Tile, programs
-from .memory_host import (
-    Applied,
-    Cut,
-    Diagonal,
-    cut,
-    launch,
-    over_group,
-    places,
-    rows_contiguous,
-    scan,
-    segment_starts,
-    strides,
-    type_of_products,
-)
+from .memory_host import Applied, Diagonal, scan, segment_starts
 
 __all__ = ["backward", "forward"]
 

@@ -4,18 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ..lib.sm90 import (
-    any_marked,
-    bring_chunk,
-    copy,
-    rows_of,
-    spread,
-    strong_chunk,
-    strong_gradients,
-    sums,
-    unknown_zero,
-)
-from .memory import at_head, sequence_of
+from ..lib.indexing import at_head, sequence_of
+from ..lib.sm90 import any_marked, bring_chunk, copy, rows_of, spread, strong_chunk, strong_gradients, sums, unknown_zero
 
 __all__ = ["intra", "scores"]
 

@@ -12,14 +12,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..diagonal.memory import sequence_of
+from .indexing import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
-
-__all__ = [
-    "add", "any_marked", "begin_total", "binary", "bring_chunk", "chunk_of", "copy", "decayed_rows", "follow", "gates",
-    "issue", "left", "numbers", "own_rows", "parts", "put_sum", "put_terms", "rows_of", "spread", "strong_chunk",
-    "strong_gradients", "sums", "totals", "unknown_zero",
-]  # fmt: skip
 
 
 @gluon.constexpr_function

@@ -10,12 +10,6 @@ Gates reach the kernels as natural logs, at least ``FLOOR``: ``e^FLOOR`` is zero
 import triton
 import triton.language as tl
 
-__all__ = [
-    "FLOOR", "INTERPRETED", "LOG2E", "block_sums", "decay_between", "decay_matrix", "diagonal_scores", "facing_pairs",
-    "gated_values", "in_loop", "level_scores", "levels_mask", "load_gate", "load_tile",
-    "plain_blocks", "prefix", "product", "resets", "row_decays", "row_gate", "state_rows", "suffix", "taken", "times", "total",
-]  # fmt: skip
-
 LOG2E = tl.constexpr(1.4426950408889634)
 FLOOR = tl.constexpr(-112.0)
 BLOCK = tl.constexpr(16)
@@ -317,3 +311,22 @@ def gated_values(
         near = tl.where(((t ^ s) < 2 * stop) & (s < t), A, 0.0)
         acc += tl.exp2(Wq) * times(near.to(DT), (y * tl.exp2(-W)).to(DT), PREC)
     return acc
+
+
+@triton.jit
+def above_transposed(half, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+    """Of ``levels_mask``'s second result the upper half, transposed: which tokens ``t`` (columns) lean on gate ``j`` (rows)."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    both = ((t ^ j) < 2 * half) & ((t & half) != 0) & ((j & half) != 0)
+    if EXCLUSIVE:
+        return both & (j < t)
+    return both & (j <= t)
+
+
+@triton.jit
+def below_transposed(half, C: tl.constexpr):
+    """The lower half of it."""
+    j = tl.arange(0, C)[:, None] + in_loop(half)
+    t = tl.arange(0, C)[None, :] + in_loop(half)
+    return ((t ^ j) < 2 * half) & ((t & half) == 0) & ((j & half) == 0) & (j > t)

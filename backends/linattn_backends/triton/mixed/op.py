@@ -17,8 +17,9 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from ..diagonal.config import fit, power_of_two, programs
-from ..diagonal.memory_host import Cut, cut, launch, rows_contiguous, strides, type_of_products
+from ..host.chunks import Cut, cut, rows_contiguous, strides, type_of_products
+from ..host.tiles import fit, power_of_two, programs
+from ..runtime.launch import launch
 from ..runtime.precompile import foreseen
 from . import kernels
 from . import step as mixed_step

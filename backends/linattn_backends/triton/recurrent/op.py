@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..diagonal.config import programs, recurrent_tile
-from ..diagonal.memory_host import launch, rows_contiguous, strides
+from ..host.chunks import rows_contiguous, strides
+from ..host.tiles import programs
+from ..runtime.launch import launch
+from .config import recurrent_tile
 from .kernels import recurrent
 
 __all__ = ["Tokens", "decode", "filled", "final_shape", "walk"]
