@@ -2,8 +2,8 @@
 
 What shows only where things run at once is looked for. Shared memory holds a NaN of its own until a copy's barrier is reached;
 the operands of a product must be the same when it is waited for as when it was issued; its result may not be read before; what
-is loaded and stored must lie inside the arrays; and threads pause at random. Layouts, registers and speed are the compiler's
-matter.
+is loaded and stored must lie inside the arrays; a barrier takes as many arrivals as it counts, and no warpgroup waits for ever;
+and threads pause at random. Layouts, registers and speed are the compiler's matter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ THREADS = 128
 """Of a warpgroup."""
 NOTHING = np.uint32(0x7FC0BEEF).view(np.float32)
 """Shared memory that nobody has written: a NaN that no sum makes."""
-WIDTHS = {"f32": 4, "bf16": 2, "i64": 8}
+PATIENCE = 30
+"""Seconds that a warpgroup waits for another."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 """Of the compiler and of a launch."""
 OF_TORCH = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -220,8 +222,8 @@ class Shared(Allocated):
 
     def store(self, x):
         pause()
-        assert self.array.shape == x.shape
-        assert self.kind == x.kind
+        assert self.array.shape == x.shape, f"stores {x.shape} to memory of {self.array.shape}"
+        assert self.kind == x.kind, f"stores {x.kind} to memory of {self.kind}"
         self.array[...] = numbers(x)
 
 
@@ -287,7 +289,7 @@ class mbarrier:
     def wait(barrier, phase):
         pause()
         with machine.changed:
-            moved = machine.changed.wait_for(lambda: barrier.phase != int(phase) or machine.errors, timeout=30)
+            moved = machine.changed.wait_for(lambda: barrier.phase != int(phase) or machine.errors, timeout=PATIENCE)
             assert moved, "warpgroups wait for one another"
             if machine.errors:
                 raise SystemExit
@@ -424,12 +426,25 @@ def decorator(function=None, **options):
     return function or (lambda function: function)
 
 
+def aggregate(cls):
+    """Several values that travel as one: ``__init__`` sets the fields that are annotated, all of them and no others."""
+    fields, begin = list(cls.__annotations__), cls.__init__
+
+    def __init__(self, *args):
+        begin(self, *args)
+        found = ", ".join(vars(self))
+        assert vars(self).keys() == set(fields), f"{cls.__name__}.__init__ sets {found}, not {', '.join(fields)}"
+
+    cls.__init__ = __init__
+    return cls
+
+
 LANGUAGE = Language()
 FAKES = dict(
     tl=LANGUAGE, gl=LANGUAGE, triton=SimpleNamespace(jit=decorator, knobs=importlib.import_module("triton").knobs),
     gluon=SimpleNamespace(jit=decorator, constexpr_function=decorator), async_copy=async_copy, mbarrier=mbarrier, mma_v2=mma_v2,
     fence_async_shared=nothing, gdc_wait=nothing, gdc_launch_dependents=nothing, warpgroup_mma=warpgroup_mma,
-    warpgroup_mma_wait=warpgroup_mma_wait,
+    warpgroup_mma_wait=warpgroup_mma_wait, NamedTuple=NamedTuple, aggregate=aggregate,
 )  # fmt: skip
 
 

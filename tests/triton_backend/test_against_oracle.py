@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from linattn_backends.triton.diagonal import memory_host as launch
-from triton_cases import arrays, call, check, near_the_end
+from triton_cases import arrays, call, check, near_the_end, pretend
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6")
 KINDS = ("zero", "weak", "plain", "strong", "-1e4", "-inf", "mixed")
@@ -51,7 +50,7 @@ def test_packed_as_int32_without_a_state():
 @pytest.mark.parametrize("cu", [None, [0, 3, 3, 260, 300]])
 def test_split_sequences(family, cu, monkeypatch):
     """Few heads: sequences are cut into segments that are walked at once."""
-    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    pretend(monkeypatch, num_sms=8)
     check(family, arrays(family, T=300, cu=cu), chunk_size=16)
 
 
@@ -112,7 +111,7 @@ def test_scores_beyond_the_range_of_float16(family, gv):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_beyond_the_range_of_float16_with_states_in_memory(family, monkeypatch):
-    monkeypatch.setattr(launch, "roomy", lambda device: False)
+    pretend(monkeypatch, large_smem=False)
     check(family, beyond_float16(family), d_o=1e-3)
 
 
@@ -143,7 +142,7 @@ def test_one_pass_under_any_gate(kind):
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_one_pass_over_split_sequences(family, monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    pretend(monkeypatch, num_sms=8)
     check(family, arrays(family, T=300, cu=[0, 3, 3, 260, 300], dtype=torch.float16, kind="weak"), chunk_size=16)
 
 
@@ -164,7 +163,7 @@ def test_more_channels_than_fit_into_registers():
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla"])
 def test_little_shared_memory(family, monkeypatch):
     """States go through memory where a walk would not fit."""
-    monkeypatch.setattr(launch, "roomy", lambda device: False)
+    pretend(monkeypatch, large_smem=False)
     check(family, arrays(family, T=40, dtype=torch.float16, kind="weak"), chunk_size=16)
 
 
@@ -211,7 +210,7 @@ def test_a_value_gate_in_every_setting():
 
 
 def test_a_value_gate_in_split_sequences(monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda device: 8)
+    pretend(monkeypatch, num_sms=8)
     check("gla", arrays("gla", T=300, gv="plain"), chunk_size=16)
 
 

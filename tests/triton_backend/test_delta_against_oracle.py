@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from linattn_backends.triton.delta import host as delta_launch
-from linattn_backends.triton.delta.config import DeltaTiles, delta_tiles
-from triton_cases import arrays, call, check, near_the_end
+from linattn_backends.triton.delta.call import ChunkedCall, DeltaCall
+from linattn_backends.triton.delta.config import DeltaVariant, forward_variant
+from linattn_backends.triton.delta.gradients_host import turns_of
+from linattn_backends.triton.host.variant import Facts
+from linattn_backends.triton.runtime.device import Properties
+from triton_cases import arrays, call, check, near_the_end, pretend
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 GATED = FAMILIES[1:]
@@ -29,12 +32,12 @@ def test_value_heads_that_take_turns(family):
     check(family, arrays(family, T=40, HV=4, kind="mixed"), chunk_size=16)
 
 
-@pytest.mark.parametrize(("processors", "part"), [(1, 12), (16, 12), (17, 6), (32, 6), (100, 1), (200, 1)])
-def test_as_many_turns_as_leave_enough_programs(processors, part, monkeypatch):
-    monkeypatch.setattr(delta_launch, "processors", lambda device: processors)
+@pytest.mark.parametrize(("num_sms", "turns"), [(1, 12), (16, 12), (17, 6), (32, 6), (100, 1), (200, 1)])
+def test_as_many_turns_as_leave_enough_programs(num_sms, turns, monkeypatch):
+    pretend(monkeypatch, num_sms=num_sms)
     given = arrays("kda", T=16 * 16, HV=24, H=2, K=16, V=16, dtype=torch.bfloat16, state=False)
-    call = delta_launch.Delta.of(*given.values(), None, None, None, None, 1.0, 16)
-    assert delta_launch.turns(call, 2) == part
+    call = DeltaCall.of(*given.values(), None, None, None, None, 1.0, 16)
+    assert turns_of(ChunkedCall.cut(call, call.forward_variant()), 2) == turns
 
 
 @pytest.mark.parametrize("kind", ["zero", "strong", "-1e4", "-inf", "mixed"])
@@ -96,19 +99,24 @@ def test_packed(family):
 @pytest.mark.parametrize(("family", "cu"), [("gated_delta_rule", None), ("kda", [0, 3, 3, 88, 90])])
 def test_split_sequences(family, cu, monkeypatch):
     """Few heads: sequences are cut into segments, here of two chunks, that are walked at once."""
-    monkeypatch.setattr(DeltaTiles, "segment", lambda *sizes: 2)
+    monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 2)
     check(family, arrays(family, T=90, cu=cu, kind="weak"), chunk_size=16)
+
+
+def plain_variant(K):
+    """The variant of plain kernels on a device of 132 multiprocessors."""
+    facts = Facts("gated_delta_rule", torch.bfloat16, K, 128, 64)
+    return forward_variant(facts, Properties(132, True, "the device is another"))
 
 
 @pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
 def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
-    tiles = delta_tiles(128, 128, torch.bfloat16, 1, 1, 0, 132, True)
-    assert tiles.segment(T, 1, heads, 2, 2) == length
+    assert plain_variant(K=128).segment(T, 1, 2 * heads) == length
 
 
 def test_sequences_of_wide_keys_are_not_split():
     """What a segment does to the state, ``[K, K]`` in float32, has no room in shared memory."""
-    assert delta_tiles(129, 128, torch.bfloat16, 1, 1, 0, 132, True).segment(32768, 1, 4, 2, 2) == 0
+    assert plain_variant(K=129).segment(32768, 1, 8) == 0
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])

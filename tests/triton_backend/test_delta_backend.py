@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend
-from linattn_backends.triton.delta import hopper as delta_hopper
-from linattn_backends.triton.delta import host as delta_launch
+from linattn_backends.triton.delta.call import DeltaCall
 from linattn_backends.triton.delta.op import delta, delta_backward
-from linattn_backends.triton.host import variant as selection
-from linattn_backends.triton.runtime import device as devices
-from triton_cases import arrays, call
+from triton_cases import arrays, call, place_of, pretend
 
 NAMES = ("q", "k", "v", "g", "beta", "a", "b", "initial_state", "cu_seqlens")
 
@@ -85,29 +80,11 @@ def test_gradients_under_vmap():
 ])  # fmt: skip
 def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
     """All others go to the plain ones, which the interpreter tests."""
-    monkeypatch.setattr(selection, "hopper", lambda device: True)
+    pretend(monkeypatch, not_hopper=None)
     given = {x: torch.zeros(1, 65, 2, 128, dtype=torch.bfloat16)[:, :64] for x in "qkv"}
     given["beta"] = torch.zeros(1, 64, 2, dtype=torch.bfloat16)
     for x, changed in (change or {}).items():
         given[x] = changed(given[x])
-    call = delta_launch.Delta.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
-    assert delta_launch.special(call, call.q, call.k, call.v) is (None if change else delta_hopper), name
-
-
-@pytest.mark.parametrize(("capability", "hip", "interpreted", "chosen"), [
-    ((9, 0), None, False, True),
-    ((9, 4), "6.4", False, False),
-    ((9, 0), "6.4", False, False),
-    ((10, 0), None, False, False),
-    ((9, 0), None, True, False),
-])  # fmt: skip
-def test_kernels_for_hopper_run_on_hopper_alone(monkeypatch, capability, hip, interpreted, chosen):
-    """AMD's devices say 9 as well."""
-    monkeypatch.setattr(devices, "_of_cuda", lambda device: SimpleNamespace(major=capability[0], minor=capability[1]))
-    monkeypatch.setattr(devices, "INTERPRETED", SimpleNamespace(value=interpreted))
-    monkeypatch.setattr(devices.torch.version, "hip", hip)
-    for release in ("3.6.0", "3.9.0"):
-        monkeypatch.setattr(devices.triton, "__version__", release)
-        devices.not_hopper.cache_clear()
-        assert devices.hopper(torch.device("cuda")) is (chosen and release == "3.6.0")
-    devices.not_hopper.cache_clear()
+    call = DeltaCall.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
+    wanted = "delta/state.py:delta_state_fwd" if change else "delta/state_sm90.py:delta_state_fwd_sm90"
+    assert place_of(call.forward_variant()["state_fwd"].kernel) == wanted, name

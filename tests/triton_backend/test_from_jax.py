@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from jax_cases import VARIANTS, compare, convert, draw, float_outputs, merge, split  # noqa: E402
 from linattn.registry import registry  # noqa: E402
 from linattn_backends.jax_triton import JaxTritonBackend, calls, devices, launchers  # noqa: E402
-from linattn_backends.jax_triton.devices import HOPPER  # noqa: E402
+from linattn_backends.jax_triton.devices import HOPPER, INTERPRETER  # noqa: E402
 from linattn_backends.jax_triton.host import Host  # noqa: E402
 from linattn_backends.jax_triton.operations import OPERATIONS  # noqa: E402
 from linattn_backends.triton import TritonBackend  # noqa: E402
@@ -235,7 +235,7 @@ def test_host_code_runs_for_a_gpu(variant, lengths, monkeypatch):
 
 
 def test_an_operation_without_an_entry_says_so():
-    host = Host(launchers.interpreted, 1, True)
+    host = Host(launchers.interpreted, INTERPRETER)
     x = host.tensor(jnp.ones(3))
     with host, standing_in(host), pytest.raises(NotImplementedError, match=r"asks for aten\.erfinv.*no entry in OPERATIONS"):
         x.erfinv()
@@ -243,7 +243,7 @@ def test_an_operation_without_an_entry_says_so():
 
 def test_operators_that_return_several_tensors(monkeypatch):
     monkeypatch.setitem(OPERATIONS, "max", lambda x, axis, *, like: (x.max(axis), x.argmax(axis)))
-    host = Host(launchers.interpreted, 1, True)
+    host = Host(launchers.interpreted, INTERPRETER)
     x = host.tensor(jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]]))
     with host, standing_in(host):
         top, bottom = x.split(1)
@@ -264,14 +264,14 @@ def test_operators_that_return_several_tensors(monkeypatch):
     ],
 )
 def test_what_host_code_must_not_do(code, complaint):
-    host = Host(launchers.compiled, 1, True)
+    host = Host(launchers.compiled, INTERPRETER)
     with host, standing_in(host), pytest.raises(NotImplementedError, match=f"linattn jax_triton: {complaint}"):
         code(torch.empty(3, device="meta"))
 
 
 @pytest.mark.parametrize(("dtype", "unwritten"), [(torch.float32, np.nan), (torch.bfloat16, np.nan), (torch.int32, -1)])
 def test_what_nothing_wrote_is_poisoned(dtype, unwritten):
-    host = Host(launchers.compiled, 1, True)
+    host = Host(launchers.compiled, INTERPRETER)
     with host, standing_in(host):
         x = torch.empty(3, dtype=dtype, device="meta")
         x[1:2] = torch.zeros(1, dtype=dtype, device="meta")
@@ -280,7 +280,7 @@ def test_what_nothing_wrote_is_poisoned(dtype, unwritten):
 
 def start(*args):
     """Launch some kernel on tensors that the host code allocated."""
-    launches.start(kernels.states, 1, torch.device("meta"), args, {})
+    launches.start(kernels.diagonal_states, 1, torch.device("meta"), args, {})
 
 
 @pytest.mark.parametrize(

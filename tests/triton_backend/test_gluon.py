@@ -5,28 +5,36 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
-from linattn_backends.triton.diagonal import memory_host
-from linattn_backends.triton.host import variant as selection
 from linattn_backends.triton.runtime import launch
-from triton_cases import arrays, check
+from triton.experimental.gluon._runtime import GluonJITFunction
+from triton_cases import arrays, check, place_of, pretend
 
 LONG = [0, 3, 3, 1900, 2000, 2000]
+SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
+SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
+GRADIENTS = "diagonal/resident_sm90.py:diagonal_scalar_gradients_bwd_sm90"
+DELTA_GRADIENTS = "delta/gradients_sm90.py:delta_gradients_bwd_sm90"
+DELTA_SCORES = "delta/scores_sm90.py:delta_scores_fwd_sm90"
+KDA_GRADIENTS = "delta/vector_sm90.py:delta_vector_gradients_bwd_sm90"
+KDA_STRONG = "delta/vector_sm90.py:delta_vector_scores_strong_fwd_sm90"
+DPLR = {f"delta/dplr_sm90.py:delta_dplr_{stage}_sm90" for stage in ("scores_fwd", "gradients_bwd")}
+GLA_STRONG = {f"diagonal/vector_sm90.py:diagonal_vector_{stage}_sm90" for stage in ("scores_strong_fwd", "intra_strong_bwd")}
 
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Names of the kernels in Gluon that were launched."""
+    """The kernels in Gluon that were launched, by file and name."""
     names, start = set(), launch.start
 
     def start_on_numpy(kernel, count, device, args, config):
-        if kernel.fn.__module__.endswith("sm90") or kernel.fn.__module__.endswith("hopper"):
-            names.add(kernel.__name__)
+        if isinstance(kernel, GluonJITFunction):
+            names.add(place_of(kernel))
             gluon_on_numpy.run(kernel, count, args, config)
         else:
             start(kernel, count, device, args, config)
 
     monkeypatch.setattr(launch, "start", start_on_numpy)
-    monkeypatch.setattr(selection, "hopper", lambda device: True)
+    pretend(monkeypatch, not_hopper=None)
     return names
 
 
@@ -40,12 +48,12 @@ def call(family, K=64, V=64, **sizes):
 @pytest.mark.parametrize("kind", ["weak", "strong", "-inf", "mixed"])
 def test_a_scalar_gate(kind, launched):
     call("simple_gla", T=200, kind=kind)
-    assert launched == {"fused", "gradients"}
+    assert launched == {SCAN, GRADIENTS}
 
 
 def test_no_gate(launched):
     call("linear_attn", T=130, V=128)
-    assert launched == {"fused"}
+    assert launched == {SCAN}
 
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
@@ -58,16 +66,16 @@ def test_heads_and_packed_sequences(family, launched):
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_split_sequences(family, launched, monkeypatch):
-    monkeypatch.setattr(memory_host, "processors", lambda device: 8)
+    pretend(monkeypatch, num_sms=8)
     call(family, T=2000, kind="weak", cu=LONG)
     assert launched
 
 
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", None), ("simple_gla", "weak"), ("simple_gla", "mixed")])
 def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
-    monkeypatch.setattr(memory_host, "processors", lambda device: 4)
+    pretend(monkeypatch, num_sms=4)
     call(family, T=700, HV=2, H=2, kind=kind or "plain")
-    assert launched == {"fused", "gradients"} if kind else {"fused"}
+    assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
 
 
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
@@ -76,7 +84,7 @@ def test_wide_heads(family, kind, launched):
     call(family, T=200, K=256, V=256, kind=kind)
     call(family, T=300, K=256, kind=kind, cu=[0, 0, 5, 5, 200, 300, 300])
     call(family, T=70, K=64, V=192, kind=kind)
-    assert launched == {"fused"}
+    assert launched == {SCAN, SCAN_WIDE}
 
 
 @pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda"])
@@ -88,38 +96,38 @@ def test_delta_families(family, launched):
 @pytest.mark.parametrize("family", ["gated_delta_rule", "kda", "dplr"])
 def test_value_heads_that_take_turns(family, launched):
     call(family, T=100, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 100])
-    assert launched & {"gradients", "vector_gradients"}
+    assert launched & {DELTA_GRADIENTS, KDA_GRADIENTS, *DPLR}
 
 
 @pytest.mark.parametrize("kind", ["weak", "mixed"])
 def test_dplr(kind, launched):
     call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
     call("dplr", T=140, kind=kind, V=128, cu=[0, 0, 100, 140])
-    assert launched == {"prepare", "gradients"}
+    assert launched == DPLR
 
 
 @pytest.mark.parametrize(("a", "b"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
 def test_dplr_with_wider_vectors(a, b, launched):
     given = arrays("dplr", T=70, K=128, V=64, dtype=torch.bfloat16, kind="mixed")
     check("dplr", given | dict(a=given["a"].to(a), b=given["b"].to(b)))
-    assert launched == {"prepare", "gradients"}
+    assert launched == DPLR
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
 def test_strong_gates_of_kda(kind, launched):
     call("kda", T=140, kind=kind, K=128)
-    assert {"strong_prepare", "vector_gradients"} < launched
+    assert {KDA_STRONG, KDA_GRADIENTS} < launched
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
 def test_strong_gates_of_gla(kind, launched):
     call("gla", T=140, kind=kind, H=1, HV=2)
     call("gla", T=140, kind=kind, K=128, cu=[0, 0, 100, 140])
-    assert launched == {"scores", "intra"}
+    assert launched == GLA_STRONG
 
 
 @pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
 def test_chunks_that_do_not_fill_a_batch(family, launched):
-    """``prepare`` takes four chunks a program, of whatever heads and sequences."""
+    """``delta_scores_fwd_sm90`` takes four chunks a program, of whatever heads and sequences."""
     call(family, T=300, H=1, HV=3, kind="mixed", cu=[0, 0, 5, 300, 300])
-    assert "prepare" in launched
+    assert DELTA_SCORES in launched

@@ -7,7 +7,8 @@ import pytest
 import torch
 from linattn.plugin import MixedState
 from linattn_backends.numpy import oracle
-from linattn_backends.triton.mixed.op import bidirectional, mixed
+from linattn_backends.triton.mixed.bidirectional import bidirectional
+from linattn_backends.triton.mixed.op import mixed
 from triton_cases import BACKEND, TOLERANCE, arrays, distance
 
 NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v")

@@ -10,8 +10,9 @@ import torch
 from linattn.plugin import Call
 from linattn.registry import check_contract, registry
 from linattn_backends.triton import TritonBackend, backend
-from linattn_backends.triton.diagonal import vector_host as vector_launch
 from linattn_backends.triton.diagonal.op import diagonal, diagonal_backward
+from linattn_backends.triton.diagonal.vector import diagonal_vector_outputs
+from linattn_backends.triton.runtime import launch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from triton_cases import arrays, call
@@ -86,20 +87,22 @@ def test_old_architectures_are_named(monkeypatch):
 
 
 def test_a_failed_launch_names_what_failed(monkeypatch):
-    class Broken:
-        __name__ = "outputs"
+    start = launch.start
 
-        def __getitem__(self, grid):
+    def broken(kernel, *rest):
+        if kernel is diagonal_vector_outputs:
             raise RuntimeError("out of resources")
+        start(kernel, *rest)
 
-    monkeypatch.setattr(vector_launch.vector, "outputs", Broken())
+    monkeypatch.setattr(launch, "start", broken)
     given = arrays("gla", T=5)
     with pytest.raises(RuntimeError, match="out of resources") as caught:
         call("gla", given)
     (note,) = caught.value.__notes__
     assert note.startswith(
-        "linattn triton: kernel outputs of gla failed on q (1, 5, 1, 5) torch.float32, k (1, 5, 1, 5) torch.float32, "
-        "v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; configuration K=5, V=7, BV=16, "
+        "linattn triton: kernel diagonal_vector_outputs of gla failed on q (1, 5, 1, 5) torch.float32, "
+        "k (1, 5, 1, 5) torch.float32, v (1, 5, 1, 7) torch.float32, g (1, 5, 1, 5) torch.float32; "
+        "configuration K=5, V=7, BV=16, "
     )
     assert note.endswith("num_warps=4, num_stages=1")
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from linattn_backends.numpy import oracle
 from linattn_backends.triton import TritonBackend
+from linattn_backends.triton.runtime import device
 
 BACKEND = TritonBackend()
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # the interpreter truncates to bfloat16
@@ -18,6 +19,17 @@ GATES = {
     "-1e4": lambda g: 0 * g - 1e4,
     "-inf": lambda g: torch.full_like(g, -torch.inf),
 }
+
+
+def pretend(monkeypatch, **facts):
+    """Let kernels and tiles be chosen as for a device with these ``Properties``."""
+    found = device.measured(torch.device("cpu"))._replace(**facts)
+    monkeypatch.setattr(device, "measured", lambda where: found)
+
+
+def place_of(kernel):
+    """Where a kernel stands, and its name: ``diagonal/gate.py:running_sums``."""
+    return f"{kernel.fn.__module__.partition('.triton.')[2].replace('.', '/')}.py:{kernel.__name__}"
 
 
 def gate(shape, kind):

@@ -16,12 +16,13 @@ from linattn_backends.jax.scales import mixed_scale, scale_of
 from linattn_backends.torch.transforms import NOT_BY_ROW
 from linattn_backends.triton.delta import op as delta_library
 from linattn_backends.triton.diagonal import op as library
+from linattn_backends.triton.mixed import bidirectional as bidirectional_library
 from linattn_backends.triton.mixed import op as mixed_library
 from linattn_backends.triton.runtime.device import standing_in
 
 from . import backend
 from .compat import alike, refuse_forward_mode, varying
-from .devices import target
+from .devices import INTERPRETER, target
 from .host import Host
 from .launchers import compiled, interpreted
 
@@ -45,10 +46,10 @@ class Op(NamedTuple):
 
 
 OPS = {
-    "diagonal": Op(library.diagonal, library.diagonal_backward, kept=len(library.Applied._fields)),
+    "diagonal": Op(library.diagonal, library.diagonal_backward, kept=len(library.VectorOperands._fields)),
     "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Scores._fields)),
     "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
-    "bidirectional": Op(mixed_library.bidirectional, mixed_library.bidirectional_backward),
+    "bidirectional": Op(bidirectional_library.bidirectional, bidirectional_library.bidirectional_backward),
 }
 
 
@@ -134,7 +135,7 @@ def _mapped(traced: Any, shared: list[bool], size: int, mapped: list[bool], *arr
 
 def trace(op: Any, options: Options, given: dict[str, Array]) -> tuple[Array, ...]:
     """Run the body of an op on what stands for the arrays."""
-    host = Host(interpreted, 1, True) if backend.INTERPRETED else Host(compiled, target().processors, target().roomy)
+    host = Host(interpreted, INTERPRETER) if backend.INTERPRETED else Host(compiled, target().properties)
     tensors = {name: host.tensor(x) for name, x in given.items()}
     chosen = dict(options)
     with host, standing_in(host):

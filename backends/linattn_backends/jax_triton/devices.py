@@ -7,29 +7,33 @@ from typing import Any, NamedTuple
 
 import jax
 
-__all__ = ["HOPPER", "Target", "complaint", "target"]
+from linattn_backends.triton.runtime.device import Properties
+
+__all__ = ["HOPPER", "INTERPRETER", "Target", "complaint", "target"]
 
 OLDEST = 80
+NO_GLUON = "jax-triton takes no kernels in Gluon"
 
 
 class Target(NamedTuple):
-    """What is chosen by a device.
+    """A GPU.
 
     Attributes:
         capability: Compute capability, ten times.
-        processors: Multiprocessors.
+        num_sms: Streaming multiprocessors.
     """
 
     capability: int
-    processors: int
+    num_sms: int
 
     @property
-    def roomy(self) -> bool:
-        """Whether a block may have 220 KB of shared memory: Hopper, and Blackwell for data centres."""
-        return 90 <= self.capability < 120
+    def properties(self) -> Properties:
+        """What kernels and tiles are chosen by. Hopper and Blackwell for data centres have the large shared memory."""
+        return Properties(self.num_sms, 90 <= self.capability < 120, NO_GLUON)
 
 
 HOPPER = Target(90, 132)
+INTERPRETER = Properties(1, True, NO_GLUON)
 
 
 def present() -> Any:

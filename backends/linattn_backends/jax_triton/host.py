@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from linattn_backends.triton.runtime.device import Properties
+
 from .operations import ALLOCATIONS, OPERATIONS
 
 __all__ = ["Host", "Memory", "as_torch"]
@@ -85,16 +87,12 @@ class Host(TorchDispatchMode):
 
     Args:
         launcher: Runs kernels, and replaces the arrays of what they write.
-        processors: Multiprocessors of the device that tiles are chosen for.
-        roomy: Whether that device has Hopper's shared memory.
+        properties: The properties of the device that kernels and tiles are chosen for.
     """
 
-    hopper = False
-    """jax-triton takes no kernels in Gluon."""
-
-    def __init__(self, launcher: Launcher, processors: int, roomy: bool):
+    def __init__(self, launcher: Launcher, properties: Properties):
         super().__init__()
-        self.launcher, self.processors, self.roomy = launcher, processors, roomy
+        self.launcher, self.properties = launcher, properties
         self.memories: dict[int, Memory] = {}
 
     def tensor(self, x: Array) -> Tensor:

@@ -1,4 +1,129 @@
-"""The Triton backend: kernels for NVIDIA GPUs."""
+"""The Triton backend: kernels for NVIDIA GPUs.
+
+The map of kernels: for each operator and pass, in the order of the launches, what a stage makes and its kernel. A kernel in a
+file ``…_sm90.py`` is in Gluon, for Hopper, and runs there in the place of the plain one above it where shapes and dtypes allow;
+``explain`` says which run, and why. Every other kernel runs everywhere. A folder is a core. An operator that is no family has a
+section like the others. ``tests/triton_backend/test_map.py`` holds all this against what calls launch.
+
+`linear_attn`, `simple_gla` in diagonal/::
+
+    forward   running sums of the gate, simple_gla only       gate.py:diagonal_running_sums_fwd
+              outputs, the state in registers                 resident.py:diagonal_scan
+                on Hopper                                     resident_sm90.py:diagonal_scan_sm90
+                on Hopper, K = 256                            resident_wide_sm90.py:diagonal_scan_wide_sm90
+              or states, in float32 and of wide heads         memory.py:diagonal_states
+                and outputs from them                         memory.py:diagonal_outputs
+              segments of long sequences: their own states    memory.py:diagonal_states
+                and the states that they begin with           memory.py:diagonal_carries
+
+    backward  running sums of the gate, simple_gla only       gate.py:diagonal_running_sums_fwd
+              dv, and dq and dk without a gate                resident.py:diagonal_scan
+                on Hopper                                     resident_sm90.py:diagonal_scan_sm90
+                on Hopper, K = 256                            resident_wide_sm90.py:diagonal_scan_wide_sm90
+              or dv, in float32 and of wide heads             memory.py:diagonal_outputs
+              states and their gradients                      memory.py:diagonal_states
+              dq, dk, dg, simple_gla only                     memory.py:diagonal_scalar_gradients_bwd
+                on Hopper, simple_gla only                    resident_sm90.py:diagonal_scalar_gradients_bwd_sm90
+              or dq, dk, dg, in float32 and of wide heads     memory.py:diagonal_gradients_bwd
+              segments: the states that they begin with       memory.py:diagonal_carries
+
+`gla`, `rwkv6` in diagonal/::
+
+    forward   matrices that sum over tokens                   gate.py:diagonal_sum_matrices_fwd
+              scores and decayed rows                         vector.py:diagonal_vector_scores_fwd
+                strong gates on Hopper, gla only              vector_sm90.py:diagonal_vector_scores_strong_fwd_sm90
+              outputs, the state in registers                 vector.py:diagonal_vector_scan
+              or states, in float32 and of wide keys          memory.py:diagonal_states
+                and outputs from them                         vector.py:diagonal_vector_outputs
+                with a gate on values, gla only               memory.py:diagonal_outputs
+              segments: the states that they begin with       memory.py:diagonal_carries
+
+    backward  states and their gradients                      memory.py:diagonal_states
+              dv, the state's gradient in registers           vector.py:diagonal_vector_scan
+              or dv, in float32 and of wide keys              vector.py:diagonal_vector_outputs
+              gradients through states, and of scores         vector.py:diagonal_vector_inter_bwd
+              matrices that sum over tokens                   gate.py:diagonal_sum_matrices_fwd
+              dq, dk, dg, du                                  vector.py:diagonal_vector_intra_bwd
+                strong gates on Hopper, gla only              vector_sm90.py:diagonal_vector_intra_strong_bwd_sm90
+              all of them with a gate on values, gla only     memory.py:diagonal_gradients_bwd
+              segments: the states that they begin with       memory.py:diagonal_carries
+
+`delta_rule`, `gated_delta_rule` in delta/::
+
+    forward   scores                                          scores.py:delta_scores_fwd
+              triangular solve                                scores.py:delta_solve_fwd
+                both on Hopper                                scores_sm90.py:delta_scores_fwd_sm90
+              states, errors, outputs                         state.py:delta_state_fwd
+                on Hopper                                     state_sm90.py:delta_state_fwd_sm90
+              segments: the states that they begin with       state.py:delta_state_carry
+
+    backward  states and errors                               state.py:delta_state_fwd
+                on Hopper                                     state_sm90.py:delta_state_fwd_sm90
+              their gradients                                 state.py:delta_state_bwd
+                on Hopper                                     state_sm90.py:delta_state_bwd_sm90
+              segments: the states that they begin with       state.py:delta_state_carry
+              dq, dk, dv, dg, dbeta                           gradients.py:delta_gradients_bwd
+                on Hopper                                     gradients_sm90.py:delta_gradients_bwd_sm90
+                dg from its parts, gated_delta_rule only      gradients.py:delta_gate_bwd
+
+`kda`, `dplr` in delta/::
+
+    forward   scores and decayed rows, weak, strong gates     vector.py:delta_vector_scores_fwd
+                with the solve on Hopper, kda only            vector_sm90.py:delta_vector_scores_fwd_sm90
+                strong gates on Hopper, kda only              vector_sm90.py:delta_vector_scores_strong_fwd_sm90
+                weak gates on Hopper, dplr only               dplr_sm90.py:delta_dplr_scores_fwd_sm90
+              triangular solve                                scores.py:delta_solve_fwd
+              states, errors, outputs                         state.py:delta_state_fwd
+                on Hopper, kda only                           state_sm90.py:delta_state_fwd_sm90
+              segments: the states that they begin with       state.py:delta_state_carry
+
+    backward  decayed rows                                    vector.py:delta_vector_rows_fwd
+                on Hopper, kda only                           vector_sm90.py:delta_vector_scores_fwd_sm90
+                on Hopper, dplr only                          dplr_sm90.py:delta_dplr_scores_fwd_sm90
+              states and errors                               state.py:delta_state_fwd
+                on Hopper, kda only                           state_sm90.py:delta_state_fwd_sm90
+              their gradients                                 state.py:delta_state_bwd
+                on Hopper, kda only                           state_sm90.py:delta_state_bwd_sm90
+              segments: the states that they begin with       state.py:delta_state_carry
+              gradients of scores; dv and dbeta, kda          gradients.py:delta_scores_bwd
+              dq, dk, dg, da, db, weak and strong gates       vector.py:delta_vector_gradients_bwd
+                with all the others on Hopper, kda only       vector_sm90.py:delta_vector_gradients_bwd_sm90
+                weak gates on Hopper, dplr only               dplr_sm90.py:delta_dplr_gradients_bwd_sm90
+              dv, dplr only                                   vector.py:delta_vector_values_bwd
+
+`linear_attn` in mixed/, with ``causal=False``::
+
+    forward   k'v of every chunk                              states.py:mixed_sums_fwd
+              their sum                                       states.py:mixed_states_fwd
+              outputs                                         outputs.py:mixed_outputs_fwd
+
+    backward  k'v and q'do of every chunk                     states.py:mixed_sums_fwd
+              their sums                                      states.py:mixed_states_fwd
+              dq                                              gradients.py:mixed_queries_bwd
+              dk                                              gradients.py:mixed_keys_bwd
+              dv                                              gradients.py:mixed_values_bwd
+
+`mixed_attn` in mixed/::
+
+    forward   k'v of every chunk                              states.py:mixed_sums_fwd
+              states, sums over the chunks before             states.py:mixed_states_fwd
+              outputs                                         outputs.py:mixed_outputs_fwd
+
+    backward  k'v and q'do of every chunk                     states.py:mixed_sums_fwd
+              states and their gradients                      states.py:mixed_states_fwd
+              dq_quad, dq_lin                                 gradients.py:mixed_queries_bwd
+              dk_quad, dk_lin                                 gradients.py:mixed_keys_bwd
+              dv                                              gradients.py:mixed_values_bwd
+              dbias                                           gradients.py:mixed_bias_bwd
+
+    decode    one token of every sequence                     step.py:mixed_step_fwd
+
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in recurrent/::
+
+    decode    and the recurrent form, token by token          kernels.py:recurrent_tokens_fwd
+
+Gradients of the recurrent form are the backward pass above.
+"""
 
 from .backend import TritonBackend
 from .runtime.interpreter import read_scalars

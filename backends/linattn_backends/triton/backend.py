@@ -13,9 +13,11 @@ from torch import Tensor
 
 from .delta.op import delta_call
 from .diagonal.op import diagonal_call
-from .host.variant import details_of
-from .mixed.op import bidirectional_call, mixed_attention
+from .explain import details_of
+from .mixed.bidirectional import bidirectional_call
+from .mixed.op import mixed_attention
 from .recurrent.op import Tokens, decode
+from .runtime.device import INTERPRETED
 
 __all__ = ["TritonBackend"]
 
@@ -25,9 +27,6 @@ DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 
 UNFIT = {"<3.2": "it lacks what the kernels use"}
 """Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
-
-INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
-"""Whether kernels run in Triton's interpreter, on the CPU too; decided when the backend is imported."""
 
 Result = tuple[Tensor, Tensor | None]
 

@@ -1,4 +1,7 @@
-"""Which tiles run for the delta families: a few choices by shape, each checked on the device."""
+"""Which kernels of the delta core run, with which tiles, and why: by what is static of a call. Nothing is tuned at run time.
+
+Kernels for Hopper are imported where one is chosen: they are in a language that one release of the compiler has.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,79 @@ from dataclasses import dataclass
 import torch
 
 from ..host.tiles import Tile, fit, power_of_two
+from ..host.variant import Facts, Stage, Variant, unfit
+from ..runtime.device import Properties
+from .gradients import delta_gate_bwd, delta_gradients_bwd, delta_scores_bwd
+from .scores import delta_scores_fwd, delta_solve_fwd
+from .state import delta_state_bwd, delta_state_carry, delta_state_fwd
+from .vector import delta_vector_gradients_bwd, delta_vector_rows_fwd, delta_vector_scores_fwd, delta_vector_values_bwd
 
-__all__ = ["DeltaTiles", "delta_tiles"]
+__all__ = ["DeltaVariant", "backward_variant", "chunk_tokens", "forward_variant"]
+
+Stages = dict[str, Stage]
+
+GATES = {"delta_rule": 0, "gated_delta_rule": 1, "kda": 2, "dplr": 2}
+"""The gate of each family: 0 none, 1 a scalar, 2 a vector."""
+
+THREE_PROGRAMS = dict(maxnreg=168)
+"""Of programs of four warps, three of which share a multiprocessor of Hopper."""
+
+OVERLAP = dict(launch_pdl=True)
+"""Of a kernel that may begin while the one before it runs: it waits by itself, by :func:`..lib.sm90.follow`.
+
+Strong scores and states that write outputs gained by it, backward passes nothing.
+"""
 
 
 @dataclass(frozen=True)
-class DeltaTiles:
-    """Everything that is chosen for a call.
+class DeltaVariant(Variant):
+    """A variant of the delta core, and the numbers that its kernels share.
 
     Attributes:
         chunk: Tokens a chunk.
         split: bfloat16 terms that stand for a float32 number in a sum of gates.
         range: A chunk that decays by less than ``2^range`` takes the plain products.
         precision: How products of float32 tiles are done.
-        processors: Multiprocessors of the device.
-        ring: Chunks that a walk for Hopper has in shared memory.
-        carry: Of the kernel that goes from segment to segment; ``None`` where no block's shared memory holds what it reads.
+        num_sms: Multiprocessors of the device.
+        scores_chunks: Chunks that a program of the scores takes.
+        state_programs: Programs that carry a state and share a multiprocessor.
     """
 
     chunk: int
     split: int
     range: float
     precision: str
-    processors: int
-    ring: int
-    prepare: Tile
-    solve: Tile
-    forwards: Tile
-    backwards: Tile
-    carry: Tile | None
-    pairs: Tile
-    gradients: Tile
-    gradients_slow: Tile
+    num_sms: int
+    scores_chunks: int
+    state_programs: int
 
-    def segment(self, T: int, N: int, heads: int, tiles: int, each: int) -> int:
-        """Chunks a segment, if ``heads`` sequences of ``tiles`` programs must be split to give processors ``each``; else 0."""
-        busy = heads * tiles
-        if self.carry is None or 8 * busy >= 7 * self.processors or N == 0:
+    def few(self, count: int) -> int:
+        """Programs that fill the device and share ``count`` pieces of work."""
+        return min(count, 2 * self.num_sms)
+
+    def segment(self, T: int, N: int, busy: int) -> int:
+        """Chunks a segment, if sequences that keep ``busy`` programs must be cut to fill the device; else 0."""
+        if "segment_carry" not in self.stages or 8 * busy >= 7 * self.num_sms or N == 0:
             return 0
         chunks = -(-T // self.chunk)
-        length = max(-(-chunks * busy // (each * self.processors)), 8)
+        length = max(-(-chunks * busy // (self.state_programs * self.num_sms)), 8)
         return length if 3 * length <= chunks else 0
+
+
+def most_tokens(dtype: torch.dtype, K: int, beta: int) -> int:
+    """Tokens of the longest chunk."""
+    return 32 if dtype != torch.bfloat16 or beta == 2 or K > 128 else 64
+
+
+def chunk_tokens(dtype: torch.dtype, K: int, beta: int, chunk: int) -> int:
+    """Tokens a chunk; ``beta`` is 2 for one a value channel, ``chunk`` the caller's wish, or 0."""
+    most = most_tokens(dtype, K, beta)
+    return min(max(power_of_two(chunk), 16), most) if chunk else most
+
+
+def beta_of(facts: Facts) -> int:
+    """What ``beta`` a call has: 0 none, 1 one a token, 2 one a value channel."""
+    return 0 if facts.family == "dplr" else facts.strength
 
 
 def precise(K: int) -> str:
@@ -56,39 +91,228 @@ def precise(K: int) -> str:
     return "tf32x3" if K >= 16 else "ieee"
 
 
-@functools.lru_cache(maxsize=1024)
-def delta_tiles(
-    K: int, V: int, dtype: torch.dtype, gate: int, beta: int, chunk: int, processors: int, roomy: bool
-) -> DeltaTiles:  # fmt: skip
-    """Tiles for widths ``K`` and ``V``, a gate (0 none, 1 scalar, 2 vector), a ``beta`` (0 none: ``dplr``, 1 a token, 2 a value
-    channel) and, unless 0, the caller's ``chunk``; ``roomy`` is a device with Hopper's shared memory.
-    """
-    full = dtype != torch.bfloat16
-    usual = 32 if full or beta == 2 or K > 128 else 64
-    C = min(max(power_of_two(chunk), 16), usual) if chunk else usual
+def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
+    """The tile of each stage: a few choices by shape, each checked on the device."""
+    _, dtype, K, V, C, _ = facts
+    gate, beta, full = GATES[facts.family], beta_of(facts), dtype != torch.bfloat16
     rows = max(power_of_two(K), 16 if full else 64)
-    least = 16 if full else 64  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
-    one = full or K > 128 or not roomy or (beta == 0 and K > 64)  # stage: more do not fit, in general
-    walk = Tile(rows, fit(V, 32 if full else 64, least), 4, 1 if one else 2)
-    usual_size = K == V == 128 and not full and roomy
+    most, least = (32, 16) if full else (64, 64)  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
+    keys, values = fit(K, most, least), fit(V, most, least)
+    one = full or K > 128 or not large_smem or (beta == 0 and K > 64)  # stage: more do not fit, in general
+    state = Tile(rows, values, 4, 1 if one else 2)
+    usual_size = K == V == 128 and not full and large_smem
     usual = usual_size and beta == 1
-    return DeltaTiles(
-        chunk=C,
-        split=3 if dtype == torch.float32 else 2,
-        range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
-        precision="tf32" if dtype != torch.float32 else precise(K),
-        processors=processors,
-        ring=3 if gate < 2 else 2,
-        prepare=Tile(128 if usual and gate == 1 else fit(K, 32 if full else 64, least), 0, 4, 1),
+    gradients = Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), values, 4, 1)
+    return dict(
+        scores=Tile(128 if usual and gate == 1 else keys, 0, 4, 1),
         solve=Tile(0, 0, 1, 1),
-        forwards=walk._replace(stages=3 if gate < 2 else 2) if walk.stages == 2 or (usual_size and beta == 0) else walk,
-        backwards=walk._replace(stages=3 if usual else 2) if usual_size and (gate == 1 or beta == 0) else walk,
-        carry=Tile(rows, 16, 4, 1 if not roomy else 2 if full else 3) if K <= 128 else None,  # [K, K], float32
-        pairs=Tile(0, 128 if usual else fit(V, 32 if full else 64, least), 4, 1),
-        gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2)
-        if usual and gate < 2
-        else Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), fit(V, 32 if full else 64, least), 4, 1),
-        gradients_slow=Tile(  # dplr: 8 warps take a quarter longer than 4, and 0.6 of the compiler's time
-            fit(K, 32 if full else 64, least), fit(V, 32 if full else 64, least), 8 if beta == 0 and C == 64 else 4, 1
-        ),
+        state_fwd=state._replace(stages=3 if gate < 2 else 2) if not one or (usual_size and beta == 0) else state,
+        state_bwd=state._replace(stages=3 if usual else 2) if usual_size and (gate == 1 or beta == 0) else state,
+        segment_carry=Tile(rows, 16, 4, 1 if not large_smem else 2 if full else 3),
+        scores_bwd=Tile(0, 128 if usual else values, 4, 1),
+        gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2) if usual and gate < 2 else gradients,
+        # dplr: 8 warps take a quarter longer than 4, and 0.6 of the compiler's time
+        gradients_strong=Tile(keys, values, 8 if beta == 0 and C == 64 else 4, 1),
+        gate=Tile(0, 0, 1, 1),
+        sm90=Tile(64, 0, 4, 1),
     )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the stages of a variant follow from.
+
+    Attributes:
+        facts: What is static of the call.
+        device: What is chosen by, of the device.
+        unaligned: Which arrays kernels for Hopper cannot copy as they lie.
+    """
+
+    facts: Facts
+    device: Properties
+    unaligned: tuple[str, ...]
+
+    @property
+    def gate(self) -> int:
+        """The gate of the family, as in :data:`GATES`."""
+        return GATES[self.facts.family]
+
+    @property
+    def dplr(self) -> bool:
+        """Whether two rows are written a token: its scores have a kernel for Hopper of their own, its state none."""
+        return self.facts.family == "dplr"
+
+    @functools.cached_property
+    def tiles(self) -> dict[str, Tile]:
+        """The tile of each stage."""
+        return tiles_for(self.facts, self.device.large_smem)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The arrays that scores are made of."""
+        return ("q", "k", "a", "b", "g") if self.gate == 2 else ("q", "k")
+
+    def why_plain(self, *reads: str) -> str | None:
+        """Why no kernel for Hopper takes the arrays that it ``reads``; ``None`` if one does."""
+        rough = [name for name in self.unaligned if name in reads]
+        return unfit(self.facts) or self.device.not_hopper or (f"{', '.join(rough)} not aligned to 16 bytes" if rough else None)
+
+    def stage(self, name: str, kernel: object) -> Stages:
+        """A stage of a plain kernel."""
+        return {name: Stage(kernel, self.tiles[name])}
+
+    def scores(self, kept: bool) -> Stages:
+        """Scores and solved systems; if the forward pass ``kept`` those, decayed rows alone, where there are any."""
+        if kept and self.gate < 2:
+            return {}
+        if self.why_plain(*self.operands) is None:
+            if self.gate < 2:
+                return self.scalar_scores_sm90()
+            return self.dplr_scores_sm90(kept) if self.dplr else self.kda_scores_sm90(kept)
+        if kept:
+            return dict(rows=Stage(delta_vector_rows_fwd, self.tiles["scores"]))
+        if self.gate < 2:
+            return self.stage("scores", delta_scores_fwd) | self.solve()
+        return self.stage("scores", delta_vector_scores_fwd) | self.strong_scores() | self.solve()
+
+    def scalar_scores_sm90(self) -> Stages:
+        """Scores and solve for at most a scalar gate, in one kernel for Hopper."""
+        from .scores_sm90 import delta_scores_fwd_sm90
+
+        return dict(scores=Stage(delta_scores_fwd_sm90, self.tiles["sm90"], THREE_PROGRAMS))
+
+    def kda_scores_sm90(self, kept: bool) -> Stages:
+        """Decayed rows of ``kda`` and, unless ``kept``, scores and solve in one, in kernels for Hopper."""
+        from .vector_sm90 import delta_vector_scores_fwd_sm90, delta_vector_scores_strong_fwd_sm90
+
+        tile = self.tiles["sm90"]
+        if kept:
+            return dict(rows=Stage(delta_vector_scores_fwd_sm90, tile))
+        return dict(
+            scores=Stage(delta_vector_scores_fwd_sm90, tile, THREE_PROGRAMS),
+            scores_strong=Stage(delta_vector_scores_strong_fwd_sm90, tile, OVERLAP),
+        )
+
+    def dplr_scores_sm90(self, kept: bool) -> Stages:
+        """Decayed rows of ``dplr`` and, unless ``kept``, scores; strong chunks have no kernel for Hopper, nor has the solve."""
+        from .dplr_sm90 import delta_dplr_scores_fwd_sm90
+
+        made = Stage(delta_dplr_scores_fwd_sm90, self.tiles["sm90"])
+        return dict(rows=made) if kept else dict(scores=made) | self.strong_scores() | self.solve()
+
+    def strong_scores(self) -> Stages:
+        """Scores of strong chunks, by levels."""
+        return dict(scores_strong=Stage(delta_vector_scores_fwd, self.tiles["scores"]))
+
+    def solve(self) -> Stages:
+        """The triangular solve, but for a ``beta`` a value channel, whose systems are solved as the state is carried."""
+        return {} if beta_of(self.facts) == 2 else self.stage("solve", delta_solve_fwd)
+
+    def state_sm90(self, y: str) -> bool:
+        """Whether a kernel for Hopper carries the state, which reads ``y``, or its gradient; decayed rows are aligned."""
+        return not self.dplr and self.why_plain(*(() if self.gate == 2 else self.operands), y) is None
+
+    def state_fwd(self) -> Stage:
+        """The state from chunk to chunk."""
+        if not self.state_sm90("v"):
+            return Stage(delta_state_fwd, self.tiles["state_fwd"])
+        from .state_sm90 import delta_state_fwd_sm90
+
+        return Stage(delta_state_fwd_sm90, self.tiles["state_fwd"], dict(STAGES=3 if self.gate < 2 else 2))
+
+    def state_bwd(self) -> Stage:
+        """The state's gradient from chunk to chunk."""
+        if not self.state_sm90("do"):
+            return Stage(delta_state_bwd, self.tiles["state_bwd"])
+        from .state_sm90 import delta_state_bwd_sm90
+
+        return Stage(delta_state_bwd_sm90, self.tiles["state_bwd"], dict(STAGES=3 if self.gate < 2 else 2))
+
+    def segments(self, **each: Stage) -> Stages:
+        """What runs where sequences are cut into segments.
+
+        Wide keys are not cut: no block's shared memory holds what the carry reads. Nor are sequences with a ``beta`` a value
+        channel: what a segment does to the state would be a ``[K, K]`` a channel.
+        """
+        if self.facts.K > 128 or beta_of(self.facts) == 2:
+            return {}
+        return each | self.stage("segment_carry", delta_state_carry)
+
+    def gradients(self) -> Stages:
+        """Gradients of operands and gates."""
+        sm90 = self.why_plain(*self.operands, "do", *(("v",) if self.dplr else ())) is None
+        if self.gate < 2:
+            return self.scalar_gradients_sm90() if sm90 else self.stage("gradients", delta_gradients_bwd)
+        if sm90 and not self.dplr:
+            return self.kda_gradients_sm90()
+        stages = self.stage("scores_bwd", delta_scores_bwd) | self.stage("gradients", delta_vector_gradients_bwd)
+        if sm90:
+            stages |= self.dplr_gradients_sm90()
+        stages |= self.stage("gradients_strong", delta_vector_gradients_bwd)
+        return stages | dict(values=Stage(delta_vector_values_bwd, self.tiles["gradients"])) if self.dplr else stages
+
+    def scalar_gradients_sm90(self) -> Stages:
+        """Gradients for at most a scalar gate, for Hopper; each tile leaves a part of the gate's, to be summed."""
+        from .gradients_sm90 import delta_gradients_bwd_sm90
+
+        stages = dict(gradients=Stage(delta_gradients_bwd_sm90, self.tiles["gradients"]._replace(BK=64)))
+        return stages | self.stage("gate", delta_gate_bwd) if self.gate else stages
+
+    def kda_gradients_sm90(self) -> Stages:
+        """Gradients of ``kda`` for Hopper, of scores and values too."""
+        from .vector_sm90 import delta_vector_gradients_bwd_sm90
+
+        made = Stage(delta_vector_gradients_bwd_sm90, self.tiles["sm90"])
+        return dict(gradients=made, gradients_strong=made)
+
+    def dplr_gradients_sm90(self) -> Stages:
+        """Gradients of the other chunks of ``dplr``, for Hopper; strong chunks have no kernel for it."""
+        from .dplr_sm90 import delta_dplr_gradients_bwd_sm90
+
+        return dict(gradients=Stage(delta_dplr_gradients_bwd_sm90, self.tiles["sm90"]))
+
+    def variant(self, stages: Stages) -> DeltaVariant:
+        """The variant of these stages."""
+        dtype, why = self.facts.dtype, self.why_plain(*self.operands)
+        return DeltaVariant(
+            stages,
+            why,
+            chunk=self.facts.chunk,
+            split=3 if dtype == torch.float32 else 2,
+            range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
+            precision="tf32" if dtype != torch.float32 else precise(self.facts.K),
+            num_sms=self.device.num_sms,
+            scores_chunks=4 if self.gate < 2 and why is None else 1,
+            state_programs=1 if self.state_sm90("v") else 2,
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def forward_variant(facts: Facts, device: Properties, unaligned: tuple[str, ...] = ()) -> DeltaVariant:
+    """The variant of a forward pass.
+
+    Args:
+        facts: What is static of the call.
+        device: What is chosen by, of the device.
+        unaligned: Which of ``q, k, v, a, b, g`` kernels for Hopper cannot copy as they lie.
+    """
+    choice = Choice(facts, device, unaligned)
+    state = choice.state_fwd()
+    outputs = state._replace(options=dict(state.options, **OVERLAP)) if choice.state_sm90("v") else state
+    return choice.variant(choice.scores(kept=False) | choice.segments(segment_fwd=state) | dict(state_fwd=outputs))
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_variant(facts: Facts, kept: bool, device: Properties, unaligned: tuple[str, ...] = ()) -> DeltaVariant:
+    """The variant of a backward pass.
+
+    Args:
+        facts: What is static of the call.
+        kept: Whether the forward pass kept its scores.
+        device: What is chosen by, of the device.
+        unaligned: Which of ``q, k, v, a, b, g, do`` kernels for Hopper cannot copy as they lie.
+    """
+    choice = Choice(facts, device, unaligned)
+    forward, backward = choice.state_fwd(), choice.state_bwd()
+    stages = choice.scores(kept) | choice.segments(segment_fwd=forward, segment_bwd=backward)
+    return choice.variant(stages | dict(state_fwd=forward, state_bwd=backward) | choice.gradients())

@@ -1,10 +1,11 @@
-"""Kernels of :mod:`.vector` for ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take plain products.
+"""Scores, decayed rows and gradients of ``dplr`` in Gluon, for Hopper: bfloat16, usual sizes, chunks that take plain products.
 
-``a`` and ``b``, here ``r`` and ``w``, may have another dtype. No copy converts, so those pass through registers.
+Equations are those of :mod:`.vector`. ``a`` and ``b``, here ``-r`` and ``w``, may have another dtype. No copy converts, so
+those pass through registers.
 
-As in :mod:`.hopper`: everything is asked for at once and used as it comes, a product is waited for where its result is
-used, and two programs share a processor. So shared memory is what there is least of: a place is given to what comes next as
-soon as what it held was used.
+Everything is asked for at once and used as it comes, a product is waited for where its result is used, and two programs share
+a multiprocessor. So shared memory is what there is least of: a place is given to what comes next as soon as what it held was
+used.
 """
 
 import triton.language as tl
@@ -30,21 +31,20 @@ from ..lib.sm90 import (
     unknown_zero,
 )
 from ..lib.tiles import FLOOR, LOG2E
-from .hopper import put_scores
 
-__all__ = ["gradients", "prepare"]
+__all__ = ["delta_dplr_gradients_bwd_sm90", "delta_dplr_scores_fwd_sm90"]
 
 
 @gluon.jit
-def begin(buffer, p, stride, count, C: gl.constexpr, BK: gl.constexpr):
-    """Begin to copy rows of bfloat16 to ``buffer``; others are loaded by ``ahead``."""
+def copy_narrow_rows(buffer, p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Begin of a copy of rows of bfloat16 to ``buffer``; wider rows are loaded by ``load_wide_rows``."""
     if p.dtype.element_ty == gl.bfloat16:
         copy(buffer, p, stride, count, C, BK)
 
 
 @gluon.jit
-def ahead(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
-    """Those others, on their way."""
+def load_wide_rows(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Rows wider than bfloat16, on their way to registers."""
     if p.dtype.element_ty == gl.bfloat16:
         return 0
     else:
@@ -55,15 +55,15 @@ def ahead(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def settle(buffer, p, x):
-    """And stored."""
+def store_wide_rows(buffer, p, x):
+    """Store to ``buffer`` of rows that ``load_wide_rows`` brought."""
     if p.dtype.element_ty != gl.bfloat16:
         buffer.store(x.to(gl.bfloat16))
 
 
 @gluon.jit
-def put(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """``spread`` of float32 ``x``; where that is what is stored, from where it lies."""
+def store_product(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
+    """Store of a product's float32 ``x``; where that is what is stored, from the registers where it lies."""
     if p.dtype.element_ty == gl.float32:
         r = gl.arange(0, C, gl.SliceLayout(1, sums(W)))[:, None]
         columns = gl.arange(0, W, gl.SliceLayout(0, sums(W)))[None, :]
@@ -73,8 +73,8 @@ def put(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
 
 
 @gluon.jit
-def decay(buffer, x, C: gl.constexpr, BK: gl.constexpr):
-    """``buffer ∘ x``, in its place."""
+def scale_rows(buffer, x, C: gl.constexpr, BK: gl.constexpr):
+    """Product ``buffer ∘ x``, in the buffer's place."""
     buffer.store((buffer.load(sums(BK)).to(gl.float32) * x).to(gl.bfloat16))
 
 
@@ -88,16 +88,16 @@ def load_gates(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def put_rows(p, buffer, early, late, stride, count, C: gl.constexpr, BK: gl.constexpr):
-    """Store ``buffer ∘ early ∘ late``, and leave ``buffer ∘ early`` in its place."""
+def store_decayed_rows(p, buffer, early, wide, stride, count, C: gl.constexpr, BK: gl.constexpr):
+    """Store of ``buffer ∘ early ∘ late``, which leaves ``buffer ∘ early`` in its place."""
     x = buffer.load(sums(BK)).to(gl.float32) * early
     buffer.store(x.to(gl.bfloat16))
-    spread(p, (x * late).to(gl.bfloat16), stride, count, C, BK)
+    spread(p, (x * wide).to(gl.bfloat16), stride, count, C, BK)
 
 
 @gluon.jit
 def sum_of_gates(ones, which, high, rest, C: gl.constexpr, BK: gl.constexpr):
-    """A sum over the tokens ``which [C, C]`` of gates in two terms."""
+    """Sums over the tokens ``which [C, C]`` of gates in two terms."""
     gl.thread_barrier()
     ones.store(gl.where(which, gl.full((C, C), 1.0, gl.float32, sums(C)), 0.0).to(gl.bfloat16))
     fence_async_shared()
@@ -108,22 +108,27 @@ def sum_of_gates(ones, which, high, rest, C: gl.constexpr, BK: gl.constexpr):
 
 
 @gluon.jit
-def scores(left, right, C: gl.constexpr, NK: gl.constexpr):
-    """``left rightᵀ``, of rows in ``NK`` pieces."""
+def score_products(left, right, C: gl.constexpr, NK: gl.constexpr):
+    """Scores ``left rightᵀ``, of rows in ``NK`` pieces."""
     acc = gl.zeros((C, C), gl.float32, sums(C))
     for ik in gl.static_range(NK):
         acc = issue(left.index(ik), right.index(ik).permute((1, 0)), acc, ik == 0)
     return acc
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def prepare(
-    q, r, w, k, g, A, L, A2, L2, rates, read, compare, write, write2, ranges,
-    owner, first, cu, T, PER, N, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, SCORES: gl.constexpr,
-    RANGE: gl.constexpr,
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def delta_dplr_scores_fwd_sm90(
+    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
+    SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
+    DT: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.vector.prepare` by plain products; without ``SCORES`` as ``decayed``, whatever the chunk decays by."""
+    """Scores and decayed rows of every chunk that takes plain products.
+
+    Without ``SCORES``, decayed rows alone, whatever the chunk decays by.
+    """
     NK: gl.constexpr = K // BK
     _, hv, i = parts(1, HV)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -144,16 +149,16 @@ def prepare(
     k = at_head(k, b, row, hv, kb, kt, kh, GROUP)
     for ik in gl.static_range(NK):
         copy(bq.index(ik), q + ik * BK, qt, count, C, BK)
-        begin(br.index(ik), r + ik * BK, rt, count, C, BK)
-        begin(bw.index(ik), w + ik * BK, wt, count, C, BK)
+        copy_narrow_rows(br.index(ik), r + ik * BK, rt, count, C, BK)
+        copy_narrow_rows(bw.index(ik), w + ik * BK, wt, count, C, BK)
         copy(bk.index(ik), k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
-    late = ()
+    wide = ()
     for ik in gl.static_range(NK):  # all asked for at once
-        late = late + (ahead(r + ik * BK, rt, count, C, BK), ahead(w + ik * BK, wt, count, C, BK))  # noqa: RUF005
+        wide = wide + (load_wide_rows(r + ik * BK, rt, count, C, BK), load_wide_rows(w + ik * BK, wt, count, C, BK))  # noqa: RUF005
     for ik in gl.static_range(NK):
-        settle(br.index(ik), r, late[2 * ik])
-        settle(bw.index(ik), w, late[2 * ik + 1])
+        store_wide_rows(br.index(ik), r, wide[2 * ik])
+        store_wide_rows(bw.index(ik), w, wide[2 * ik + 1])
     t = gl.arange(0, C, gl.SliceLayout(1, sums(BK)))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, sums(BK)))
     high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile)
@@ -163,40 +168,40 @@ def prepare(
     for ik in gl.static_range(NK):
         gate = load_gates(at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
         whole = gl.sum(gate, 0)
-        gl.store(rates + here * K + ik * BK + s, gl.exp2(whole))
+        gl.store(decays + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
         gl.thread_barrier()
         put_terms(high, rest, gate)
         place = head + ik * BK
         if SCORES:
             # Both sides measured from half of what the chunk decays by.
-            kept = gl.where(least > -RANGE, count, 0)
+            states = gl.where(least > -RANGE, count, 0)
             half = gl.exp2(whole * 0.5)[None, :]
             G = sum_of_gates(ones, s[None, :] <= t, high, rest, C, BK) - (whole * 0.5)[None, :]
             async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
-            put_rows(read + place, bq.index(ik), gl.exp2(G), half, HV * K, kept, C, BK)
-            put_rows(compare + place, br.index(ik), -gl.exp2(G - gate), half, HV * K, kept, C, BK)
-            put_rows(write + place, bw.index(ik), gl.exp2(-G), half, HV * K, kept, C, BK)
-            put_rows(write2 + place, bk.index(ik), gl.exp2(-G), half, HV * K, kept, C, BK)
+            store_decayed_rows(read + place, bq.index(ik), gl.exp2(G), half, HV * K, states, C, BK)
+            store_decayed_rows(compare + place, br.index(ik), -gl.exp2(G - gate), half, HV * K, states, C, BK)
+            store_decayed_rows(write + place, bw.index(ik), gl.exp2(-G), half, HV * K, states, C, BK)
+            store_decayed_rows(write2 + place, bk.index(ik), gl.exp2(-G), half, HV * K, states, C, BK)
         else:
             early = gl.exp2(sum_of_gates(ones, s[None, :] <= t, high, rest, C, BK))
             async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
-            put_rows(read + place, bq.index(ik), early, 1.0, HV * K, count, C, BK)
+            store_decayed_rows(read + place, bq.index(ik), early, 1.0, HV * K, count, C, BK)
             before = gl.exp2(sum_of_gates(ones, s[None, :] < t, high, rest, C, BK))
-            put_rows(compare + place, br.index(ik), before, -1.0, HV * K, count, C, BK)
+            store_decayed_rows(compare + place, br.index(ik), before, -1.0, HV * K, count, C, BK)
             later = gl.exp2(sum_of_gates(ones, s[None, :] > t, high, rest, C, BK))
-            put_rows(write + place, bw.index(ik), later, 1.0, HV * K, count, C, BK)
-            put_rows(write2 + place, bk.index(ik), later, 1.0, HV * K, count, C, BK)
-    gl.store(ranges + here, least)
+            store_decayed_rows(write + place, bw.index(ik), later, 1.0, HV * K, count, C, BK)
+            store_decayed_rows(write2 + place, bk.index(ik), later, 1.0, HV * K, count, C, BK)
+    gl.store(log_decays + here, least)
     if SCORES:
         fence_async_shared()
         gl.thread_barrier()
         wanted = gl.where(least > -RANGE, C, 0)
-        a, m = warpgroup_mma_wait(0, [scores(bq, bw, C, NK), scores(br, bw, C, NK)])
-        put_scores(A, L, a * scale, m, here, wanted, C)
-        a, m = warpgroup_mma_wait(0, [scores(bq, bk, C, NK), scores(br, bk, C, NK)])
+        a, m = warpgroup_mma_wait(0, [score_products(bq, bw, C, NK), score_products(br, bw, C, NK)])
+        store_scores(A, L1, a * scale, m, here, wanted, C)
+        a, m = warpgroup_mma_wait(0, [score_products(bq, bk, C, NK), score_products(br, bk, C, NK)])
         bq._keep_alive()
         br._keep_alive()
         bw._keep_alive()
@@ -208,8 +213,8 @@ def prepare(
 
 
 @gluon.jit
-def in_common(S, dS, V: gl.constexpr, BK: gl.constexpr):
-    """``Σ_v S ∘ dS [BK]``, a few rows at a time: registers are short."""
+def states_overlap(S, dS, V: gl.constexpr, BK: gl.constexpr):
+    """Sums ``Σ_v S ∘ dS [BK]``, a few rows at a time: registers are short."""
     layout: gl.constexpr = rows_of(BK)
     acc = gl.zeros((16, BK), gl.float32, layout)
     for part in gl.static_range(V // 16):
@@ -218,23 +223,24 @@ def in_common(S, dS, V: gl.constexpr, BK: gl.constexpr):
     return gl.sum(acc, 0)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN"])
-def gradients(
-    q, r, w, k, v, do, g, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
-    owner, first, cu, T, PER, N, HV, TURN, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PART: gl.constexpr,
-    PACKED: gl.constexpr, RANGE: gl.constexpr,
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
+def delta_dplr_gradients_bwd_sm90(
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
+    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    TURNS: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, STRONG: gl.constexpr,
+    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, da, db, dk, dg [C, BK]``: readers' gradients first, then writers'; nothing of strong chunks."""
-    heads = HV // PART
+    """Gradients ``dq, da, db, dk, dg [C, BK]`` of one chunk: readers' first, then writers'; nothing of strong chunks."""
+    heads = HV // TURNS
     ik, h, i = parts(K // BK, heads)
-    hv = h * PART + TURN
+    hv = h * TURNS + TURN
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
     here = i.to(gl.int64) * HV + hv
-    if gl.load(ranges + here) <= -RANGE:
+    if gl.load(log_decays + here) <= -RANGE:
         return
     b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
     head = (b * T + row) * HV + hv
@@ -247,21 +253,21 @@ def gradients(
     rows = gl.allocate_shared_memory(gl.bfloat16, [4, C, BK], tile)
     bq, br, bw, bk = rows.index(0), rows.index(1), rows.index(2), rows.index(3)
     values = gl.allocate_shared_memory(gl.bfloat16, [2, C, V], rows_v)
-    given, y = values.index(0), values.index(1)
+    bdo, y = values.index(0), values.index(1)
     r = at_head(r, b, row, hv, rb, rt, rh, 1) + ik * BK
     w = at_head(w, b, row, hv, wb, wt, wh, 1) + ik * BK
     copy(bg, at_head(g, b, row, hv, gb, gt, gh, 1) + ik * BK, gt, count, C, BK)
     async_copy.commit_group()
     copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
-    begin(br, r, rt, count, C, BK)
-    begin(bw, w, wt, count, C, BK)
+    copy_narrow_rows(br, r, rt, count, C, BK)
+    copy_narrow_rows(bw, w, wt, count, C, BK)
     copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
-    copy(given, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
+    copy(bdo, at_head(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
     copy(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
-    xr = ahead(r, rt, count, C, BK)
-    xw = ahead(w, wt, count, C, BK)
+    xr = load_wide_rows(r, rt, count, C, BK)
+    xw = load_wide_rows(w, wt, count, C, BK)
 
     # All rows decayed to and from the chunk's middle, by half of what it decays by.
     acc: gl.constexpr = sums(BK)
@@ -277,25 +283,25 @@ def gradients(
     gl.thread_barrier()
     S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], tile)
     dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], tile)
-    copy(S, kept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(S, states + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    copy(dS, dkept + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dstates + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
-    settle(br, r, xr)
-    settle(bw, w, xw)
+    store_wide_rows(br, r, xr)
+    store_wide_rows(bw, w, xw)
     async_copy.wait_group(3)
     gl.thread_barrier()
-    decay(bq, gl.exp2(G), C, BK)
-    decay(br, -gl.exp2(G - gate), C, BK)  # reads before its own gate
-    decay(bw, gl.exp2(-G), C, BK)
-    decay(bk, gl.exp2(-G), C, BK)
+    scale_rows(bq, gl.exp2(G), C, BK)
+    scale_rows(br, -gl.exp2(G - gate), C, BK)  # reads before its own gate
+    scale_rows(bw, gl.exp2(-G), C, BK)
+    scale_rows(bk, gl.exp2(-G), C, BK)
     G += none
 
     # Readers.
     async_copy.wait_group(1)
     fence_async_shared()
     gl.thread_barrier()
-    read = issue(given, S, zeros, True)
+    read = issue(bdo, S, zeros, True)
     compared = issue(y, S, zeros, True)
     async_copy.wait_group(0)
     read, compared = warpgroup_mma_wait(0, [read, compared])
@@ -308,7 +314,7 @@ def gradients(
     copy(sA2, dA2 + here * (C * C), C, C, C, C)
     copy(sL2, dL2 + here * (C * C), C, C, C, C)
     async_copy.commit_group()
-    met = gl.convert_layout(in_common(S, dS, V, BK), gl.SliceLayout(0, acc))[None, :] * half * half
+    overlap = gl.convert_layout(states_overlap(S, dS, V, BK), gl.SliceLayout(0, acc))[None, :] * half * half
     gl.thread_barrier()
     e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
     copy(e, errors + head * V, HV * V, count, C, V)
@@ -321,13 +327,13 @@ def gradients(
     read = issue(sA, bw, read * (scale * half), False)
     read = issue(sA2, bk, read, False)
     place = head * K + ik * BK
-    summed = ((b * T + row) * heads + hv // PART) * K + ik * BK
+    summed = ((b * T + row) * heads + hv // TURNS) * K + ik * BK
     compared = warpgroup_mma_wait(2, [compared])
     behind = br.load(acc).to(gl.float32) * compared
-    put(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
+    store_product(dr + place, compared * -gl.exp2(G - gate), HV * K, count, C, BK)
     read = warpgroup_mma_wait(0, [read])
     crossing = bq.load(acc).to(gl.float32) * read
-    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, PART)
+    put_sum(dq + summed, read * gl.exp2(G), heads * K, count, TURN, C, BK, TURNS)
     G += none
 
     # Writers. What a pair gives to its two tokens must cancel for gates outside: so both sides as they were rounded.
@@ -341,11 +347,11 @@ def gradients(
     copy(bv, at_head(v, b, row, hv, vb, vt, vh, 1), vt, count, C, V)
     async_copy.commit_group()
     wrote *= half
-    through = met + gl.sum(bw.load(acc).to(gl.float32) * wrote, 0)[None, :]
+    through = overlap + gl.sum(bw.load(acc).to(gl.float32) * wrote, 0)[None, :]
     wrote = issue(sA.permute((1, 0)), bq, wrote, False)
     wrote = warpgroup_mma_wait(0, [issue(sL.permute((1, 0)), br, wrote, False)])
     crossing -= bw.load(acc).to(gl.float32) * wrote
-    put(dw + place, wrote * gl.exp2(-G), HV * K, count, C, BK)
+    store_product(dw + place, wrote * gl.exp2(-G), HV * K, count, C, BK)
     G += none
     async_copy.wait_group(0)
     fence_async_shared()
@@ -361,7 +367,17 @@ def gradients(
     rows._keep_alive()
     gl.thread_barrier()
     crossing -= bk.load(acc).to(gl.float32) * wrote
-    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, PART)
+    put_sum(dk + summed, wrote * gl.exp2(-G), heads * K, count, TURN, C, BK, TURNS)
     gl.thread_barrier()
     crossing = totals(gl.where(s >= t, zeros + 1.0, 0.0), crossing + behind, C, BK) - behind + through
     spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+
+
+@gluon.jit
+def store_scores(A, L, a, m, here, rows, C: gl.constexpr):
+    """Store of the first ``rows`` of a chunk's scores: what is above their diagonals is zero, or not read."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, rows, C, C)
+    gl.store(L + square + t * C + s, gl.where(s < t, m, 0.0), mask=(s // 16 <= t // 16) & (t < rows))

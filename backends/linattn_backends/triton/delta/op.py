@@ -7,16 +7,17 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from ..recurrent.op import Tokens, filled, final_shape, walk
-from ..runtime.operator import rules
-from ..runtime.precompile import foreseen
-from .host import Delta, Scores, backward, forward
+from ..recurrent.op import Tokens, recurrent_forward
+from ..runtime.operator import filled, final_shape, rules
+from ..runtime.precompile import precompiled
+from .call import DeltaCall, Scores
+from .chunk import backward, forward
 
 __all__ = ["delta", "delta_backward", "delta_call"]
 
 
 @torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
-@foreseen()
+@precompiled()
 def delta_backward(
     do: Tensor,
     dfinal: Tensor | None,
@@ -39,9 +40,9 @@ def delta_backward(
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
 
-    ``Scores`` that were not kept are made again.
+    Scores that the forward pass did not keep are made again.
     """
-    call = Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
     scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
     grads = backward(call, do, dfinal, scores)
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
@@ -58,7 +59,7 @@ _backward_call = register(delta_backward)
 rule = rules(9, delta_backward, _backward_call)
 
 
-@foreseen(rule.rehearse)
+@precompiled(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
     initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
@@ -67,8 +68,12 @@ def computed(
     nothing = (None,) * len(Scores._fields)
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
-        return walk(Tokens(q, k, v, g, beta=beta, a=a, b=b), initial_state, end, scale, v.dtype, cu_seqlens), end, *nothing
-    o, end, scores = forward(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
+        return (
+            recurrent_forward(Tokens(q, k, v, g, beta=beta, a=a, b=b), initial_state, end, scale, v.dtype, cu_seqlens),
+            end,
+            *nothing,
+        )
+    o, end, scores = forward(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
     return o, end, *(scores if keep else nothing)
 
 
@@ -98,7 +103,7 @@ def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, fin
     results = v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
     if form == "recurrent" or not keep:
         return *results, *(v.new_empty(0) for _ in Scores._fields)
-    scores = Scores.empty(Delta.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk))
+    scores = Scores.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk))
     return *results, *(v.new_empty(0) if x is None else x for x in scores)
 
 

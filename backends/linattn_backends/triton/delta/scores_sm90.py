@@ -1,8 +1,8 @@
-"""``A`` and ``M`` of the delta families' chunks in Gluon, for Hopper: :mod:`.kernels`' ``prepare`` and ``solve`` in one.
+"""Scores ``A`` and solved systems ``M`` of chunks in Gluon, for Hopper: both kernels of :mod:`.scores` in one.
 
 A chunk's scores are products of a warpgroup, but its system is solved in many small steps, each waiting for the last: a warp
 solves as fast as four. So a program takes four chunks: their ``L`` are made one after the other and stay in shared memory,
-the last two in registers until queries and keys make room; then each warp solves one, as :func:`.kernels.solve` does.
+the last two in registers until queries and keys make room; then each warp solves one, as :func:`.scores.delta_solve_fwd` does.
 Three programs share a processor: 168 registers a thread, 70 KB.
 """
 
@@ -16,18 +16,18 @@ from ..lib.indexing import at_head, chunk_within
 from ..lib.sm90 import add, copy, follow, issue, numbers, rows_of, spread, sums
 from ..lib.tiles import FLOOR, LOG2E
 
-__all__ = ["prepare", "put_solved"]
+__all__ = ["delta_scores_fwd_sm90", "solve_and_store"]
 
 
 @gluon.constexpr_function
-def by_warp(chunks):
-    """Of products of blocks ``[chunks, …, 16]``: of four chunks a warp has one, of one chunk four warps share the block."""
+def block_product_layout(chunks):
+    """Layout of products of blocks ``[chunks, …, 16]``: of four chunks a warp has one; of one, four warps share the block."""
     return gl.NVMMADistributedLayout([2, 0], [4, 1, 1] if chunks == 4 else [1, 2, 2], [1, 16, 8])
 
 
 @gluon.jit
-def quarters(x):
-    """The columns of ``x [R, W]`` in four parts."""
+def split_columns(x):
+    """Four parts of the columns of ``x [R, W]``."""
     W: gl.constexpr = x.shape[1] // 4
     even, odd = gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, 2, W)), (0, 3, 1, 2)))
     a, c = gl.split(even)
@@ -36,8 +36,8 @@ def quarters(x):
 
 
 @gluon.jit
-def halves(x, N: gl.constexpr):
-    """``N`` tensors of ``2 N``: each beside the one ``N`` places on, in a new last axis."""
+def join_pairs(x, N: gl.constexpr):
+    """Pairs ``N`` of ``2 N`` tensors: each beside the one ``N`` places on, in a new last axis."""
     y = ()
     for i in gl.static_range(N):
         y = y + (gl.join(x[i], x[i + N]),)  # noqa: RUF005
@@ -45,14 +45,14 @@ def halves(x, N: gl.constexpr):
 
 
 @gluon.jit
-def stacked(x, W: gl.constexpr):
-    """Four ``[W]`` as ``[4, W]``."""
-    return gl.reshape(gl.permute(halves(halves(x, 2), 1)[0], (1, 2, 0)), (4, W))
+def stack_rows(x, W: gl.constexpr):
+    """One ``[4, W]`` of four ``[W]``."""
+    return gl.reshape(gl.permute(join_pairs(join_pairs(x, 2), 1)[0], (1, 2, 0)), (4, W))
 
 
 @gluon.jit
-def substitute(own, beta):
-    """``M`` of blocks on the diagonal, ``L [4, 16 · 16]``, row after row."""
+def solve_diagonal_blocks(own, beta):
+    """Solved blocks of the diagonal, ``M`` of ``L [4, 16 · 16]``, row after row."""
     row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     done = ()
@@ -60,33 +60,34 @@ def substitute(own, beta):
     for i in gl.static_range(16):
         x = own.slice(i * 16, 16, 1).load(row)
         for j in gl.static_range(0, i, 4):
-            factors = quarters(own.slice(i * 16 + j, 4, 1).load(four))
+            factors = split_columns(own.slice(i * 16 + j, 4, 1).load(four))
             for n in gl.static_range(4):
                 if j + n < i:
                     x -= gl.convert_layout(factors[n], row) * scaled[j + n]
         done = done + (x,)  # noqa: RUF005
         scaled = scaled + (x * beta.slice(i, 1, 1).load(row),)  # noqa: RUF005
-    together = halves(halves(halves(halves(done, 8), 4), 2), 1)[0]
+    together = join_pairs(join_pairs(join_pairs(join_pairs(done, 8), 4), 2), 1)[0]
     return gl.reshape(gl.permute(together, (0, 2, 3, 4, 5, 1)), (4, 256))
 
 
 @gluon.jit
-def less(x, y, beta, z):
-    """``x - y (beta z)`` for blocks ``y [chunks, …, 16], z [chunks, 16, 16]`` in shared memory and ``x`` in registers."""
-    form: gl.constexpr = by_warp(y.shape[0])
+def subtract_product(x, y, beta, z):
+    """``x - y (beta z)`` of blocks ``y [chunks, …, 16], z [chunks, 16, 16]`` in shared memory and ``x`` in registers."""
+    form: gl.constexpr = block_product_layout(y.shape[0])
     rows: gl.constexpr = gl.DotOperandLayout(0, form, 1)
     scaled = y.load(rows) * -beta.load(gl.SliceLayout(1, rows))[:, None, :]
     return mma_v2(scaled, z.load(gl.DotOperandLayout(1, form, 1)), x, "tf32")
 
 
 @gluon.jit
-def solve_in_place(P, betas):
-    """``M`` in the place of ``L``, of one chunk or four, whose blocks on the diagonal are solved: from 16 to 32 and 64.
+def merge_blocks(P, betas):
+    """Merge of solved blocks on the diagonal, from 16 to 32 and 64, of one chunk or four: ``M`` in the place of ``L``.
 
-    As :func:`.kernels.solve`. ``P``: four columns of blocks, each ``[chunks, 64 · 16]``; ``betas [chunks, 64]``.
+    Equations as in :func:`.scores.delta_solve_fwd`. ``P``: four columns of blocks, each ``[chunks, 64 · 16]``; ``betas
+    [chunks, 64]``.
     """
     N: gl.constexpr = betas.shape[0]
-    form: gl.constexpr = by_warp(N)
+    form: gl.constexpr = block_product_layout(N)
     first = P[0].reshape((N, 64, 16))
     second = P[1].reshape((N, 64, 16))
     third = P[2].reshape((N, 64, 16))
@@ -101,30 +102,30 @@ def solve_in_place(P, betas):
     b1 = betas.slice(16, 16, 1)
     b2 = betas.slice(32, 16, 1)
     b3 = betas.slice(48, 16, 1)
-    Y10 = less(M10.load(form), M11, b1, M10)
-    Y32 = less(M32.load(form), M33, b3, M32)
+    Y10 = subtract_product(M10.load(form), M11, b1, M10)
+    Y32 = subtract_product(M32.load(form), M33, b3, M32)
     M10.store(Y10)
     M32.store(Y32)
-    Y10 = less(Y10, M10, b0, M00)
-    Y32 = less(Y32, M32, b2, M22)
+    Y10 = subtract_product(Y10, M10, b0, M00)
+    Y32 = subtract_product(Y32, M32, b2, M22)
     M10.store(Y10)
     M32.store(Y32)
     lower = third.slice(32, 32, 1)  # [M22; M32]
     last = fourth.slice(32, 32, 1)  # [0; M33]
     Y0 = first.slice(32, 32, 1)
     Y1 = second.slice(32, 32, 1)
-    x = less(less(Y0.load(form), lower, b2, first.slice(32, 16, 1)), last, b3, first.slice(48, 16, 1))
-    y = less(less(Y1.load(form), lower, b2, second.slice(32, 16, 1)), last, b3, second.slice(48, 16, 1))
+    x = subtract_product(subtract_product(Y0.load(form), lower, b2, first.slice(32, 16, 1)), last, b3, first.slice(48, 16, 1))
+    y = subtract_product(subtract_product(Y1.load(form), lower, b2, second.slice(32, 16, 1)), last, b3, second.slice(48, 16, 1))
     Y0.store(x)
     Y1.store(y)
-    x = less(less(x, Y0, b0, M00), Y1, b1, M10)
-    y = less(y, Y1, b1, M11)
+    x = subtract_product(subtract_product(x, Y0, b0, M00), Y1, b1, M10)
+    y = subtract_product(y, Y1, b1, M11)
     Y0.store(x)
     Y1.store(y)
 
 
 @gluon.jit
-def columns(N: gl.constexpr, C: gl.constexpr):
+def allocate_block_columns(N: gl.constexpr, C: gl.constexpr):
     """Places for ``[C, C]`` of ``N`` chunks in four columns of blocks, and for their ``beta``."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     P0 = gl.allocate_shared_memory(gl.float32, [N, C * 16], plain)
@@ -135,8 +136,8 @@ def columns(N: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def put_columns(M, P, left, C: gl.constexpr):
-    """Store the first ``left`` chunks."""
+def store_block_columns(M, P, left, C: gl.constexpr):
+    """Store of the first ``left`` chunks, from four columns of blocks each."""
     rows: gl.constexpr = P[0].shape[0] * C
     layout: gl.constexpr = rows_of(16)
     r = gl.arange(0, rows, gl.SliceLayout(1, layout))
@@ -147,43 +148,45 @@ def put_columns(M, P, left, C: gl.constexpr):
 
 
 @gluon.jit
-def put_solved(M, L, strengths, left, C: gl.constexpr):
-    """Store ``M`` of one chunk's ``L [C, C]`` and ``beta [C]``, if ``left``; a warp solves a block on the diagonal."""
-    P, betas = columns(1, C)
+def solve_and_store(M, L, chunk_betas, left, C: gl.constexpr):
+    """Solve of one chunk's ``L [C, C]`` and ``beta [C]``, ``M`` stored if ``left``; a warp solves a block on the diagonal."""
+    P, betas = allocate_block_columns(1, C)
     block: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 4], [1, 0])
     own = gl.allocate_shared_memory(gl.float32, [4, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    compared = quarters(L)
-    betas.store(gl.reshape(strengths, (1, C)))
+    compared = split_columns(L)
+    betas.store(gl.reshape(chunk_betas, (1, C)))
     for n in gl.static_range(4):
         P[n].store(gl.reshape(compared[n], (1, C * 16)))
     for n in gl.static_range(4):
         own.slice(n, 1).store(P[n].slice(n * 256, 256, 1).load(block))
-    own.store(substitute(own, betas.reshape((4, 16))))
+    own.store(solve_diagonal_blocks(own, betas.reshape((4, 16))))
     for n in gl.static_range(4):
         P[n].slice(n * 256, 256, 1).store(own.slice(n, 1).load(block))
-    solve_in_place(P, betas)
-    put_columns(M, P, left, C)
+    merge_blocks(P, betas)
+    store_block_columns(M, P, left, C)
 
 
 @gluon.jit
-def chunk_at(item, total, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
-    """Of the ``item``-th of ``total`` pairs of chunk and value head: batch row, first token, tokens, not above 0 if there is no
-    such pair, value head and number.
+def locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
+    """Place of the ``item``-th of ``COUNT`` pairs of chunk and value head: batch row, first token, tokens, value head, number.
+
+    Without such a pair, tokens are not above 0.
     """
-    last = gl.minimum(item, total - 1)
+    last = gl.minimum(item, COUNT - 1)
     hv = last % HV
     i = last // HV
     _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
     row = piece.to(gl.int64) * C
-    return b, bos + row, gl.where(item < total, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
+    return b, bos + row, gl.where(item < COUNT, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "total"])
-def prepare(
-    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, total, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
-    K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, PACKED: gl.constexpr,
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def delta_scores_fwd_sm90(
+    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, BETA: gl.constexpr,
+    PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.kernels.prepare` and :func:`.kernels.solve`, four chunks a program.
+    """Scores and solved systems of four chunks a program.
 
     ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
     """
@@ -208,22 +211,22 @@ def prepare(
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
     zeros = gl.zeros((C, C), gl.float32, acc)
-    strengths = ()
+    chunk_betas = ()
     decays = ()
     for w in gl.static_range(4):  # asked for at once, ahead of the copies
-        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
-        strengths = strengths + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
+        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+        chunk_betas = chunk_betas + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
         if GATE == 1:
             decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
-    b, row, count, hv, here = chunk_at(item, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+    b, row, count, hv, here = locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
     for n in gl.static_range(NK):
         copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
         copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
     async_copy.commit_group()
-    betas.store(stacked(strengths, C))
+    betas.store(stack_rows(chunk_betas, C))
     held = ()
     for w in gl.static_range(4):
-        b, row, count, hv, here = chunk_at(item + w, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
         if GATE == 1:
             bg = gl.maximum(decays[w], FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
             G = gl.associative_scan(bg, 0, add)
@@ -243,7 +246,7 @@ def prepare(
         kk, qk = warpgroup_mma_wait(0, [kk, qk])
         gl.thread_barrier()  # every warp waits for its own rows of a product only
         if w < 3:
-            b, row, count, hv, _ = chunk_at(item + w + 1, total, owner, first, cu, T, PER, N, HV, C, PACKED)
+            b, row, count, hv, _ = locate_chunk(item + w + 1, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
             for n in gl.static_range(NK):
                 copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
                 copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
@@ -253,7 +256,7 @@ def prepare(
             D = gl.exp2(E)
             qk = qk * D
             kk = kk * D
-        compared = quarters(gl.where(s < t, kk, 0.0))
+        compared = split_columns(gl.where(s < t, kk, 0.0))
         if w < 2:
             for n in gl.static_range(4):
                 P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
@@ -265,8 +268,8 @@ def prepare(
             P[n].slice(2 + w, 1).store(gl.reshape(held[w][n], (1, C * 16)))
     blocks = ()
     for n in gl.static_range(4):
-        blocks = blocks + (substitute(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
+        blocks = blocks + (solve_diagonal_blocks(P[n].slice(n * 256, 256, 1), betas.slice(n * 16, 16, 1)),)  # noqa: RUF005
     for n in gl.static_range(4):
         P[n].slice(n * 256, 256, 1).store(blocks[n])
-    solve_in_place(P, betas)
-    put_columns(M + item.to(gl.int64) * (C * C), P, total - item, C)
+    merge_blocks(P, betas)
+    store_block_columns(M + item.to(gl.int64) * (C * C), P, COUNT - item, C)

@@ -1,6 +1,7 @@
-"""Chunk kernels of the delta families with a decay per key channel: ``kda``, and ``dplr``.
+"""Scores, decayed rows and gradients of the delta families with a gate per key channel: ``kda``, and ``dplr``.
 
-As in :mod:`.kernels`, which walks the chunks. Both are one recurrence of *readers* ``q, r`` and *writers* ``w``::
+Both are one recurrence of *readers* ``q, r`` and *writers* ``w``; what is not here is as in :mod:`.scores` and
+:mod:`.gradients`::
 
     kda     r = k            writes  x with k
     dplr    r = -a           writes  w with b, and v with k         (r reads before the token's own gate: ``EXCLUSIVE``)
@@ -8,8 +9,8 @@ As in :mod:`.kernels`, which walks the chunks. Both are one recurrence of *reade
     scores  A_ts = scale Σ_k q_t w_s e^{G_t - G_s}, s ≤ t           L_ts = Σ_k r_t w_s e^{G_t - G_s}, s < t
             A' and L' likewise with the second writer               e = -L' v - (r ∘ e^G) S - L e  for dplr
 
-``prepare`` makes the scores and the decayed rows that the walk takes: ``q ∘ e^G``, ``r ∘ e^G``,
-``w ∘ e^{G_C - G}``. ``gradients`` goes the other way. A relation of a reader and a writer contributes
+``delta_vector_scores_fwd`` makes the scores and the decayed rows that :mod:`.state` takes: ``q ∘ e^G``, ``r ∘ e^G``,
+``w ∘ e^{G_C - G}``. ``delta_vector_gradients_bwd`` goes the other way. A relation of a reader and a writer contributes
 ``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
 is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
 """
@@ -35,13 +36,14 @@ from ..lib.tiles import (
     times,
     total,
 )
-from .kernels import exchanges, facing, put_sum
+from .gradients import state_product, state_products
+from .loads import accumulate
 
-__all__ = ["decayed", "gradients", "prepare", "values"]
+__all__ = ["delta_vector_gradients_bwd", "delta_vector_rows_fwd", "delta_vector_scores_fwd", "delta_vector_values_bwd"]
 
 
 @triton.jit
-def writers_tile(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr):
+def load_writer(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr):
     """A tile of the first writer, for ``dplr`` ``w``, or of the last, ``k``; in float32, whatever the dtype of each."""
     result = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
     if DPLR:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -51,13 +53,13 @@ def writers_tile(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl
 
 
 @triton.jit
-def prepare_of(
-    pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
+def chunk_scores(
+    pid, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
     owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one value head."""
+    """Scores and decayed rows of one chunk of one value head; if ``STRONG``, by levels."""
     hv = pid % HV
     i = pid // HV
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
@@ -72,18 +74,18 @@ def prepare_of(
         r += b * rb + bos * rt + hv.to(tl.int64) * rh
         w += b * wb + bos * wt + hv.to(tl.int64) * wh
     at = i.to(tl.int64) * HV + hv
-    if not SLOW:
+    if not STRONG:
         least = 0.0
         for ik in range((K + BK - 1) // BK):
             columns = ik * BK + tl.arange(0, BK)
             whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
-            tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+            tl.store(decays + at * K + columns, tl.exp2(whole), mask=columns < K)
             least = tl.minimum(least, tl.min(whole, 0))
-        tl.store(ranges + at, least)
+        tl.store(log_decays + at, least)
         if least <= -RANGE:
             return
     square = at * (C * C) + t * C + s
-    if SLOW:
+    if STRONG:
         written = write
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
             qx = tl.zeros((C, C), tl.float32)
@@ -94,7 +96,7 @@ def prepare_of(
                 keep = (rows < L)[:, None] & (columns < K)[None, :]
                 none = tl.zeros((BK,), tl.float32)
                 bg = load_gate(g, rows, gt, columns, L, K, BK)
-                bx = writers_tile(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
+                bx = load_writer(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
                 later = bx * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
                 tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
                 bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
@@ -112,7 +114,7 @@ def prepare_of(
             rx = tl.where(s < t, rx, 0.0)
             if writer == 0:
                 tl.store(A + square, qx.to(A.dtype.element_ty))
-                tl.store(M + square, rx)
+                tl.store(L1 + square, rx)
             if DPLR:
                 if writer == 1:
                     tl.store(A2 + square, qx.to(A2.dtype.element_ty))
@@ -159,65 +161,69 @@ def prepare_of(
         if DPLR:
             qk = product(left.to(DT), right2, qk, PREC)
     tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
-    tl.store(M + square, tl.where(s < t, rw, 0.0))
+    tl.store(L1 + square, tl.where(s < t, rw, 0.0))
     if DPLR:
         tl.store(A2 + square, tl.where(s <= t, qk * scale, 0.0).to(A2.dtype.element_ty))
         tl.store(L2 + square, tl.where(s < t, rk, 0.0).to(L2.dtype.element_ty))
 
 
 @triton.jit
-def strongest(ranges, pid, COUNT, TILES: tl.constexpr, PART: tl.constexpr):
-    """The least of the ``ranges``, every ``PART``-th, of all that program ``pid`` has to look at; a chunk has ``TILES``."""
+def least_log_decay(log_decays, pid, COUNT, TILES: tl.constexpr, TURNS: tl.constexpr):
+    """Least of the ``log_decays``, every ``TURNS``-th, of all that program ``pid`` has to look at; a chunk has ``TILES``."""
     least = 0.0
     jump = tl.num_programs(0)
     for base in range(pid, COUNT, jump * 64):
         items = base + tl.arange(0, 64) * jump
-        found = tl.load(ranges + items // TILES * PART, mask=items < COUNT, other=0.0)
+        found = tl.load(log_decays + items // TILES * TURNS, mask=items < COUNT, other=0.0)
         least = tl.minimum(least, tl.min(found, 0))
     return least
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def prepare(
-    q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges,
-    owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+def delta_vector_scores_fwd(
+    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SLOW: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    SCORES: tl.constexpr, STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
-    """``prepare_of`` for every chunk. ``SLOW`` programs look for those that decay by ``2^RANGE``; the others leave them."""
+    """Scores and decayed rows of chunks. ``STRONG`` programs look for those that decay by ``2^RANGE``; others leave them."""
     pid = tl.program_id(0)
-    if SLOW:
-        if strongest(ranges, pid, COUNT, 1, 1) > -RANGE:
+    if STRONG:
+        if least_log_decay(log_decays, pid, COUNT, 1, 1) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = tl.load(ranges + item) <= -RANGE
+            wanted = tl.load(log_decays + item) <= -RANGE
             if PACKED:
                 wanted = wanted & (tl.load(owner + item // HV) < N)
             if wanted:
-                prepare_of(
-                    item, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+                chunk_scores(
+                    item, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays, owner, first, cu, T,
                     PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-                    K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+                    K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + pid // HV) >= N:
                 return
-        prepare_of(
-            pid, q, r, w, k, g, A, M, A2, L2, rates, read, compare, write, write2, ranges, owner, first, cu, T,
+        chunk_scores(
+            pid, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays, owner, first, cu, T,
             PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-            K, C, BK, GROUP, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT
+            K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def decayed(
-    q, r, w, k, g, rates, read, compare, write, write2, ranges,
-    owner, first, cu, T, PER, N, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def delta_vector_rows_fwd(
+    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SCORES: tl.constexpr, STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
-    """What ``prepare`` makes besides scores."""
+    """Decayed rows of every chunk whose scores are known, whatever it decays by."""
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
@@ -243,7 +249,7 @@ def decayed(
         keep = (rows < L)[:, None] & (columns < K)[None, :]
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        tl.store(rates + at * K + columns, tl.exp2(whole), mask=columns < K)
+        tl.store(decays + at * K + columns, tl.exp2(whole), mask=columns < K)
         least = tl.minimum(least, tl.min(whole, 0))
         early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
         later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
@@ -258,11 +264,11 @@ def decayed(
             early = tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
         tl.store(write + p, right, mask=keep)
         tl.store(compare + p, (bk * early).to(compare.dtype.element_ty), mask=keep)
-    tl.store(ranges + at, least)
+    tl.store(log_decays + at, least)
 
 
 @triton.jit
-def levels_gradients(
+def level_gradients(
     left, right, g, dA, dAT, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr,
     DT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -308,8 +314,8 @@ def levels_gradients(
 
 
 @triton.jit
-def scores_gradient(p, C: tl.constexpr):
-    """A gradient of scores, what is below its diagonal and the transpose of that, and its diagonal."""
+def load_score_gradient(p, C: tl.constexpr):
+    """Three parts of a gradient of scores: what is below its diagonal, the transpose of that, and its diagonal."""
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     d = tl.load(p + t * C + s).to(tl.float32)
@@ -318,25 +324,19 @@ def scores_gradient(p, C: tl.constexpr):
 
 
 @triton.jit
-def own_of(p, C: tl.constexpr):
-    """The diagonal of a matrix in memory, ``[C, 1]``."""
-    return tl.load(p + tl.arange(0, C) * (C + 1)).to(tl.float32)[:, None]
-
-
-@triton.jit
-def gradients_of(
-    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+def chunk_gradients(
+    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg,
     owner, first, cu, T, PER, HV, TURN, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    TURNS: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, STRONG: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk, dg [C, BK]`` and, for ``dplr``, ``dr, dw``."""
+    """Gradients ``dq, dk, dg [C, BK]`` of one chunk and, for ``dplr``, ``dr, dw``; if ``STRONG``, by levels."""
     NK: tl.constexpr = (K + BK - 1) // BK
     ik = pid % NK
-    heads = HV // PART
-    hv = pid // NK % heads * PART + TURN
+    heads = HV // TURNS
+    hv = pid // NK % heads * TURNS + TURN
     i = pid // (NK * heads)
     _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
@@ -356,27 +356,28 @@ def gradients_of(
         v += b * vb + bos * vt + hv.to(tl.int64) * vh
         dA2 += here * (C * C)
         dL2 += here * (C * C)
-    kept += here * (K * V)
-    dkept += here * (K * V)
+    states += here * (K * V)
+    dstates += here * (K * V)
     errors += ((b * T + bos) * HV + hv) * V
     adjoint += ((b * T + bos) * HV + hv) * V
     at = (b * T + bos + rows) * HV + hv
     in_k = (rows < L)[:, None] & (columns_k < K)[None, :]
     at_k = at[:, None] * K + columns_k[None, :]
-    summed = ((b * T + bos + rows) * heads + hv // PART)[:, None] * K + columns_k[None, :]
+    summed = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns_k[None, :]
     if BETA > 0:
         beta += b * bb + bos * bt + hv.to(tl.int64) * bh
     bg = load_gate(g, rows, gt, columns_k, L, K, BK)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
-    if SLOW:
-        acc, bdr, wrote, met = exchanges(
-            do, ot, beta, bt, errors, adjoint, HV * V, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+    if STRONG:
+        acc, bdr, wrote, overlap = state_products(
+            do, ot, beta, bt, errors, adjoint, HV * V, states, dstates, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC,
+            DT
         )  # fmt: skip
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
         acc = acc * scale * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        bdg = total(s >= t, bq * acc, SPLIT) + (met * tl.exp2(2.0 * c))[None, :]
+        bdg = total(s >= t, bq * acc, SPLIT) + (overlap * tl.exp2(2.0 * c))[None, :]
         if DPLR:
             br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
             bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
@@ -387,30 +388,32 @@ def gradients_of(
             bdg += total(s >= t, br * bdr, SPLIT)
         bdw = wrote
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
-            bw = writers_tile(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
+            bw = load_writer(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
             bdw = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
             bdg += total(s < t, bw * bdw, SPLIT)
-            below, above, own = scores_gradient(dA, C)
-            dleft, dright, more = levels_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
+            below, above, own = load_score_gradient(dA, C)
+            dleft, dright, more = level_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
             acc += dleft + own * bw
             bdw += dright + own * bq
             bdg += more
-            below, above, own = scores_gradient(dL, C)
-            dleft, dright, more = levels_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
+            below, above, own = load_score_gradient(dL, C)
+            dleft, dright, more = level_gradients(br, bw, bg, below, above, C, DPLR, SPLIT, RANGE, DT, PREC)
             bdr += dleft
             bdw += dright
             bdg += more
             if DPLR:
                 if writer == 0:
                     tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-                    wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+                    wrote, overlap = state_product(
+                        v, vt, beta, bt, dstates, states, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, DT
+                    )
                 dA, dL = dA2, dL2
-        put_sum(dq + summed, acc, in_k, TURN, PART)
+        accumulate(dq + summed, acc, in_k, TURN, TURNS)
         if DPLR:
             tl.store(dr + at_k, (-bdr).to(dr.dtype.element_ty), mask=in_k)
-            put_sum(dk + summed, bdw, in_k, TURN, PART)
+            accumulate(dk + summed, bdw, in_k, TURN, TURNS)
         else:
-            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
+            accumulate(dk + summed, bdr + bdw, in_k, TURN, TURNS)
         tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
     else:
         # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
@@ -425,16 +428,16 @@ def gradients_of(
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
         right = taken(right * tl.exp2(-G), DT, PREC)
 
-        acc, met = facing(do, ot, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+        acc, overlap = state_product(do, ot, beta, bt, states, dstates, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, DT)
         acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = product(tl.load(dA2 + square), right2, acc, PREC)
         reads = taken(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
         bdg = reads.to(tl.float32) * acc
-        put_sum(dq + summed, acc * tl.exp2(G), in_k, TURN, PART)
+        accumulate(dq + summed, acc * tl.exp2(G), in_k, TURN, TURNS)
 
-        bdr, met = facing(
-            adjoint, HV * V, beta, bt, kept, dkept, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, ST
+        bdr, overlap = state_product(
+            adjoint, HV * V, beta, bt, states, dstates, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, DT
         )  # fmt: skip
         bdr = product(taken(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
         if DPLR:
@@ -448,26 +451,28 @@ def gradients_of(
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
-        wrote, met = facing(
-            errors, HV * V, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, ST
+        wrote, overlap = state_product(
+            errors, HV * V, beta, bt, dstates, states, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC, DT
         )  # fmt: skip
         wrote = wrote * half
-        through = tl.sum(right.to(tl.float32) * wrote, 0) + met * tl.exp2(2.0 * c)
+        through = tl.sum(right.to(tl.float32) * wrote, 0) + overlap * tl.exp2(2.0 * c)
         wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
         wrote = product(tl.trans(taken(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
         bdg -= right.to(tl.float32) * wrote
         bdw = wrote * tl.exp2(-G)
         if DPLR:
             tl.store(dw + at_k, bdw.to(dw.dtype.element_ty), mask=in_k)
-            wrote, met = facing(v, vt, beta, bt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, ST)
+            wrote, overlap = state_product(
+                v, vt, beta, bt, dstates, states, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, DT
+            )
             wrote = wrote * half
             through += tl.sum(right2.to(tl.float32) * wrote, 0)
             wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
             wrote = product(tl.trans(taken(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
             bdg -= right2.to(tl.float32) * wrote
-            put_sum(dk + summed, wrote * tl.exp2(-G), in_k, TURN, PART)
+            accumulate(dk + summed, wrote * tl.exp2(-G), in_k, TURN, TURNS)
         else:
-            put_sum(dk + summed, bdr + bdw, in_k, TURN, PART)
+            accumulate(dk + summed, bdr + bdw, in_k, TURN, TURNS)
         bdg = total(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
             bdg += total(s > t, behind, SPLIT)
@@ -475,55 +480,55 @@ def gradients_of(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
-def gradients(
-    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, ranges,
+def delta_vector_gradients_bwd(
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
     owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    PART: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, SLOW: tl.constexpr, SPLIT: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    TURNS: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, STRONG: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """``gradients_of`` for every tile. ``SLOW`` programs look for chunks that decay by ``2^RANGE``; the others leave those.
+    """Gradients of every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; the others leave those.
 
-    Where ``PART`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    Where ``TURNS`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
     """
     pid = tl.program_id(0)
     NK: tl.constexpr = (K + BK - 1) // BK
-    ranges += TURN
-    if SLOW:
-        if strongest(ranges, pid, COUNT, NK, PART) > -RANGE:
+    log_decays += TURN
+    if STRONG:
+        if least_log_decay(log_decays, pid, COUNT, NK, TURNS) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = tl.load(ranges + item // NK * PART) <= -RANGE
+            wanted = tl.load(log_decays + item // NK * TURNS) <= -RANGE
             if PACKED:
-                wanted = wanted & (tl.load(owner + item // (NK * (HV // PART))) < N)
+                wanted = wanted & (tl.load(owner + item // (NK * (HV // TURNS))) < N)
             if wanted:
-                gradients_of(
-                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg,
+                chunk_gradients(
+                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg,
                     owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
                     vb, vt, vh, ob, ot, oh, bb, bt, bh,
-                    K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+                    K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
-            if tl.load(owner + pid // (NK * (HV // PART))) >= N:
+            if tl.load(owner + pid // (NK * (HV // TURNS))) >= N:
                 return
-        if tl.load(ranges + pid // NK * PART) <= -RANGE:
+        if tl.load(log_decays + pid // NK * TURNS) <= -RANGE:
             return
-        gradients_of(
-            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, kept, dkept, dq, dr, dw, dk, dg, owner, first,
-            cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh,
-            ob, ot, oh, bb, bt, bh, K, V, C, BK, BV, GROUP, PART, BETA, DPLR, PACKED, SLOW, SPLIT, RANGE, PREC, DT, ST
+        chunk_gradients(
+            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg, owner,
+            first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot,
+            oh, bb, bt, bh, K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def values(
-    do, adjoint, A2, L2, write2, dkept, dv, owner, first, cu, T, PER, N, HV, ob, ot, oh,
+def delta_vector_values_bwd(
+    do, adjoint, A2, L2, write2, dstates, dv, owner, first, cu, T, PER, N, HV, ob, ot, oh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
-    PREC: tl.constexpr, DT: tl.constexpr, ST: tl.constexpr,
+    PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """``dv = A'ᵀ do - L'ᵀ y + (k ∘ e^{G_C - G}) dS'`` of ``dplr``, one chunk and ``BV`` channels."""
+    """The gradient ``dv = A'ᵀ do - L'ᵀ y + (k ∘ e^{G_C - G}) dS'`` of ``dplr``, one chunk and ``BV`` channels."""
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -543,12 +548,12 @@ def values(
     bdo = load_tile(do + b * ob + bos * ot + hv.to(tl.int64) * oh, rows, ot, columns_v, L, V, BV)
     by = load_tile(adjoint + head * V, rows, HV * V, columns_v, L, V, BV)
     acc = times(tl.load(A2 + square), bdo.to(DT), PREC)
-    acc -= times(tl.load(L2 + square).to(ST), by, PREC)
+    acc -= times(tl.load(L2 + square).to(DT), by, PREC)
     for ik in range((K + BK - 1) // BK):
         columns_k = ik * BK + tl.arange(0, BK)
         bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
         tile = here * (K * V) + columns_v[:, None] * K + columns_k[None, :]
-        bdS = tl.load(dkept + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
-        acc = product(bw.to(ST), tl.trans(bdS), acc, PREC)
+        bdS = tl.load(dstates + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
+        acc = product(bw.to(DT), tl.trans(bdS), acc, PREC)
     at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
     tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])

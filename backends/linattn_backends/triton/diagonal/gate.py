@@ -11,13 +11,27 @@ import triton.language as tl
 
 from ..lib.indexing import sequence_of
 from ..lib.tiles import FLOOR, LOG2E
-from .vector import BLOCKS, LEVELS
 
-__all__ = ["running_sums", "sum_matrices"]
+__all__ = ["diagonal_running_sums_fwd", "diagonal_sum_matrices_fwd"]
+
+
+# Kinds of gates, as kernels are compiled for them (``GATE``).
+NONE = tl.constexpr(0)
+SCALAR = tl.constexpr(1)  # one number a token; ``g`` holds running sums within the chunks
+VECTOR = tl.constexpr(2)  # one a key channel; ``g`` holds log decays
+SUMMED = tl.constexpr(3)  # one a key channel, applied to the rows already; ``g`` holds its sum over each chunk
+
+# Places of the matrices in ``masks``. ``BLOCKS``: three a length; ``LEVELS``: two a level, the longest first.
+UNTIL = tl.constexpr(0)
+AFTER = tl.constexpr(1)
+BEFORE = tl.constexpr(2)
+FROM = tl.constexpr(3)
+BLOCKS = tl.constexpr(4)
+LEVELS = tl.constexpr(10)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def running_sums(
+def diagonal_running_sums_fwd(
     g, G, owner, first, cu, T, PER, N, HV, gb, gt, gh, Gb, Gt, Gh, C: tl.constexpr, BH: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """``G`` of one chunk and ``BH`` heads, base 2, in ``G``'s dtype."""
@@ -38,7 +52,7 @@ def running_sums(
 
 
 @triton.jit
-def sum_matrices(out, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
+def diagonal_sum_matrices_fwd(out, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
     """Matrix number ``program_id`` of those that sum over tokens: a row of ones and zeros for each token ``t``.
 
     ``UNTIL`` is ``j ≤ t`` (``j < t`` if ``EXCLUSIVE``, as in all that a query reads), ``AFTER`` ``j > t``, ``BEFORE``
@@ -72,3 +86,15 @@ def sum_matrices(out, C: tl.constexpr, EXCLUSIVE: tl.constexpr):
         )
         found = found & ((t ^ j) < half)
     tl.store(out + place * C * C + t * C + j, found.to(tl.float32).to(out.dtype.element_ty))
+
+
+@triton.jit
+def load_chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constexpr):
+    """A chunk's sum of a vector gate, base 2. Scans load it a chunk ahead: it is too small for the compiler's pipeline."""
+    return tl.load(decay + ((chunk0 + chunk) * HV + hv) * K + columns, mask=(columns < K) & there, other=0.0)
+
+
+@triton.jit
+def load_chunk_sum(G, chunk, L, stride, there, C: tl.constexpr):
+    """``G_C`` of a scalar gate's chunk, which scans load a chunk ahead."""
+    return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)

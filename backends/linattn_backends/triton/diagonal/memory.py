@@ -14,13 +14,11 @@ In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the g
 
 A value gate ``w`` (``gv``) decays values as ``g`` does keys: ``y`` and ``do`` against the state, and every ``[C, C]`` product
 of values, with references in the chunk as for the keys. The recurrence stays the same if keys and values, queries and ``do``,
-both gates, ``S`` and ``Sᵀ`` change places: ``gradients`` in these roles (``TRANSPOSED``) gives ``dv`` and the gradient of
-``w``.
+both gates, ``S`` and ``Sᵀ`` change places: the kernel of the gradients in these roles (``TRANSPOSED``) gives ``dv`` and the
+gradient of ``w``.
 
 Every kernel is one grid of programs along one axis and none of them waits for another, adds to shared memory locations or asks
-the host for a size: results are deterministic and launches can be captured. ``GATE`` is 0 (none), 1 (a scalar: ``g`` holds
-running sums, see :mod:`.gate`), 2 (a vector: ``g`` holds log decays) or, in ``states``, 3 (a vector that :mod:`.vector` has
-applied to ``x``: ``g`` holds its sum over each chunk).
+the host for a size: results are deterministic and launches can be captured. ``GATE`` is one of the kinds in :mod:`.gate`.
 """
 
 import triton
@@ -41,29 +39,20 @@ from ..lib.tiles import (
     load_tile,
     plain_blocks,
     product,
+    resets,
     row_decays,
     state_rows,
+    taken,
     times,
     total,
 )
+from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
 
-__all__ = ["carries", "gradients", "outputs", "states"]
-
-
-@triton.jit
-def chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constexpr):
-    """A chunk's sum of a vector gate, base 2. Walks load it a chunk ahead: it is too small for the compiler's pipeline."""
-    return tl.load(decay + ((chunk0 + chunk) * HV + hv) * K + columns, mask=(columns < K) & there, other=0.0)
-
-
-@triton.jit
-def end_of(G, chunk, L, stride, there, C: tl.constexpr):
-    """``G_C`` of a scalar gate's chunk. A chunk ahead as well."""
-    return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
+__all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
-def states(
+def diagonal_states(
     x, y, g, w, start, end, decay, value_decay, kept,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
@@ -72,7 +61,7 @@ def states(
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
     VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
+    """Scan the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
     ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
     ``decay`` and ``value_decay`` the sums of a segment's gates, base 2.
@@ -88,7 +77,7 @@ def states(
         if tl.load(owner + i) >= N:
             return
     n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if KEEP or GATE == 3:
+    if KEEP or GATE == SUMMED:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
         else:
@@ -98,7 +87,7 @@ def states(
     tile, inside = state_tile(columns_k, columns_v, K, V)
     x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
     y = at_head(y, b, bos, hv, yb, yt, yh, 1)
-    if GATE == 1 or GATE == 2:
+    if GATE == SCALAR or GATE == VECTOR:  # noqa: SIM109 - the compiler has no `in`
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     if VALUE_GATE:
         w = at_head(w, b, bos, hv, wb, wt, wh, 1)
@@ -110,20 +99,20 @@ def states(
     sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
-    if GATE == 3:
-        later = chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
+    if GATE == SUMMED:
+        later = load_chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
-        if GATE == 3:
+        if GATE == SUMMED:
             all = later
-            later = chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+            later = load_chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if KEEP:
             p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
             tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
         bx = load_tile(x, rows, xt, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        if GATE == 3:
+        if GATE == SUMMED:
             xd = bx
             S = S * tl.exp2(all)[:, None]
             sum_g += all
@@ -131,15 +120,15 @@ def states(
             xd = bx.to(tl.float32) * scale
         else:
             xd = bx.to(tl.float32)
-        if GATE == 1:
-            to_start, to_end, all = row_decays(g, rows, end_of(g, chunk, L, gt, True, C), gt, L)
+        if GATE == SCALAR:
+            to_start, to_end, all = row_decays(g, rows, load_chunk_sum(g, chunk, L, gt, True, C), gt, L)
             if REVERSE:
                 xd = xd * to_start[:, None]
             else:
                 xd = xd * to_end[:, None]
             S = S * tl.exp2(all)
             sum_g += all
-        if GATE == 2:
+        if GATE == VECTOR:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             if not REVERSE:
                 E = total(j > t, bg, SPLIT)
@@ -162,7 +151,7 @@ def states(
         S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
-        if GATE > 0 and not WHOLE and iv == 0:
+        if GATE != NONE and not WHOLE and iv == 0:
             p = decay + (i.to(tl.int64) * HV + hv) * K
             tl.store(p + columns_k, sum_g, mask=columns_k < K)
         if VALUE_GATE and not WHOLE:  # noqa: SIM102
@@ -172,7 +161,7 @@ def states(
 
 
 @triton.jit
-def segment_of(
+def load_segment(
     local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v,
     K: tl.constexpr, V: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -186,7 +175,7 @@ def segment_of(
     p = local + head * (K * V) + tile
     own = tl.load(p, mask=has, other=0.0)
     keep = tl.full(columns_k.shape, 1.0, tl.float32)[:, None]
-    if GATE > 0:
+    if GATE != NONE:
         keep = tl.exp2(tl.load(decay + head * K + columns_k, mask=(columns_k < K) & there, other=0.0))[:, None]
     if VALUE_GATE:
         keep = keep * tl.exp2(tl.load(value_decay + head * V + columns_v, mask=(columns_v < V) & there, other=0.0))[None, :]
@@ -194,7 +183,7 @@ def segment_of(
 
 
 @triton.jit(do_not_specialize=["PER", "HV"])
-def carries(
+def diagonal_carries(
     local, decay, value_decay, start, end, first, PER, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
@@ -224,18 +213,18 @@ def carries(
     last = low if REVERSE else high - 1
     i = high - 1 if REVERSE else low
     for _ in range(low, high, 4):  # four at a time: their loads do not wait for each other
-        own0, keep0, p0, has0 = segment_of(
+        own0, keep0, p0, has0 = load_segment(
             local, decay, value_decay, i, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE, REVERSE
         )  # fmt: skip
-        own1, keep1, p1, has1 = segment_of(
+        own1, keep1, p1, has1 = load_segment(
             local, decay, value_decay, i + jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
             REVERSE
         )  # fmt: skip
-        own2, keep2, p2, has2 = segment_of(
+        own2, keep2, p2, has2 = load_segment(
             local, decay, value_decay, i + 2 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
             REVERSE
         )  # fmt: skip
-        own3, keep3, p3, has3 = segment_of(
+        own3, keep3, p3, has3 = load_segment(
             local, decay, value_decay, i + 3 * jump, last, hv, HV, tile, inside, columns_k, columns_v, K, V, GATE, VALUE_GATE,
             REVERSE
         )  # fmt: skip
@@ -252,7 +241,7 @@ def carries(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def outputs(
+def diagonal_outputs(
     q, k, y, g, w, kept, out, owner, first, cu, T, PER, N, HV, scale,
     qb, qt, qh, kb, kt, kh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -278,7 +267,7 @@ def outputs(
     q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
     k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
     y = at_head(y, b, bos, hv, yb, yt, yh, 1)
-    if GATE > 0:
+    if GATE != NONE:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     A = tl.zeros((C, C), tl.float32)
@@ -289,7 +278,7 @@ def outputs(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         tile, inside = state_tile(columns_k, columns_v, K, V)
         bS = tl.load(kept + tile, mask=inside, other=0.0)
-        if GATE == 2:
+        if GATE == VECTOR:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             none = tl.zeros((BK,), tl.float32)
             A += level_scores(bq, bk, bg, none, C, REVERSE, False, SPLIT, RANGE, DT, PREC)
@@ -299,7 +288,7 @@ def outputs(
         else:
             A = product(bq, tl.trans(bk), A, PREC)
             acc = product(bq.to(bS.dtype), bS, acc, PREC)
-    if GATE == 2:  # apart from the levels, which need the registers
+    if GATE == VECTOR:  # apart from the levels, which need the registers
         for ik in range(NK):
             columns_k = ik * BK + tl.arange(0, BK)
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -310,14 +299,14 @@ def outputs(
             tile, inside = state_tile(columns_k, columns_v, K, V)
             bS = tl.load(kept + tile, mask=inside, other=0.0)
             acc = product(state_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
-    if GATE == 1:
-        to_start, to_end, _ = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
+    if GATE == SCALAR:
+        to_start, to_end, _ = row_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
         if REVERSE:
             acc = acc * to_end[:, None]
         else:
             acc = acc * to_start[:, None]
         A = A * decay_between(g, rows, gt, L, REVERSE)
-    if GATE == 0:
+    if GATE == NONE:
         if REVERSE:
             A = tl.where(t <= s, A, 0.0)
         else:
@@ -335,7 +324,7 @@ def outputs(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
-def gradients(
+def diagonal_gradients_bwd(
     q, k, v, do, g, w, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -363,7 +352,7 @@ def gradients(
     do = at_head(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
     if VALUE_GATE:
         w = at_head(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
-    if GATE > 0:
+    if GATE != NONE:
         g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     dkept += (i.to(tl.int64) * HV + hv) * (K * V)
@@ -373,7 +362,7 @@ def gradients(
     p = at[:, None] * K + columns_k[None, :]
 
     # The query's side: dA [C, C] and dq [C, BK].
-    dA, bdq, _ = facing(
+    dA, bdq, _ = one_sided_products(
         do, ot, v, vt, w, wt, kept, kept, rows, columns_k, L, K, V, C, BK, BV, False, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
         PREC, DT
     )  # fmt: skip
@@ -382,11 +371,11 @@ def gradients(
     own = tl.sum(tl.where(t == s, dA, 0.0), 1)
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    if GATE == 0:
+    if GATE == NONE:
         bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
-    if GATE == 1:
-        to_start, to_end, all = row_decays(g, rows, end_of(g, piece, L, gt, True, C), gt, L)
+    if GATE == SCALAR:
+        to_start, to_end, all = row_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
         dA = dA * decay_between(g, rows, gt, L, False)
         bdq = bdq * to_start[:, None]
         pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
@@ -394,7 +383,7 @@ def gradients(
         across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
         bdq = product(dA.to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
-    if GATE == 2:
+    if GATE == VECTOR:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
         kf = bk.to(tl.float32)
@@ -422,15 +411,15 @@ def gradients(
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
     # The key's side: dA transposed and dk [C, BK].
-    dAT, bdk, met = facing(
-        v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE > 0, VALUE_GATE, TRANSPOSED, SPLIT, RANGE,
-        PREC, DT
+    dAT, bdk, met = one_sided_products(
+        v, vt, do, ot, w, wt, dkept, kept, rows, columns_k, L, K, V, C, BK, BV, GATE != NONE, VALUE_GATE, TRANSPOSED, SPLIT,
+        RANGE, PREC, DT
     )  # fmt: skip
     dAT = dAT * scale
-    if GATE == 0:
+    if GATE == NONE:
         bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
-    if GATE == 1:
+    if GATE == SCALAR:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bdk = bdk * to_end[:, None]
@@ -440,7 +429,7 @@ def gradients(
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
         across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
-    if GATE == 2:
+    if GATE == VECTOR:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
@@ -468,7 +457,7 @@ def gradients(
 
 
 @triton.jit
-def facing(
+def one_sided_products(
     a, at, b, bt, w, wt, kept, other, rows, columns_k, L,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MEET: tl.constexpr,
     VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
@@ -507,3 +496,67 @@ def facing(
                 both = both * tl.exp2(tl.sum(bw.to(tl.float32), 0) * LOG2E)[None, :]
             met += tl.sum(both, 1)
     return M, R, met
+
+
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+def diagonal_scalar_gradients_bwd(
+    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of ``dq, dk [C, BK]``, and these channels' part of ``dg``. ``G`` are running sums.
+
+    Both sides come from one pass over the value channels. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk``, and all that
+    passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    ik = pid % NK
+    hv = pid // NK % HV
+    i = pid // (NK * HV)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.load(owner + i) >= N:
+            return
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    rows = piece * C + tl.arange(0, C)
+    columns = ik * BK + tl.arange(0, BK)
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = at_head(v, b, bos, hv, vb, vt, vh, 1)
+    do = at_head(do, b, bos, hv, ob, ot, oh, 1)
+    G = at_head(G, b, bos, hv, gb, gt, gh, 1)
+    bk = load_tile(k, rows, kt, columns, L, K, BK)
+    bq = load_tile(q, rows, qt, columns, L, K, BK)
+    to_start, to_end, all = row_decays(G, rows, load_chunk_sum(G, piece, L, gt, True, C), gt, L)
+    here = (i.to(tl.int64) * HV + hv) * (K * V)
+    below = tl.zeros((C, C), tl.float32)
+    bdq = tl.zeros((C, BK), tl.float32)
+    bdk = tl.zeros((C, BK), tl.float32)
+    met = tl.zeros((BK,), tl.float32)
+    for iv in range((V + BV - 1) // BV):
+        columns_v = iv * BV + tl.arange(0, BV)
+        tile, inside = state_tile(columns, columns_v, K, V)
+        bo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        bv = load_tile(v, rows, vt, columns_v, L, V, BV)
+        bS = tl.load(kept + here + tile, mask=inside, other=0.0)
+        bD = tl.load(dkept + here + tile, mask=inside, other=0.0)
+        bdq = product(bo.to(bS.dtype), tl.trans(bS), bdq, PREC)
+        bdk = product(bv.to(bS.dtype), tl.trans(bD), bdk, PREC)
+        below = product(bo, tl.trans(bv), below, PREC)
+        met += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
+    keep = (rows < L)[:, None] & (columns < K)[None, :]
+    at = (b * T + bos + rows) * HV + hv
+    p = at[:, None] * K + columns[None, :]
+    bdk = bdk * to_end[:, None]
+    through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
+    pairs = taken(below * scale * decay_between(G, rows, gt, L, False), DT, PREC)
+    bdq = product(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
+    across = tl.sum(bq.to(tl.float32) * bdq, 1)
+    tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
+    bdk = product(tl.trans(pairs), bq.to(DT), bdk, PREC)
+    across -= tl.sum(bk.to(tl.float32) * bdk, 1)
+    tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=keep)
+    across = tl.cumsum(across, 0, reverse=True) + through
+    across = tl.where(resets(G, rows, gt, L, C), 0.0, across)
+    tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

@@ -15,9 +15,9 @@ Backwards, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` ti
 
 If no chunk decays by ``2^RANGE``, both sides of a product are measured from ``c = G_C / 2``: ``out_t = scale e^{G_t - c}
 (Σ (a_t·b_s) y'_s + a_t e^c S)`` with ``y' = e^{c - G} y``, so the gate costs a factor on ``y``, ``S`` and ``out``; backwards
-with the signs of ``G - c`` changed. Otherwise (``STRONG``), and in float16, the whole walk takes ``D`` itself. With a gate,
+with the signs of ``G - c`` changed. Otherwise (``STRONG``), and in float16, the whole scan takes ``D`` itself. With a gate,
 what ``dq`` and ``dk`` have in common must cancel in the gate's gradient to more than 16 bits, which these products do not give:
-they are :mod:`.scalar`'s.
+they are :func:`.memory.scalar_gradients`'s.
 """
 
 import triton
@@ -25,13 +25,13 @@ import triton.language as tl
 
 from ..lib.indexing import at_head, nth, span_of, state_tile
 from ..lib.tiles import decay_between, load_tile, product, times
-from .memory import end_of
+from .gate import NONE, SCALAR, load_chunk_sum
 
-__all__ = ["fused"]
+__all__ = ["diagonal_scan"]
 
 
 @triton.jit
-def most_decay(G, low, high, L, stride, C: tl.constexpr):
+def strongest_decay(G, low, high, L, stride, C: tl.constexpr):
     """The least ``G_C`` of the chunks ``low … high``."""
     least = 0.0
     for base in range(low, high, 64):
@@ -42,44 +42,44 @@ def most_decay(G, low, high, L, stride, C: tl.constexpr):
 
 
 @triton.jit
-def sums_of(G, chunk, L, stride, there, C: tl.constexpr):
+def load_sums(G, chunk, L, stride, there, C: tl.constexpr):
     """A scalar gate's running sums of one chunk, if it is ``there``."""
     rows = chunk * C + tl.arange(0, C)
     return tl.load(G + rows.to(tl.int64) * stride, mask=(rows < L) & there, other=0.0)
 
 
 @triton.jit
-def decays_ahead(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
+def prefetch_sums(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
     """``G_C`` and the running sums of the chunk after this step's; of its own, if it is the last."""
     chunk = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
-    return end_of(G, chunk, L, stride, True, C), sums_of(G, chunk, L, stride, True, C)
+    return load_chunk_sum(G, chunk, L, stride, True, C), load_sums(G, chunk, L, stride, True, C)
 
 
 @triton.jit
-def walk(
+def scan_chunks(
     S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks ``low … high`` of one head, from ``S`` to the state returned.
+    """Scan the chunks ``low … high`` of one head, from ``S`` to the state returned.
 
     The head's states go to ``kept``, where ``chunk0`` is the sequence's first chunk.
     """
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     c = 0.0  # base 2: by which S is still to decay
-    if GATE == 1:  # loaded a chunk ahead: too small for the compiler's pipeline
+    if GATE == SCALAR:  # loaded a chunk ahead: too small for the compiler's pipeline
         coming = nth(low, low, high, REVERSE)
-        coming_end = end_of(G, coming, L, gt, low < high, C)
-        coming_sums = sums_of(G, coming, L, gt, low < high, C)
+        coming_end = load_chunk_sum(G, coming, L, gt, low < high, C)
+        coming_sums = load_sums(G, coming, L, gt, low < high, C)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
-        if GATE == 1:
+        if GATE == SCALAR:
             G_C = coming_end
             bG = coming_sums
             if REVERSE:
-                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
+                coming_end, coming_sums = prefetch_sums(G, step, low, high, L, gt, C, REVERSE)
         if KEEP:
             tile, inside = state_tile(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
@@ -89,9 +89,9 @@ def walk(
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
         later = by
         near = by
-        if GATE == 1:
+        if GATE == SCALAR:
             if not REVERSE:  # which order is faster was measured
-                coming_end, coming_sums = decays_ahead(G, step, low, high, L, gt, C, REVERSE)
+                coming_end, coming_sums = prefetch_sums(G, step, low, high, L, gt, C, REVERSE)
             to_start = bG
             to_end = tl.minimum(G_C - bG, 0.0)
             if REVERSE:
@@ -111,7 +111,7 @@ def walk(
             acc = times(ba.to(tl.float32), S, PREC)
         else:
             acc = times(ba, S.to(ba.dtype), PREC)
-        if GATE == 1 and STRONG:
+        if GATE == SCALAR and STRONG:
             A = A * decay_between(G, rows, gt, L, REVERSE)
             acc = acc * tl.exp2(to_start)[:, None]
             S = S * tl.exp2(G_C)
@@ -124,7 +124,7 @@ def walk(
             acc = product(A, near.to(tl.float32), acc, PREC)
         else:
             acc = product(A.to(by.dtype), near, acc, PREC)
-        if GATE == 1 and not STRONG:
+        if GATE == SCALAR and not STRONG:
             acc = acc * (tl.exp2(shift) * scale)[:, None]
         else:
             acc = acc * scale
@@ -137,15 +137,18 @@ def walk(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
-def fused(
+def diagonal_scan(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr,
+    RANGE: tl.constexpr, PREC: tl.constexpr, SHARE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Walk one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk."""
+    """Scan one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk.
+
+    ``SHARE`` and ``STAGES`` are for the kernels of Hopper, which take the same arguments.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -161,7 +164,7 @@ def fused(
     b = at_head(b, row, bos, hv, eb, et, eh, GROUP)
     y = at_head(y, row, bos, hv, yb, yt, yh, Y_GROUP)
     out += ((row * T + bos) * HV + hv) * V
-    if GATE > 0:
+    if GATE != NONE:
         G = at_head(G, row, bos, hv, gb, gt, gh, 1)
     tile, inside = state_tile(columns_k, columns_v, W, V)
     if TRANSPOSED:
@@ -179,18 +182,18 @@ def fused(
             chunk0 = n * ((T + C - 1) // C)
         kept += hv.to(tl.int64) * (W * V)
     strong = False
-    if GATE == 1:
+    if GATE == SCALAR:
         if y.dtype.element_ty == tl.float16:  # half a chunk's decay up or down is most of its range
             strong = True
         else:
-            strong = most_decay(G, low, high, L, gt, C) <= -RANGE
+            strong = strongest_decay(G, low, high, L, gt, C) <= -RANGE
     if strong:
-        S = walk(
+        S = scan_chunks(
             S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
             GATE, True, REVERSE, KEEP, PREC
         )  # fmt: skip
     else:
-        S = walk(
+        S = scan_chunks(
             S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
             GATE, False, REVERSE, KEEP, PREC
         )  # fmt: skip

@@ -8,7 +8,7 @@ ring's place of the values. The rules are those of :mod:`..delta.hopper`.
 Decays are measured from the chunk's start and to its end, and between two tokens from their difference: every factor is at
 most one, so no gate is too strong.
 
-Where there are half as many heads of width 64 as the device has room for, two programs share a walk (``HALVES``). The second
+Where there are half as many heads of width 64 as the device has room for, two programs share a walk (``SHARE``). The second
 walks the first one's chunks too, for the state alone: it copies less and stores nothing, so the first takes more of them.
 """
 
@@ -20,12 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..lib.indexing import nth, span_of
 from ..lib.sm90 import add, copy, issue, left, sums
 from ..lib.sm90_pipeline import barriers, hold, put
+from .gate import NONE, SCALAR
 
-__all__ = ["fused", "gradients"]
+__all__ = ["diagonal_scalar_gradients_bwd_sm90", "diagonal_scan_sm90"]
 
 
 @gluon.jit
-def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr):
+def scan_rings(
+    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr
+):
     """Places for what ``STAGES`` chunks bring, and for a copy of the state; what is not needed is another's."""
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, W], gl.bfloat16)
@@ -36,7 +39,7 @@ def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr
     As = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], square)
     rates = ys
     whole = ys.index(0)
-    if GATE == 1:
+    if GATE == SCALAR:
         rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)  # three lines, and a size that is a power of two
     if KEEP:
         whole = gl.allocate_shared_memory(gl.bfloat16, [W, BV], square)
@@ -44,15 +47,15 @@ def rings(W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr
 
 
 @gluon.jit
-def unless(skipped, count, HALVES: gl.constexpr):
+def rows_unless(skipped, count, SHARE: gl.constexpr):
     """``count``; of a walk that two share, zero if this is ``skipped``."""
-    if HALVES:
+    if SHARE:
         return gl.where(skipped, 0, count)
     return count
 
 
 @gluon.constexpr_function
-def numbered():
+def token_layout():
     """Of a chunk's numbers, one a token."""
     return gl.BlockedLayout([1], [32], [4], [0])
 
@@ -60,12 +63,12 @@ def numbered():
 @gluon.jit
 def copy_sums(line, G, row, count, gt, C: gl.constexpr):
     """Begin to copy the running sums of the chunk from ``row`` on; the last one stands for tokens past it as well."""
-    t = gl.arange(0, C, numbered())
+    t = gl.arange(0, C, token_layout())
     async_copy.async_copy_global_to_shared(line, G + (row + gl.minimum(t, count - 1)) * gt, mask=t < C)
 
 
 @gluon.jit
-def sums_of(G, chunk, limit, gt, there, C: gl.constexpr):
+def load_sums(G, chunk, limit, gt, there, C: gl.constexpr):
     """Running sums of a chunk's tokens, if it is ``there``, and the last one, which stands for tokens past it as well."""
     t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
     row = chunk.to(gl.int64) * C
@@ -75,9 +78,9 @@ def sums_of(G, chunk, limit, gt, there, C: gl.constexpr):
 
 
 @gluon.jit
-def bring(
+def load_partition(
     a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, scale, at, bt, yt, gt,
-    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr,
+    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, SHARE: gl.constexpr,
     RAW: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what the chunks bring; the first ``skip`` of them bring nothing that meets the state.
@@ -85,8 +88,8 @@ def bring(
     Of a gate: the sums, and, unless they stay ``RAW``, the factors from the chunk's start, with the scale, and to its end.
     Which order is faster was measured.
     """
-    if GATE == 1 and not RAW:
-        found, last = sums_of(G, nth(low, low, high, REVERSE), limit, gt, low < high, C)
+    if GATE == SCALAR and not RAW:
+        found, last = load_sums(G, nth(low, low, high, REVERSE), limit, gt, low < high, C)
     for n in range(high - low):
         row = nth(low + n, low, high, REVERSE) * C
         stage = n % STAGES
@@ -95,27 +98,27 @@ def bring(
         mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
         if not RAW:
             copy(rows.index(stage), a + far * at, at, count, C, W)
-        elif GATE == 1:
+        elif GATE == SCALAR:
             copy_sums(rates.index(stage).slice(2 * C, C), G, far, count, gt, C)
         copy(others.index(stage), b + far * bt, bt, count, C, W)
         copy(ys.index(stage), y + far * yt, yt, count, C, BV)
         if RAW:
-            copy(rows.index(stage), a + far * at, at, unless(n < skip, count, HALVES), C, W)
-        elif GATE == 1:
+            copy(rows.index(stage), a + far * at, at, rows_unless(n < skip, count, SHARE), C, W)
+        elif GATE == SCALAR:
             rates.index(stage).slice(0, C).store(gl.exp2(found) * scale)
             rates.index(stage).slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
             rates.index(stage).slice(2 * C, C).store(found)
-            found, last = sums_of(G, nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE), limit, gt, True, C)
+            found, last = load_sums(G, nth(gl.minimum(low + n + 1, high - 1), low, high, REVERSE), limit, gt, True, C)
         async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(ready.index(stage), count=1)
 
 
 @gluon.jit
-def rate(line, rated, scale, C: gl.constexpr):
+def store_rates(line, rated, scale, C: gl.constexpr):
     """Of a chunk's sums, the third of three lines: the factors from its start, with the scale, and to its end."""
-    found = line.slice(2 * C, C).load(numbered())
-    last = line.slice(3 * C - 1, 1).load(numbered())
+    found = line.slice(2 * C, C).load(token_layout())
+    last = line.slice(3 * C - 1, 1).load(token_layout())
     line.slice(0, C).store(gl.exp2(found) * scale)
     line.slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
     gl.thread_barrier()
@@ -123,9 +126,9 @@ def rate(line, rated, scale, C: gl.constexpr):
 
 
 @gluon.jit
-def scores(
+def scores_partition(
     rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale,
-    C: gl.constexpr, SUMS: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, HALVES: gl.constexpr, RATED: gl.constexpr,
+    C: gl.constexpr, SUMS: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, SHARE: gl.constexpr, RATED: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """``scale D_ts (a_t·b_s)``, the transposed mask and decays in reverse. ``rates`` have the gate's sums from ``SUMS`` on;
@@ -135,11 +138,11 @@ def scores(
     t = gl.arange(0, C, gl.SliceLayout(1, square))
     s = gl.arange(0, C, gl.SliceLayout(0, square))
     zeros = gl.zeros((C, C), gl.float32, square)
-    if HALVES:
+    if SHARE:
         if RATED:
             for n in range(skip):
                 mbarrier.wait(ready.index(n % STAGES), (n // STAGES) & 1)
-                rate(rates.index(n % STAGES), rated.index(n % STAGES), scale, C)
+                store_rates(rates.index(n % STAGES), rated.index(n % STAGES), scale, C)
         mbarrier.wait(begun, 0)
     for n in range(skip, high - low):
         stage = n % STAGES
@@ -147,8 +150,8 @@ def scores(
         fence_async_shared()
         A = issue(rows.index(stage), others.index(stage).permute((1, 0)), zeros, True)
         if RATED:
-            rate(rates.index(stage), rated.index(stage), scale, C)
-        if GATE == 1:
+            store_rates(rates.index(stage), rated.index(stage), scale, C)
+        if GATE == SCALAR:
             sums_t = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(1, square))
             sums_s = rates.index(stage).slice(SUMS, C).load(gl.SliceLayout(0, square))
             between = sums_t[:, None] - sums_s[None, :]
@@ -169,10 +172,10 @@ def scores(
 
 
 @gluon.jit
-def chain(
+def mma_partition(
     start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free, low, high,
     skip, last, scale, at, to, iv, W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr,
-    REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr, HALVES: gl.constexpr, RAW: gl.constexpr, START: gl.constexpr,
+    REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr, SHARE: gl.constexpr, RAW: gl.constexpr, START: gl.constexpr,
     END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The walk itself. In reverse, with a gate, the scale goes into the state, else to what comes out."""
@@ -185,17 +188,17 @@ def chain(
     there = columns_v * W + columns_k if TRANSPOSED else columns_k * V + columns_v
     if START:
         S = S + gl.load(start + at + there).to(gl.float32)
-        if REVERSE and GATE == 0:
+        if REVERSE and GATE == NONE:
             S = S / scale
     zeros = gl.zeros((BV, C), gl.float32, narrow)
     MEETS: gl.constexpr = C if REVERSE else 0  # where the factors lie for what meets the state, and for what goes into it
     MAKES: gl.constexpr = 0 if REVERSE else C
-    if HALVES:
+    if SHARE:
         for n in range(skip):
             stage = n % STAGES
             mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
             fence_async_shared()
-            if GATE == 1:
+            if GATE == SCALAR:
                 mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
                 S = S * gl.exp2(rates.index(stage).slice(3 * C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
                 decayed = ys.index(stage).permute((1, 0)).load(left(C)).to(gl.float32)
@@ -215,15 +218,15 @@ def chain(
         fence_async_shared()
         before = S.to(gl.bfloat16)
         held = before
-        if KEEP and REVERSE and GATE == 0:
+        if KEEP and REVERSE and GATE == NONE:
             held = (S * scale).to(gl.bfloat16)
-        if GATE == 1:  # while nothing runs: the assembler waits for every product where it meets these registers
+        if GATE == SCALAR:  # while nothing runs: the assembler waits for every product where it meets these registers
             S = S * gl.exp2(rates.index(stage).slice(3 * C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
         old = gl.convert_layout(before, left(C))
         o = issue(old, rows.index(stage).permute((1, 0)), zeros, True)
         given = ys.index(stage).permute((1, 0)).load(left(C))
         added = given
-        if GATE == 1:
+        if GATE == SCALAR:
             if RAW:
                 mbarrier.wait(rated.index(stage), (n // STAGES) & 1)
             decayed = given.to(gl.float32) * rates.index(stage).slice(MAKES, C).load(gl.SliceLayout(0, left(C)))[None, :]
@@ -237,7 +240,7 @@ def chain(
             mbarrier.arrive(kept_full, count=1)
         mbarrier.wait(scored.index(stage), ((n - skip) // STAGES) & 1)
         o, old = warpgroup_mma_wait(1, [o, old])
-        if GATE == 1:
+        if GATE == SCALAR:
             o = o * rates.index(stage).slice(MEETS, C).load(by_token)[None, :]
         else:
             o = o * scale
@@ -249,14 +252,14 @@ def chain(
         mbarrier.arrive(free.index(stage), count=1)
         mbarrier.arrive(made.index(stage), count=1)
     if END:
-        if REVERSE and GATE == 0:
+        if REVERSE and GATE == NONE:
             S = S * scale
         if last:
             gl.store(end + to + there, S)
 
 
 @gluon.jit
-def carry_off(
+def store_partition(
     kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, KEEP: gl.constexpr, REVERSE: gl.constexpr,
     STAGES: gl.constexpr,
@@ -278,20 +281,20 @@ def carry_off(
 
 
 @gluon.jit
-def half_of(i, HALVES: gl.constexpr):
+def shared_program(i, SHARE: gl.constexpr):
     """Whose walk program ``i`` takes part in, and whether it stores the last state."""
-    if HALVES:
+    if SHARE:
         return i // 2, i % 2
     return i, i * 0 + 1
 
 
 @gluon.jit
-def halves_of(low, high, second, REVERSE: gl.constexpr, HALVES: gl.constexpr):
+def shared_span(low, high, second, REVERSE: gl.constexpr, SHARE: gl.constexpr):
     """The chunks that a program walks, and how many of them for the state alone."""
     low = gl.to_tensor(low).to(gl.int32)
     skip = low * 0
-    if HALVES:
-        first = (high - low) * HALVES // 16
+    if SHARE:
+        first = (high - low) * SHARE // 16
         skip = first * second
         if REVERSE:
             low = gl.where(second == 1, low, high - first)
@@ -301,31 +304,31 @@ def halves_of(low, high, second, REVERSE: gl.constexpr, HALVES: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
-def fused(
+def diagonal_scan_sm90(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
-    RANGE: gl.constexpr, PREC: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.resident.fused`; with ``HALVES``, two programs a sequence, of which the first walks ``HALVES`` 16ths of it."""
+    """As :func:`.resident.fused`; with ``SHARE``, two programs a sequence, of which the first walks ``SHARE`` 16ths of it."""
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
     hv = (pid // NV % HV).to(gl.int64)
-    i, second = half_of(pid // (NV * HV), HALVES)
+    i, second = shared_program(pid // (NV * HV), SHARE)
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
     n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low, high, skip = halves_of(low, high, second, REVERSE, HALVES)
+    low, high, skip = shared_span(low, high, second, REVERSE, SHARE)
     limit = gl.minimum(L, high * C).to(gl.int32)
     a += row * ab + bos * at + hv // GROUP * ah
     b += row * eb + bos * et + hv // GROUP * eh
     y += row * yb + bos * yt + hv // Y_GROUP * yh + iv * BV
     out += ((row * T + bos) * HV + hv) * V + iv * BV
-    if GATE == 1:
+    if GATE == SCALAR:
         G += row * gb + bos * gt + hv * gh
     chunk0 = n * 0
     if KEEP:
@@ -337,38 +340,38 @@ def fused(
     head = (i.to(gl.int64) * HV + hv) * (W * V)
     to = (n * HV + hv) * (W * V)
 
-    rows, others, ys, As, rates, whole = rings(W, C, BV, GATE, KEEP, STAGES)
+    rows, others, ys, As, rates, whole = scan_rings(W, C, BV, GATE, KEEP, STAGES)
     ready, free, made, kept_full, kept_free = barriers(2, STAGES)
     scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(scored.index(stage), count=1)
-    RAW: gl.constexpr = HALVES > 0 or W == 64
-    RATED: gl.constexpr = RAW and GATE == 1
+    RAW: gl.constexpr = SHARE > 0 or W == 64
+    RATED: gl.constexpr = RAW and GATE == SCALAR
     rated = scored
     if RATED:
         rated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         for stage in gl.static_range(STAGES):
             mbarrier.init(rated.index(stage), count=1)
     begun = kept_full
-    if HALVES:
+    if SHARE:
         begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(begun, count=1)
     gl.warp_specialize(
         [
-            (chain, (
+            (mma_partition, (
                 start, end, rows, others, ys, As, rates, whole, ready, rated, begun, scored, free, made, kept_full, kept_free,
-                low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, HALVES, RAW, START, END,
+                low, high, skip, second, scale, head, to, iv, W, V, C, BV, GATE, REVERSE, TRANSPOSED, SHARE, RAW, START, END,
                 KEEP, STAGES,
             )),
-            (scores, (
-                rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, HALVES,
+            (scores_partition, (
+                rows, others, As, rates, ready, rated, begun, scored, low, high, skip, scale, C, 2 * C, GATE, REVERSE, SHARE,
                 RATED, STAGES,
             )),
-            (bring, (
+            (load_partition, (
                 a, b, y, G, rows, others, ys, rates, ready, free, low, high, skip, limit, scale, at, et, yt, gt, W, C, BV, GATE,
-                REVERSE, HALVES, RAW, STAGES,
+                REVERSE, SHARE, RAW, STAGES,
             )),
-            (carry_off, (
+            (store_partition, (
                 kept, out, whole, ys, kept_full, kept_free, made, free, chunk0, low, high, skip, limit, HV, W, V, C, BV, KEEP,
                 REVERSE, STAGES,
             )),
@@ -380,21 +383,21 @@ def fused(
 
 
 @gluon.jit
-def ask(
+def load_gradient_chunk(
     n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy what a chunk brings to the gradients; of the gate, the running sums and those one token before."""
     stage = n % STAGES
     row = (low + n) * C
     count = limit - row
     far = row.to(gl.int64)
-    copy(dos.index(stage), do + far * ot, ot, unless(n < skip, count, HALVES), C, V)
+    copy(dos.index(stage), do + far * ot, ot, rows_unless(n < skip, count, SHARE), C, V)
     copy(vs.index(stage), v + far * vt, vt, count, C, V)
-    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, unless(n < skip, BK, HALVES), BK, V)
+    copy(dSs.index(stage), dkept + (low + n).to(gl.int64) * HV * (K * V), V, rows_unless(n < skip, BK, SHARE), BK, V)
     copy(ks.index(stage), k + far * kt, kt, count, C, BK)
-    copy(qs.index(stage), q + far * qt, qt, unless(n < skip, count, HALVES), C, BK)
-    t = gl.arange(0, C, numbered())
+    copy(qs.index(stage), q + far * qt, qt, rows_unless(n < skip, count, SHARE), C, BK)
+    t = gl.arange(0, C, token_layout())
     p = G + (far + gl.minimum(t, count - 1)) * gt
     async_copy.async_copy_global_to_shared(sums_.index(stage).slice(0, C), p, mask=t < C)
     async_copy.async_copy_global_to_shared(sums_.index(stage).slice(C, C), p - gt, mask=t > 0)
@@ -404,38 +407,38 @@ def ask(
 
 
 @gluon.jit
-def move(
+def load_store_partition(
     do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip, limit, HV,
     ot, vt, kt, qt, gt,
-    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy what the chunks bring, and store what stands in its place when it has been used."""
-    t = gl.arange(0, C, numbered())
+    t = gl.arange(0, C, token_layout())
     for n in range(gl.minimum(high - low, STAGES)):
-        ask(
+        load_gradient_chunk(
             n, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt, K, V, C, BK,
-            HALVES, STAGES
+            SHARE, STAGES
         )  # fmt: skip
     for n in range(high - low):
         stage = n % STAGES
         row = (low + n) * C
         far = row.to(gl.int64) * HV
-        count = unless(n < skip, limit - row, HALVES)
+        count = rows_unless(n < skip, limit - row, SHARE)
         mbarrier.wait(made_q.index(stage), (n // STAGES) & 1)
         put(dq + far * K, ks.index(stage), HV * K, count, C, BK)
         mbarrier.wait(made_k.index(stage), (n // STAGES) & 1)
         put(dk + far * K, qs.index(stage), HV * K, count, C, BK)
-        gl.store(dg + far + t * HV, lines.index(stage).load(numbered()), mask=t < count)
+        gl.store(dg + far + t * HV, lines.index(stage).load(token_layout()), mask=t < count)
         gl.thread_barrier()
         if low + n + STAGES < high:
-            ask(
+            load_gradient_chunk(
                 n + STAGES, do, v, k, q, dkept, G, dos, vs, ks, qs, dSs, sums_, ready, low, skip, limit, HV, ot, vt, kt, qt, gt,
-                K, V, C, BK, HALVES, STAGES
+                K, V, C, BK, SHARE, STAGES
             )  # fmt: skip
 
 
 @gluon.jit
-def written(keys_, sums_, C: gl.constexpr, V: gl.constexpr):
+def key_operands(keys_, sums_, C: gl.constexpr, V: gl.constexpr):
     """A chunk's keys, transposed, as left operands: as they are, and as they go into the state."""
     given = keys_.permute((1, 0)).load(left(C))
     to_end = sums_.slice(C - 1, 1).load(gl.SliceLayout(0, left(C)))
@@ -445,9 +448,9 @@ def written(keys_, sums_, C: gl.constexpr, V: gl.constexpr):
 
 
 @gluon.jit
-def queries(
+def query_partition(
     start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip, scale,
-    at, ik, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
+    at, ik, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, START: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The walk of ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
     wide: gl.constexpr = sums(V)
@@ -460,13 +463,13 @@ def queries(
         S = S + gl.load(start + at + (columns_k * V + columns_v)).to(gl.float32)
     zeros = gl.zeros((BK, C), gl.float32, narrow)
     t = gl.arange(0, C, by_token)
-    if HALVES:
+    if SHARE:
         for n in range(skip):
             stage = n % STAGES
             mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
             fence_async_shared()
             S = S * gl.exp2(sums_.index(stage).slice(C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-            _, added = written(ks.index(stage), sums_.index(stage), C, V)
+            _, added = key_operands(ks.index(stage), sums_.index(stage), C, V)
             S = issue(added, vs.index(stage), S, False)
             S, added = warpgroup_mma_wait(0, [S, added])
             gl.thread_barrier()
@@ -482,7 +485,7 @@ def queries(
         met = gl.sum(S * dSs.index(stage).load(wide).to(gl.float32), 1)
         old = gl.convert_layout(before, left(C))
         x = issue(old, dos.index(stage).permute((1, 0)), zeros, True)
-        given, added = written(ks.index(stage), sums_.index(stage), C, V)
+        given, added = key_operands(ks.index(stage), sums_.index(stage), C, V)
         S = issue(added, vs.index(stage), S, False)
         met = gl.sum(met, 0)
         to_start = gl.exp2(sums_.index(stage).slice(0, C).load(by_token)) * scale
@@ -504,16 +507,16 @@ def queries(
 
 
 @gluon.jit
-def keys(
+def key_partition(
     vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip,
-    C: gl.constexpr, BK: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    C: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """``dk`` and ``dg``."""
     acc: gl.constexpr = sums(BK)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((C, BK), gl.float32, acc)
-    if HALVES:
+    if SHARE:
         for n in range(skip):
             mbarrier.wait(ready.index(n % STAGES), (n // STAGES) & 1)
             mbarrier.arrive(made_k.index(n % STAGES), count=1)
@@ -547,11 +550,11 @@ def keys(
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "tiles_stride"])
-def gradients(
+def diagonal_scalar_gradients_bwd_sm90(
     q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    WHOLE: gl.constexpr, START: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    WHOLE: gl.constexpr, START: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """``dq, dk`` and these channels' part of ``dg`` of a scalar gate, from the gradients of the states after the chunks.
 
@@ -561,12 +564,12 @@ def gradients(
     pid = gl.program_id(0)
     ik = pid % NK
     hv = (pid // NK % HV).to(gl.int64)
-    i, second = half_of(pid // (NK * HV), HALVES)
+    i, second = shared_program(pid // (NK * HV), SHARE)
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
     n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low, high, skip = halves_of(low, high, second, False, HALVES)
+    low, high, skip = shared_span(low, high, second, False, SHARE)
     limit = gl.minimum(L, high * C).to(gl.int32)
     q += row * qb + bos * qt + hv // GROUP * qh + ik * BK
     k += row * kb + bos * kt + hv // GROUP * kh + ik * BK
@@ -610,25 +613,26 @@ def gradients(
         mbarrier.init(made_q.index(stage), count=1)
         mbarrier.init(made_k.index(stage), count=1)
     begun = ready
-    if HALVES:
+    if SHARE:
         begun = gl.allocate_shared_memory(gl.int64, [1], layout)
         mbarrier.init(begun, count=1)
     gl.warp_specialize(
         [
-            (queries, (
+            (query_partition, (
                 start, dos, vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, begun, made_q, low, high, skip,
-                scale, at, ik, V, C, BK, HALVES, START, STAGES,
+                scale, at, ik, V, C, BK, SHARE, START, STAGES,
             )),
-            (keys, (
-                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, HALVES,
+            (key_partition, (
+                vs, ks, qs, dSs, As, sums_, lines, ready, scored, taken, crossed, made_k, low, high, skip, C, BK, SHARE,
                 STAGES,
             )),
-            (scores, (
-                dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, 1, False, HALVES, False, STAGES,
+            (scores_partition, (
+                dos, vs, As, sums_, ready, ready, begun, scored, low, high, skip, scale, C, 0, SCALAR, False, SHARE, False,
+                STAGES,
             )),
-            (move, (
+            (load_store_partition, (
                 do, v, k, q, dkept, G, dq, dk, dg, dos, vs, ks, qs, dSs, sums_, lines, ready, made_q, made_k, low, high, skip,
-                limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, HALVES, STAGES,
+                limit, HV, ot, vt, kt, qt, gt, K, V, C, BK, SHARE, STAGES,
             )),
         ], [4, 4, 4], [120, 88, 96],
     )  # fmt: skip

@@ -13,13 +13,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..lib.indexing import nth, span_of
 from ..lib.sm90 import issue, left, sums
 from ..lib.sm90_pipeline import put
-from .resident_sm90 import bring
+from .gate import SCALAR
+from .resident_sm90 import load_partition
 
-__all__ = ["fused"]
+__all__ = ["diagonal_scan_wide_sm90"]
 
 
 @gluon.jit
-def remember(
+def state_partition(
     start, end, others, ys, rates, whole, ready, free, copied, read, low, high, scale, at, to, iv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
@@ -46,7 +47,7 @@ def remember(
         mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
         fence_async_shared()
         added = ys.index(stage).permute((1, 0)).load(left(C))
-        if GATE == 1:
+        if GATE == SCALAR:
             line = rates.index(stage)
             S = S * gl.exp2(line.slice(3 * C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
             rate = line.slice(2 * C, C).load(by_token)
@@ -67,7 +68,7 @@ def remember(
 
 
 @gluon.jit
-def meet(
+def output_partition(
     rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale,
     W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, KEEP: gl.constexpr,
     STAGES: gl.constexpr,
@@ -92,7 +93,7 @@ def meet(
         else:
             o = issue(rows.index(stage), whole.permute((1, 0)), none, True)
         line = rates.index(stage)
-        if GATE == 1:
+        if GATE == SCALAR:
             between = line.slice(2 * C, C).load(gl.SliceLayout(1, square))[:, None]
             between -= line.slice(2 * C, C).load(gl.SliceLayout(0, square))[None, :]
             if REVERSE:
@@ -109,7 +110,7 @@ def meet(
         o = warpgroup_mma_wait(0, [o])
         gl.thread_barrier()
         mbarrier.arrive(read, count=1)
-        if GATE == 1:
+        if GATE == SCALAR:
             rate = line.slice(2 * C, C).load(by_row)
             if REVERSE:
                 rate = gl.exp2(gl.minimum(line.slice(3 * C - 1, 1).load(by_row) - rate, 0.0))
@@ -129,7 +130,7 @@ def meet(
 
 
 @gluon.jit
-def carry_off(
+def wide_store_partition(
     kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, REVERSE: gl.constexpr, KEEP: gl.constexpr,
     STAGES: gl.constexpr,
@@ -151,16 +152,16 @@ def carry_off(
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
-def fused(
+def diagonal_scan_wide_sm90(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
-    RANGE: gl.constexpr, PREC: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`.resident_sm90.fused`; nobody shares a walk, and the state is never ``TRANSPOSED``."""
-    gl.static_assert(not TRANSPOSED and not HALVES)
+    gl.static_assert(not TRANSPOSED and not SHARE)
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
@@ -176,7 +177,7 @@ def fused(
     b += row * eb + bos * et + hv // GROUP * eh
     y += row * yb + bos * yt + hv // Y_GROUP * yh + iv * BV
     out += ((row * T + bos) * HV + hv) * V + iv * BV
-    if GATE == 1:
+    if GATE == SCALAR:
         G += row * gb + bos * gt + hv * gh
     chunk0 = n * 0
     if KEEP:
@@ -200,7 +201,7 @@ def fused(
     else:
         whole = gl.allocate_shared_memory(gl.bfloat16, [BV, W], wide)
     rates = outs
-    if GATE == 1:
+    if GATE == SCALAR:
         rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -218,19 +219,19 @@ def fused(
     mbarrier.init(read, count=2 if KEEP else 1)
     gl.warp_specialize(
         [
-            (remember, (
+            (state_partition, (
                 start, end, others, ys, rates, whole, ready, free, copied, read, low, high, scale, head, to, iv, W, V, C, BV,
                 GATE, REVERSE, START, END, KEEP, STAGES,
             )),
-            (meet, (
+            (output_partition, (
                 rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale, W, C, BV, GATE,
                 REVERSE, KEEP, STAGES,
             )),
-            (bring, (
+            (load_partition, (
                 a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, scale, at, et, yt, gt, W, C, BV, GATE,
                 REVERSE, 0, True, STAGES,
             )),
-            (carry_off, (
+            (wide_store_partition, (
                 kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV, W, V, C, BV, REVERSE, KEEP,
                 STAGES,
             )),

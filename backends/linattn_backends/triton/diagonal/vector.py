@@ -1,10 +1,10 @@
-"""Chunk kernels of a gate per key channel: ``gla`` and ``rwkv6``. The gate is applied once; the state's walk has none left.
+"""Chunk kernels of a gate per key channel: ``gla`` and ``rwkv6``. The gate is applied once; the scan of states has none left.
 
 In chunks of ``C`` tokens, with ``S`` the state before a chunk and ``dS'`` the gradient of the state after it::
 
     scores   A_ts = scale Σ_k q_t k_s e^{G_t - G_s}, s ≤ t      read = scale q ∘ e^G      write = k ∘ e^{G_C - G}
     states   S' = Diag(e^{G_C}) S + writeᵀ v                    reverse  dS = Diag(e^{G_C}) dS' + readᵀ do
-    walk     o  = A v + read S                                  reverse  dv = Aᵀ do + write dS'
+    scan     o  = A v + read S                                  reverse  dv = Aᵀ do + write dS'
     inter    dA = scale do vᵀ     scale do Sᵀ     v dS'ᵀ        Σ_v S ∘ dS'
     intra    dq_t = Σ_{s≤t} dA_ts k_s e^{G_t - G_s} + e^{G_t} scale do_t Sᵀ
              dk_s = Σ_{t≥s} dA_ts q_t e^{G_t - G_s} + e^{G_C - G_s} v_s dS'ᵀ
@@ -24,27 +24,26 @@ import triton.language as tl
 
 from ..lib.indexing import at_head, chunk_within, nth, sequence_of, span_of, state_tile
 from ..lib.tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
-from .memory import chunk_decay
+from .gate import AFTER, BEFORE, BLOCKS, FROM, LEVELS, UNTIL, load_chunk_decay
 
-__all__ = ["inter", "intra", "met_values", "outputs", "scores", "walk"]
-
-# Places of the matrices in ``masks``. ``BLOCKS``: three a length; ``LEVELS``: two a level, the longest first.
-UNTIL = tl.constexpr(0)
-AFTER = tl.constexpr(1)
-BEFORE = tl.constexpr(2)
-FROM = tl.constexpr(3)
-BLOCKS = tl.constexpr(4)
-LEVELS = tl.constexpr(10)
+__all__ = [
+    "diagonal_vector_inter_bwd",
+    "diagonal_vector_intra_bwd",
+    "diagonal_vector_outputs",
+    "diagonal_vector_scan",
+    "diagonal_vector_scores_fwd",
+    "two_sided_products",
+]
 
 
 @triton.jit
-def added(masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
+def token_sum(masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
     """One of ``masks`` times ``x``. float32 goes in ``SPLIT`` bfloat16 terms, which is exact for three."""
-    return added_to(tl.zeros(x.shape, tl.float32), masks, place, x, C, SPLIT)
+    return accumulate_sum(tl.zeros(x.shape, tl.float32), masks, place, x, C, SPLIT)
 
 
 @triton.jit
-def added_to(acc, masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
+def accumulate_sum(acc, masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
     """``acc`` and that."""
     ones = tl.load(masks + place * C * C + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :])
     if INTERPRETED:
@@ -67,24 +66,24 @@ def added_to(acc, masks, place, x, C: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def side(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK: tl.constexpr):
+def level_rows(q, k, upper, rows, q_stride, k_stride, columns, L, K: tl.constexpr, BK: tl.constexpr):
     """Queries above the middle of a block and keys below it."""
     bq = load_tile(q, rows, q_stride, columns, L, K, BK)
     return tl.where(upper, bq, load_tile(k, rows, k_stride, columns, L, K, BK)).to(tl.float32)
 
 
 @triton.jit
-def plain_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
+def plain_block_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
     """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
 
     Not for short blocks and ``EXCLUSIVE``: most of such a block's pairs have no gate between them, and the gate's gradient
     would be the difference of their sums.
     """
     stop = 0
-    if tl.min(tl.min(added(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+    if tl.min(tl.min(token_sum(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.min(tl.min(added(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+        if tl.min(tl.min(token_sum(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
             stop = 2
     return stop
 
@@ -95,8 +94,8 @@ def block_decays(masks, stop, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT
     place = BLOCKS
     if stop == 2:
         place += 3
-    c = added(masks, place, g, C, SPLIT) * 0.5
-    Gq = (added(masks, place + 1, g, C, SPLIT) - c) * LOG2E
+    c = token_sum(masks, place, g, C, SPLIT) * 0.5
+    Gq = (token_sum(masks, place + 1, g, C, SPLIT) - c) * LOG2E
     G = Gq
     if EXCLUSIVE:
         G = Gq + g.to(tl.float32) * LOG2E
@@ -110,7 +109,7 @@ def chunk_scores(
     EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, STRONG: tl.constexpr, PREC: tl.constexpr,
     DT: tl.constexpr,
 ):  # fmt: skip
-    """What ``scores`` makes of one chunk; unless ``STRONG``, only of the channels that one product does."""
+    """What ``diagonal_vector_scores_fwd`` makes of one chunk; unless ``STRONG``, only of the channels that one product does."""
     NK: tl.constexpr = (K + BK - 1) // BK
     OWN: tl.constexpr = STRONG or EXCLUSIVE  # a diagonal that is none of the product's
     rows = piece * C + tl.arange(0, C)
@@ -134,7 +133,7 @@ def chunk_scores(
             if EXCLUSIVE:
                 both = both * tl.load(u + hv * K + columns, mask=columns < K, other=0.0).to(tl.float32)[None, :]
             own += tl.sum(both, 1)
-        Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
+        Gq = token_sum(masks, UNTIL, bg, C, SPLIT) * LOG2E
         if STRONG or EXCLUSIVE:
             whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         else:  # the last row, which lies as the product does
@@ -154,14 +153,14 @@ def chunk_scores(
             acc = product(left, tl.trans(x.to(DT)), acc, PREC)
         elif STRONG:
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
-            x = bk.to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
+            x = bk.to(tl.float32) * tl.exp2(token_sum(masks, AFTER, bg, C, SPLIT) * LOG2E)
             tl.store(write + p, x.to(write.dtype.element_ty), mask=keep)
-            stop = plain_half(masks, bg, C, EXCLUSIVE, SPLIT, RANGE)
+            stop = plain_block_half(masks, bg, C, EXCLUSIVE, SPLIT, RANGE)
             half = C // 2
             place = LEVELS
             while half > stop:
-                e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
-                x = side(q, k, (t & half) != 0, rows, qt, kt, columns, L, K, BK) * e
+                e = tl.exp2(token_sum(masks, place, bg, C, SPLIT) * LOG2E)
+                x = level_rows(q, k, (t & half) != 0, rows, qt, kt, columns, L, K, BK) * e
                 apart = (t ^ s) + half * 0
                 acc += tl.where((apart < 2 * half) & (apart >= half), times(x.to(DT), tl.trans(x.to(DT)), PREC), 0.0)
                 half = half // 2
@@ -180,7 +179,7 @@ def chunk_scores(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def scores(
+def diagonal_vector_scores_fwd(
     q, k, g, u, masks, A, read, write, decay, stops, owner, first, cu, T, PER, N, HV, COUNT, scale,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
@@ -225,13 +224,13 @@ def scores(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
-def walk(
+def diagonal_vector_scan(
     A, a, b, y, decay, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, yb, yt, yh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """Walk the chunks of a segment with a ``[K, BV]`` tile of the state in registers, and write a column of ``o`` or ``dv``.
+    """Scan the chunks of a segment with a ``[K, BV]`` tile of the state in registers, and write a column of ``o`` or ``dv``.
 
     ``a, b`` meet the state and make it: ``read, write``, in reverse ``write, read``. ``y`` is ``v`` or ``do``.
     """
@@ -261,7 +260,7 @@ def walk(
         S += tl.load(start + (i.to(tl.int64) * HV + hv) * (K * V) + tile, mask=inside, other=0.0).to(tl.float32)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    later = chunk_decay(decay, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
+    later = load_chunk_decay(decay, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
         chunk = nth(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
@@ -273,7 +272,7 @@ def walk(
         ba = load_tile(a, rows, HV * K, columns_k, L, K, BK)
         bb = load_tile(b, rows, HV * K, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        later = chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+        later = load_chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if ba.dtype == tl.float16:  # it has not the range of a state
             acc = times(ba.to(tl.float32), S, PREC)
         else:
@@ -290,12 +289,12 @@ def walk(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def outputs(
+def diagonal_vector_outputs(
     A, a, y, kept, out, owner, first, cu, T, PER, N, HV, yb, yt, yh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """What ``walk`` writes, from states in memory: a ``[C, BV]`` tile of one chunk."""
+    """What ``diagonal_vector_scan`` writes, from states in memory: a ``[C, BV]`` tile of one chunk."""
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -330,7 +329,7 @@ def outputs(
 
 
 @triton.jit
-def met_values(
+def two_sided_products(
     do, ot, v, vt, kept, dkept, rows, columns_k, L,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -356,7 +355,7 @@ def met_values(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
-def inter(
+def diagonal_vector_inter_bwd(
     do, v, kept, dkept, dA, own, dq, dk, met, owner, first, cu, T, PER, N, HV, scale, ob, ot, oh, vb, vt, vh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
     PREC: tl.constexpr,
@@ -381,7 +380,7 @@ def inter(
     do = at_head(do, b, bos, hv, ob, ot, oh, 1)
     v = at_head(v, b, bos, hv, vb, vt, vh, 1)
     at = i.to(tl.int64) * HV + hv
-    below, above, bq, bk, both = met_values(
+    below, above, bq, bk, both = two_sided_products(
         do, ot, v, vt, kept + at * (K * V), dkept + at * (K * V), rows, columns_k, L, K, V, C, BK, BV, PREC
     )
     p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns_k[None, :]
@@ -397,7 +396,7 @@ def inter(
 
 
 @triton.jit
-def plain_part(
+def intra_plain(
     i, hv, ik, rows, keep, p, b, bos, L, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV, qb, qt, qh, kb, kt, kh,
     gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
@@ -415,7 +414,7 @@ def plain_part(
     whole = tl.load(decay + at * K + columns, mask=(columns < K) & there, other=0.0)
     c = tl.exp2(whole * 0.5)[None, :]
     through = tl.load(met + at * K + columns, mask=(columns < K) & there, other=0.0) * tl.exp2(whole)
-    Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E - (whole * 0.5)[None, :]
+    Gq = token_sum(masks, UNTIL, bg, C, SPLIT) * LOG2E - (whole * 0.5)[None, :]
     G = Gq
     if EXCLUSIVE:
         G = Gq + bg.to(tl.float32) * LOG2E
@@ -437,14 +436,14 @@ def plain_part(
     Z = product(tl.load(square + C * C, mask=there, other=0.0), x.to(DT), Z, PREC) * tl.exp2(-G)
     tl.store(dk + p, (Z + weight * bq.to(tl.float32)).to(dk.dtype.element_ty), mask=keep)
     x = bk.to(tl.float32) * Z
-    bdg = added(masks, FROM, bdg - x, C, SPLIT)
+    bdg = token_sum(masks, FROM, bdg - x, C, SPLIT)
     if EXCLUSIVE:
         bdg -= x
     tl.store(dg + p, (bdg + through[None, :]).to(dg.dtype.element_ty), mask=keep)
 
 
 @triton.jit
-def levels_part(
+def intra_levels(
     i, hv, ik, rows, keep, p, b, bos, L, stop, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
@@ -470,27 +469,27 @@ def levels_part(
     bg = load_gate(g, rows, gt, columns, L, K, BK)
     whole = tl.load(decay + at * K + columns, mask=columns < K, other=0.0)
     through = tl.load(met + at * K + columns, mask=columns < K, other=0.0) * tl.exp2(whole)
-    Gq = added(masks, UNTIL, bg, C, SPLIT) * LOG2E
+    Gq = token_sum(masks, UNTIL, bg, C, SPLIT) * LOG2E
     bdq = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(Gq)
     x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * bdq
-    bdg = added(masks, FROM, x, C, TERMS)
-    bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(added(masks, AFTER, bg, C, SPLIT) * LOG2E)
+    bdg = token_sum(masks, FROM, x, C, TERMS)
+    bdk = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * tl.exp2(token_sum(masks, AFTER, bg, C, SPLIT) * LOG2E)
     x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * bdk
-    bdg = added_to(bdg, masks, BEFORE, x, C, TERMS)
+    bdg = accumulate_sum(bdg, masks, BEFORE, x, C, TERMS)
     half = C // 2
     place = LEVELS
     while half > stop:
         upper = (t & half) != 0
-        e = tl.exp2(added(masks, place, bg, C, SPLIT) * LOG2E)
-        x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * e
+        e = tl.exp2(token_sum(masks, place, bg, C, SPLIT) * LOG2E)
+        x = level_rows(q, k, upper, rows, qt, kt, columns, L, K, BK) * e
         pairs = tl.load(dA + square) + tl.load(dA + C * C + square)
         apart = (t ^ s) + half * 0
         pairs = tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT)
         Z = times(pairs, x.to(DT), PREC) * e
         bdq += tl.where(upper, Z, 0.0)
         bdk += tl.where(upper, 0.0, Z)
-        x = side(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
-        bdg = added_to(bdg, masks, place + 1, x, C, TERMS)
+        x = level_rows(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
+        bdg = accumulate_sum(bdg, masks, place + 1, x, C, TERMS)
         half = half // 2
         place += 2
     if stop > 0:
@@ -511,7 +510,7 @@ def levels_part(
         place = BLOCKS + 2
         if stop == 2:
             place += 3
-        bdg = added_to(bdg, masks, place, Z - x, C, SPLIT)
+        bdg = accumulate_sum(bdg, masks, place, Z - x, C, SPLIT)
         if EXCLUSIVE:
             bdg -= x
     x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
@@ -522,7 +521,7 @@ def levels_part(
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def intra(
+def diagonal_vector_intra_bwd(
     q, k, g, u, masks, dA, own, met, decay, stops, dq, dk, dg, du, owner, first, cu, T, PER, N, HV, COUNT,
     qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE_GROUP: tl.constexpr,
@@ -531,7 +530,7 @@ def intra(
 ):  # fmt: skip
     """``dq, dk, dg [C, BK]`` of the chunks that are ``STRONG``, or of the others; ``COUNT`` tiles in all.
 
-    ``dq, dk`` hold what ``inter`` wrote. ``TERMS`` do for sums without cancellation.
+    ``dq, dk`` hold what ``diagonal_vector_inter_bwd`` wrote. ``TERMS`` do for sums without cancellation.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -555,14 +554,14 @@ def intra(
         if STRONG:
             if (stop < C // 2) & (L > 0):
                 keep = (rows < L)[:, None] & (columns < K)[None, :]
-                levels_part(
+                intra_levels(
                     i, hv, ik, rows, keep, p, b, bos, L, stop, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
                     qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, TERMS, PREC, DT,
                 )  # fmt: skip
         else:
             L = tl.where(stop == C // 2, L, 0)
             keep = (rows < L)[:, None] & (columns < K)[None, :]
-            plain_part(
+            intra_plain(
                 i, hv, ik, rows, keep, p, b, bos, L, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,
                 qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, PREC, DT,
             )  # fmt: skip

@@ -7,15 +7,15 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from ..lib.indexing import at_head, sequence_of
 from ..lib.sm90 import any_marked, bring_chunk, copy, rows_of, spread, strong_chunk, strong_gradients, sums, unknown_zero
 
-__all__ = ["intra", "scores"]
+__all__ = ["diagonal_vector_intra_strong_bwd_sm90", "diagonal_vector_scores_strong_fwd_sm90"]
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def scores(
+def diagonal_vector_scores_strong_fwd_sm90(
     q, k, g, A, read, write, stops, owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.vector.scores` if ``STRONG``, by levels down to pairs of neighbours: all ``stops`` stay 0."""
+    """As :func:`.vector.diagonal_vector_scores_fwd` if ``STRONG``, by levels down to pairs of neighbours: ``stops`` stay 0."""
     NK: gl.constexpr = K // 64  # tiles that the plain products took, each with a mark
     pid = gl.program_id(0)
     if any_marked(stops, pid, COUNT, NK, 1, C // 2 - 1):
@@ -37,17 +37,17 @@ def scores(
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
-def intra(
+def diagonal_vector_intra_strong_bwd_sm90(
     q, k, g, dA, own, met, stops, dq, dk, dg, owner, first, cu, T, PER, N, HV, COUNT, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.vector.intra` if ``STRONG``."""
+    """As :func:`.vector.diagonal_vector_intra_bwd` if ``STRONG``."""
     pid = gl.program_id(0)
     if any_marked(stops, pid, COUNT, 1, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
             if gl.load(stops + item) < C // 2:
                 none = unknown_zero(item)
-                tile_gradients(
+                intra_tile(
                     item, q, k, g, dA, own, met, dq, dk, dg, owner, first, cu, T, PER, HV + none,
                     qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, BK, GROUP, GATE_GROUP, PACKED
@@ -56,7 +56,7 @@ def intra(
 
 
 @gluon.jit
-def tile_gradients(
+def intra_tile(
     item, q, k, g, dA, own, met, dq, dk, dg, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE_GROUP: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip

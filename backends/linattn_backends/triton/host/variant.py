@@ -1,24 +1,76 @@
-"""Plain Triton, or kernels in Gluon for Hopper: one decision, which launches take and ``explain`` tells."""
+"""Plain Triton, or kernels in Gluon for Hopper: one decision, made once a call, which its launches take."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
-from linattn.plugin import Call
 from torch import Tensor
 
-from ..delta.config import delta_tiles
-from ..diagonal.config import tiles_for
-from ..runtime.device import hopper, not_hopper
+from .tiles import Tile
 
-__all__ = ["Facts", "details_of", "gluon", "on_hopper"]
+__all__ = ["Facts", "Stage", "Variant", "described", "unfit", "whole_lines"]
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
 WIDTHS = (64, 128)
 WALKS = ("linear_attn", "simple_gla")
 """Families whose walks take wider heads; their gradients' do not."""
+
+
+class Stage(NamedTuple):
+    """One stage of a variant: the kernel that runs, with its tile.
+
+    Attributes:
+        kernel: The kernel itself.
+        tile: Its tile; ``mixed_attn`` has tiles of its own, with warps and stages like this.
+        options: What else it is launched with: options of the compiler, and constants that no other kernel of its stage has.
+    """
+
+    kernel: Any
+    tile: Tile
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The options of its launch: warps, stages of the software pipeline, and its own."""
+        return dict(num_warps=self.tile.warps, num_stages=self.tile.stages, **self.options)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which kernel runs at each stage of a call, with which tile, and why.
+
+    Attributes:
+        stages: The stage of each name ("scores", "state_fwd", …), in the order of the launches. Where chunks with strong gates
+            have a kernel of their own, it is a stage of its own ("scores_strong"). Stages whose name begins with "segment" run
+            where sequences are cut into segments.
+        reason: Why no kernel for Hopper runs; ``None`` if one does, or if none is there to choose.
+    """
+
+    stages: Mapping[str, Stage]
+    reason: str | None
+
+    def __getitem__(self, stage: str) -> Stage:
+        return self.stages[stage]
+
+    @property
+    def kernels(self) -> str:
+        """The kernels' names in the order of the launches, each once; of whole sequences."""
+        whole = (stage for name, stage in self.stages.items() if not name.startswith("segment"))
+        return ", ".join(dict.fromkeys(stage.kernel.__name__ for stage in whole))
+
+
+def described(forward: Variant, backward: Variant | None = None) -> str:
+    """What ``explain`` says of a call: its kernels, those of its gradients if it has any, and why none is for Hopper."""
+    if backward is None:
+        said, reason = forward.kernels, forward.reason
+    else:
+        said, reason = f"{forward.kernels}; gradients {backward.kernels}", forward.reason or backward.reason
+    return said if reason is None or "_sm90" in said else f"{said} (none for Hopper: {reason})"
 
 
 class Facts(NamedTuple):
@@ -38,15 +90,6 @@ class Facts(NamedTuple):
     V: int
     chunk: int
     strength: int = 1
-
-
-class Described(Protocol):
-    """A call on the host."""
-
-    @property
-    def facts(self) -> Facts:
-        """Its static facts."""
-        ...
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,16 +121,6 @@ def too_wide(facts: Facts) -> str | None:
     return None
 
 
-def gluon(call: Described, *arrays: Tensor | None, out: torch.dtype = torch.bfloat16) -> bool:
-    """Whether kernels in Gluon take these ``arrays`` of a call, the first on its device, and write ``out``."""
-    return on_hopper(call, arrays[0].device, out) and whole_lines(*arrays)
-
-
-def on_hopper(call: Described, device: torch.device, out: torch.dtype = torch.bfloat16) -> bool:
-    """Whether kernels in Gluon take such a call on ``device``, if its arrays lie as they need them."""
-    return unfit(call.facts, out) is None and hopper(device)
-
-
 def whole_lines(*arrays: Tensor | None) -> bool:
     """Whether kernels that copy 16 bytes at once can take these arrays, with offsets in a chunk of less than 32 bits."""
     for x in arrays:
@@ -96,43 +129,3 @@ def whole_lines(*arrays: Tensor | None) -> bool:
             if (x.data_ptr() | batch | token | head) % 16 or token >= 1 << 24:
                 return False
     return True
-
-
-def facts_of(call: Call) -> Facts:
-    """The facts that a call's arrays will have on the host."""
-    dtype, chunk = getattr(torch, call.dtype), int(call.option("chunk_size") or 0)
-    V = call.V + bool(call.option("normalize"))  # a normaliser is one more value column
-    dims = {name: len(shape.split()) - 2 for name, shape in call.shapes.items()}
-    gate, strength = (max(dims[name], 1) if name in dims else 0 for name in ("g", "beta"))
-    family = "gla with gv" if call.has("gv") else call.op if call.option("causal", True) else f"{call.op} of both directions"
-    choose = (
-        functools.partial(delta_tiles, beta=strength)
-        if call.op in ("delta_rule", "gated_delta_rule", "kda", "dplr")
-        else tiles_for
-    )
-    tiles = choose(K=call.K, V=V, dtype=dtype, gate=gate, chunk=chunk, processors=1, roomy=True)
-    return Facts(family, dtype, call.K, V, tiles.chunk, strength or 1)
-
-
-def details_of(call: Call, device: torch.device | None) -> str:
-    """For ``explain``: which kernels a call takes on ``device``; ``None`` is one of CUDA that this process has not."""
-    plain, special = "plain Triton", "Gluon kernels for Hopper"
-    steps = call.form != "chunk"  # whose gradients are the chunk form's
-    if call.op in ("mixed_attn", "rwkv6") or (steps and not call.needs_grad):
-        return plain
-    facts = facts_of(call)
-    out = torch.float32 if call.option("normalize") else facts.dtype
-    reason = unfit(facts, out) or (device and not_hopper(device))
-    if reason:
-        return f"{plain} (no Gluon kernels: {reason})"
-    if call.op == "gla":
-        said = f"{plain}; {'gradients ' if steps else ''}under strong gates, {special}"
-    elif call.op in WALKS and call.needs_grad and max(call.K, call.V) > max(WIDTHS):
-        said = f"{plain}; gradients of values, {special}" if steps else f"{special}; gradients of queries and keys, {plain}"
-    else:
-        said = f"{plain}; gradients, {special}" if steps else special
-        if call.op == "dplr":
-            said = f"{said}; walks and strong gates, {plain}"
-        elif call.needs_grad and call.HV > call.H and call.op in WALKS:
-            said = f"{said}; gradients of shared heads, {plain}"
-    return said if device else f"{said}, {plain} elsewhere"

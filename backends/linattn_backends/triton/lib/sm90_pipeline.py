@@ -1,5 +1,7 @@
 """Barriers and buffers of kernels whose warpgroups load, multiply and store at once, on Hopper."""
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -46,3 +48,30 @@ def hold(ready, free, made, kept_full, kept_free):
     made._keep_alive()
     kept_full._keep_alive()
     kept_free._keep_alive()
+
+
+class Barriers(NamedTuple):
+    """Barriers of a program's rings, and of its copy of the state.
+
+    ``ready``: a place is copied; ``free``: read by all; ``made``: results stand in it. ``state_full, state_free``: the state is
+    copied, and stored.
+    """
+
+    ready: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    made: gl.shared_memory_descriptor
+    state_full: gl.shared_memory_descriptor
+    state_free: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def allocate_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
+    """Barriers of rings whose places ``CONSUMERS`` partitions read."""
+    ready, free, made, state_full, state_free = barriers(CONSUMERS, STAGES)
+    return Barriers(ready, free, made, state_full, state_free)
+
+
+@gluon.jit
+def keep_alive(barriers):
+    """Their memory is nobody else's until here, as :func:`hold` says."""
+    hold(barriers.ready, barriers.free, barriers.made, barriers.state_full, barriers.state_free)

@@ -1,7 +1,7 @@
 """One token a sequence of ``mixed_attn``, in one pass over the state.
 
 Only the state is worth counting here: a sequence reads the ``p`` tokens held of its chunk, and ``kv``, once, and writes all of
-the next state. More tokens, and gradients, are those of :mod:`.kernels`.
+the next state. More tokens, and gradients, are those of :mod:`.outputs` and :mod:`.gradients`.
 """
 
 import triton
@@ -9,11 +9,11 @@ import triton.language as tl
 
 from ..lib.tiles import product
 
-__all__ = ["step"]
+__all__ = ["mixed_step_fwd"]
 
 
 @triton.jit
-def renewed(held, new, s, p, stride, columns, W: tl.constexpr):
+def load_renewed(held, new, s, p, stride, columns, W: tl.constexpr):
     """Tokens ``s`` of the chunk as a tile, float32: those held, and at ``p`` the new one, whose row is at ``new``."""
     inside = (columns < W)[None, :]
     x = tl.load(held + s.to(tl.int64)[:, None] * stride + columns[None, :], mask=(s < p)[:, None] & inside, other=0.0)
@@ -22,7 +22,7 @@ def renewed(held, new, s, p, stride, columns, W: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["HV", "C"])
-def step(
+def mixed_step_fwd(
     q_quad, k_quad, q_lin, k_lin, v, bias, kv, held_k, held_l, held_v, length, out, new_kv, new_k, new_l, new_v, new_length,
     HV, C, quad_scale, lin_scale, ab, ah, bb, bh, qb, qh, kb, kh, vb, vh,
     K: tl.constexpr, L: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BV: tl.constexpr,
@@ -54,8 +54,8 @@ def step(
         s = start + tl.arange(0, BT)
         there = (s < C)[:, None]
         rows = s.to(tl.int64)[:, None] * HV
-        bk = renewed(held_k + keys, k_quad, s, p, HV * K, columns_k, K)
-        bv = renewed(held_v + values, v, s, p, HV * V, columns_v, V)
+        bk = load_renewed(held_k + keys, k_quad, s, p, HV * K, columns_k, K)
+        bv = load_renewed(held_v + values, v, s, p, HV * V, columns_v, V)
         x = tl.sum(bk * q[None, :], 1) * quad_scale
         if BIAS:
             x += tl.load(bias + (hv * C + p) * C + s, mask=s <= p, other=0.0).to(tl.float32)
@@ -75,9 +75,9 @@ def step(
         for start in range(0, C, BT):
             s = start + tl.arange(0, BT)
             if full or iv == 0:
-                bl = renewed(held_l + lins, k_lin, s, p, HV * L, columns_l, L)
+                bl = load_renewed(held_l + lins, k_lin, s, p, HV * L, columns_l, L)
                 if full:
-                    S = product(tl.trans(bl), renewed(held_v + values, v, s, p, HV * V, columns_v, V), S, PREC)
+                    S = product(tl.trans(bl), load_renewed(held_v + values, v, s, p, HV * V, columns_v, V), S, PREC)
                 if iv == 0:
                     at = new_l + lins + s.to(tl.int64)[:, None] * HV * L + columns_l[None, :]
                     tl.store(at, tl.where(full, 0.0, bl), mask=(s < C)[:, None] & (columns_l < L)[None, :])

@@ -1,4 +1,4 @@
-"""The recurrence itself, one token after the other: decoding above all.
+"""The recurrence itself, one token after the other, of every matrix-state family: decoding above all.
 
 ::
 
@@ -19,15 +19,15 @@ import triton.language as tl
 
 from ..lib.tiles import LOG2E
 
-__all__ = ["recurrent"]
+__all__ = ["recurrent_tokens_fwd"]
 
 
 @triton.jit
-def token(
+def load_token(
     i, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
     GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr, LOW_RANK: tl.constexpr,
 ):  # fmt: skip
-    """What token ``i`` of ``L`` brings; zeros from ``L`` on. For what a family lacks, anything."""
+    """Rows of token ``i`` of ``L``, zeros from ``L`` on; for what a family lacks, anything."""
     more = i < L
     in_k = in_k & more
     in_v = in_v & more
@@ -52,8 +52,8 @@ def token(
 
 
 @triton.jit
-def widened(q, k, v, g, gv, beta, a, b):
-    """In float32, before they take the state's layout, in which a thread holds eight times as many of a vector's numbers."""
+def to_float32(q, k, v, g, gv, beta, a, b):
+    """A token's rows in float32, before they take the state's layout: there a thread holds eight times as much of a vector."""
     return (
         q.to(tl.float32), k.to(tl.float32), v.to(tl.float32), g.to(tl.float32), gv.to(tl.float32), beta.to(tl.float32),
         a.to(tl.float32), b.to(tl.float32),
@@ -61,7 +61,7 @@ def widened(q, k, v, g, gv, beta, a, b):
 
 
 @triton.jit(do_not_specialize=["T", "HV", "P"])
-def recurrent(
+def recurrent_tokens_fwd(
     q, k, v, g, gv, beta, a, b, u, start, out, end, cu, slots, T, HV, P, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, wb, wt, wh, eb, et, eh, ab, at, ah, bb, bt, bh,
     sn, sh, sk, sv, fn, fh, fk, fv,
@@ -69,7 +69,7 @@ def recurrent(
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr,
     LOW_RANK: tl.constexpr, EXCLUSIVE: tl.constexpr,
     PACKED: tl.constexpr, SLOTS: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
-    FAR: tl.constexpr,
+    WIDE_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Walk one sequence of one head with a ``[K, BV]`` tile of its state."""
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -102,7 +102,7 @@ def recurrent(
             return
     in_state_k = columns_k[:, None]
     in_state_v = columns_v[None, :]
-    if FAR:
+    if WIDE_STRIDES:
         in_state_k = in_state_k.to(tl.int64)
         in_state_v = in_state_v.to(tl.int64)
     S = tl.zeros((BK, BV), tl.float32)
@@ -123,21 +123,21 @@ def recurrent(
         b += row * bb + bos * bt + head * bh
     if EXCLUSIVE:
         bu = tl.load(u + hv * K + columns_k, mask=in_k, other=0.0).to(tl.float32)
-    # Asked for two tokens ahead: under load, memory takes longer than the work on one.
+    # Loaded two tokens ahead: under load, memory takes longer than the work on one.
     zero = n * 0
-    mq, mk, mv, mg, mw, me, ma, mb = token(
+    mq, mk, mv, mg, mw, me, ma, mb = load_token(
         zero, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
         GATE, VALUE_GATE, BETA, LOW_RANK
     )  # fmt: skip
-    nq, nk, nv, ng, nw, ne, na, nb = widened(mq, mk, mv, mg, mw, me, ma, mb)
-    mq, mk, mv, mg, mw, me, ma, mb = token(
+    nq, nk, nv, ng, nw, ne, na, nb = to_float32(mq, mk, mv, mg, mw, me, ma, mb)
+    mq, mk, mv, mg, mw, me, ma, mb = load_token(
         zero + 1, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
         GATE, VALUE_GATE, BETA, LOW_RANK
     )  # fmt: skip
     for i in range(0, L):
         bq, bk, bv, bg, bw, be, ba, low = nq, nk, nv, ng, nw, ne, na, nb
-        nq, nk, nv, ng, nw, ne, na, nb = widened(mq, mk, mv, mg, mw, me, ma, mb)
-        mq, mk, mv, mg, mw, me, ma, mb = token(
+        nq, nk, nv, ng, nw, ne, na, nb = to_float32(mq, mk, mv, mg, mw, me, ma, mb)
+        mq, mk, mv, mg, mw, me, ma, mb = load_token(
             zero + i + 2, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
             GATE, VALUE_GATE, BETA, LOW_RANK
         )  # fmt: skip

@@ -1,11 +1,10 @@
-"""Host side of the recurrence: one launch for every matrix-state family, and the custom op ``linattn::triton_decode``.
+"""Launch of the recurrence for every matrix-state family, and the custom op ``linattn::triton_decode``.
 
-That one overwrites the states that it is given. Nothing reads a tensor's data, so launches can be captured in a graph.
+The op overwrites the states that it is given. Nothing reads a tensor's data, so launches can be captured in a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,14 +13,13 @@ from torch import Tensor
 from ..host.chunks import rows_contiguous, strides
 from ..host.tiles import programs
 from ..runtime.launch import launch
-from .config import recurrent_tile
-from .kernels import recurrent
+from .config import variant
 
-__all__ = ["Tokens", "decode", "filled", "final_shape", "walk"]
+__all__ = ["Tokens", "decode", "recurrent_forward"]
 
 
 class Tokens(NamedTuple):
-    """What the tokens bring: arrays of the specification's names and shapes, ``None`` where a family has none."""
+    """The arrays of a call's tokens, of the specification's names and shapes; ``None`` where a family has none."""
 
     q: Tensor
     k: Tensor
@@ -46,7 +44,7 @@ class Tokens(NamedTuple):
         return "gla" if dims == 4 or self.gv is not None else "simple_gla" if dims else "linear_attn"
 
     def laid_out(self) -> Tokens:
-        """Rows contiguous; a fixed decay expanded over tokens."""
+        """The same with rows contiguous, and a fixed decay expanded over tokens."""
         g, u = self.g, self.u
         if g is not None and g.dim() == 1:
             g = g.expand(self.v.shape[:3])
@@ -54,7 +52,7 @@ class Tokens(NamedTuple):
         return Tokens(*rows, None if u is None else u.contiguous())
 
 
-def walk(
+def recurrent_forward(
     tokens: Tokens, start: Tensor | None, end: Tensor | None, scale: float, out_dtype: torch.dtype,
     cu: Tensor | None = None, slots: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -74,22 +72,22 @@ def walk(
     B, T, HV, V = v.shape
     K, N = q.shape[-1], B if cu is None else cu.shape[0] - 1
     out = torch.empty((B, T, HV, V), dtype=out_dtype, device=v.device)
-    tile = recurrent_tile(K, V, T == 1 or a is not None)
+    stage = variant(K, V, T == 1 or a is not None)["tokens"]
     launch(
-        recurrent, N * HV * programs(1, V, 1, tile.BV), tokens,
+        stage.kernel, N * HV * programs(1, V, 1, stage.tile.BV), tokens,
         *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,
         *(stride for x in tokens[:8] for stride in strides(x)), *all_strides(start), *all_strides(end),
-        K=K, V=V, BK=tile.BK, BV=tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
+        K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
         GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
         LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
         START=start is not None, END=end is not None,
-        FAR=far_apart(start) or (end is not start and far_apart(end)), num_warps=tile.warps, num_stages=tile.stages,
+        WIDE_STRIDES=far_apart(start) or (end is not start and far_apart(end)), **stage.config,
     )  # fmt: skip
     return out
 
 
 def all_strides(state: Tensor | None) -> tuple[int, ...]:
-    """Of slot, head, key and value channel."""
+    """Strides of slot, head, key and value channel."""
     return (0, 0, 0, 0) if state is None else state.stride()
 
 
@@ -99,19 +97,6 @@ def far_apart(state: Tensor | None) -> bool:
         return False
     (_, _, K, V), (_, _, k, v) = state.shape, state.stride()
     return (K - 1) * k >= 1 << 30 or (V - 1) * v >= 1 << 30
-
-
-def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
-    """Of the final states; nothing unless ``final``."""
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
-
-
-def filled(v: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """``o``, the final states and what is kept, with empty tensors for ``None``, which an op cannot return."""
-    o, end, *kept = outputs
-    end = v.new_empty(0, dtype=torch.float32) if end is None else end
-    return o, end, *(v.new_empty(0) if x is None else x for x in kept)
 
 
 @torch.library.custom_op("linattn::triton_decode", mutates_args=("state",))
@@ -133,7 +118,7 @@ def decode(
     """Outputs (float32 if ``wide``); ``state`` is overwritten."""
     slots = None if state_indices is None else state_indices.contiguous()
     tokens = Tokens(q, k, v, g, gv, beta, a, b, u)
-    return walk(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots)
+    return recurrent_forward(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots)
 
 
 @decode.register_fake

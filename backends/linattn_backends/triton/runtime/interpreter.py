@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..lib.tiles import INTERPRETED
+from .device import INTERPRETED
 
 __all__ = ["read_scalars"]
 
@@ -17,7 +17,7 @@ def read_scalars() -> None:
     """Let the interpreter read its scalars in a way that every NumPy takes; without the interpreter, nothing."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     patch = getattr(interpreter, "_patch_lang_tensor", None)
-    if not INTERPRETED.value or patch is None or hasattr(patch, "reads_scalars"):
+    if not INTERPRETED or patch is None or hasattr(patch, "reads_scalars"):
         return
 
     def patched(tensor: Any, *scope: Any) -> None:

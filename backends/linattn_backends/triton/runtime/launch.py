@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
 from torch import Tensor
 
-from ..lib.tiles import INTERPRETED as _INTERPRETED
-from .device import stand_in
-from .precompile import LOADING, compile_ahead
+from .device import INTERPRETED, stand_in
+from .precompile import LOADING, precompile
 
 __all__ = ["launch", "start"]
 
-INTERPRETED = bool(_INTERPRETED.value)
+ARRAYS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u", "q_quad", "k_quad", "q_lin", "k_lin", "bias")
+"""Names of arrays that an error shows of a call."""
 
 
 class Launched(Protocol):
-    """A call that launches: its first array says where, its family what for."""
+    """A call that launches: its values lie on the device, its family is what an error names."""
 
-    q: Tensor
+    v: Tensor
 
     @property
     def family(self) -> str:
@@ -34,15 +34,14 @@ def launch(kernel: Any, count: int, call: Launched, *args: Any, **config: Any) -
     if count == 0:
         return
     try:
-        device = call.q.device
+        device = call.v.device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 start(kernel, count, device, args, config)
         else:
             start(kernel, count, device, args, config)
     except Exception as error:
-        call = getattr(call, "given", None) or call
-        given = ((name, getattr(call, name, None)) for name in ("q", "k", "v", "g", "w", "gv", "beta", "a", "b", "u"))
+        given = ((name, getattr(call, name, None)) for name in ARRAYS)
         shapes = ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in given if x is not None)
         settings = ", ".join(f"{name}={value}" for name, value in config.items())
         error.add_note(
@@ -56,37 +55,40 @@ DIRECT = not INTERPRETED and triton.__version__.startswith("3.6.")
 releases is not the same."""
 
 
-class Ready:
-    """A compiled kernel, launched by the C function that the compiler made for it.
+class Ready(NamedTuple):
+    """A compiled kernel and the C function that launches it, with what that takes besides grid, stream and arguments.
 
-    That takes addresses as numbers. Given tensors, it asks each for its address, and the driver about that.
+    Attributes:
+        compiled: The kernel.
+        launcher: The C function, which takes addresses as numbers: given tensors, it asks each for its address, and the driver
+            about that. ``None`` for a kernel with memory of its own, which the compiler's code allocates.
+        fixed: Arguments before the kernel's own.
+        constants: The kernel's compile-time constants.
     """
 
-    def __init__(self, compiled: Any, constants: Sequence[Any]):
-        self.compiled, self.constants = compiled, constants
-        runner = compiled.run
-        self.plain = torch.version.hip is None and not (runner.global_scratch_size or runner.profile_scratch_size)
-        if self.plain:
-            self.launch = runner.launch
-            self.fixed = (
-                compiled.function, runner.launch_cooperative_grid, runner.launch_pdl, None, None, compiled.packed_metadata,
-                None, None, None,
-            )  # fmt: skip
+    compiled: Any
+    launcher: Callable[..., None] | None
+    fixed: tuple[Any, ...]
+    constants: tuple[Any, ...]
 
-    def __call__(self, count: int, device: torch.device, args: Sequence[Any]) -> None:
-        """Launch ``count`` programs; who watches launches is told, in the compiler's own way."""
-        if not self.plain or watched():
-            self.compiled[(count, 1, 1)](*args, *self.constants)
-            return
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
-        self.launch(count, 1, 1, stream, *self.fixed, *given, *self.constants)
+    @classmethod
+    def of(cls, compiled: Any, constants: tuple[Any, ...]) -> Ready:
+        """Find the C function of a compiled kernel."""
+        runner = compiled.run
+        if torch.version.hip is not None or runner.global_scratch_size or runner.profile_scratch_size:
+            return cls(compiled, None, (), constants)
+        fixed = (
+            compiled.function, runner.launch_cooperative_grid, runner.launch_pdl, None, None, compiled.packed_metadata,
+            None, None, None,
+        )  # fmt: skip
+        return cls(compiled, runner.launch, fixed, constants)
 
 
 def watched() -> bool:
     """Whether somebody, a profiler, hooked into launches."""
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 COMPILED: dict[tuple[Any, ...], Ready] = {}
@@ -94,7 +96,7 @@ COMPILED: dict[tuple[Any, ...], Ready] = {}
 
 
 def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> None:
-    """Compile, or find what was compiled, and launch."""
+    """Compile, or find what was compiled, and launch; who watches launches is told, in the compiler's own way."""
     if device.type == "meta":
         stand_in().start(kernel, count, args, config)
         return
@@ -102,27 +104,41 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
         kernel[(count,)](*args, **config)
         return
     knobs = triton.knobs
-    settings = knobs.runtime.debug, knobs.compilation.instrumentation_mode
-    key = (id(kernel), device, *settings, *config.values(), *map(trait, args))
+    traits, values = specialized(args)
+    key = (id(kernel), device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *config.values(), *traits)
     ready = COMPILED.get(key)
     if ready is None:
-        compile_ahead(device)
+        precompile(device)
         with LOADING:
             compiled = kernel[(count,)](*args, **config)
-        if compiled is None:  # a hook of the compiler's cache took the kernel over
-            return
-        COMPILED[key] = Ready(compiled, [config[parameter.name] for parameter in kernel.params[len(args) :]])
+        if compiled is not None:  # else a hook of the compiler's cache took the kernel over
+            COMPILED[key] = Ready.of(compiled, tuple(config[parameter.name] for parameter in kernel.params[len(args) :]))
+    elif ready.launcher is None or watched():
+        ready.compiled[(count, 1, 1)](*args, *ready.constants)
     else:
-        ready(count, device, args)
+        stream = triton.runtime.driver.active.get_current_stream(device.index)
+        ready.launcher(count, 1, 1, stream, *ready.fixed, *values, *ready.constants)
 
 
-def trait(x: Any) -> Any:
-    """What a kernel is compiled for in an argument: whether a number is one, a multiple of 16 or long; dtype and alignment.
+def specialized(args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What a kernel is compiled for in its arguments, and the arguments as its launcher takes them.
 
-    Most arguments are numbers, and each launch asks this of all: one number of three bits takes the least time.
+    Of a number, whether it is one, a multiple of 16, or long; of a tensor, its dtype and alignment. The launcher takes a
+    tensor's address. Most arguments are numbers, and every launch asks this of all: a small number stands for each answer.
     """
-    if type(x) is int:
-        return (x == 1) | (x % 16 == 0) << 1 | (x.bit_length() > 31) << 2
-    if x is not None and isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16 == 0
-    return type(x)
+    traits: list[Any] = []
+    values: list[Any] = []
+    trait, value = traits.append, values.append
+    for x in args:
+        if type(x) is int:
+            trait(1 if x == 1 else 2 * (x & 15 == 0) + 4 * (not -(1 << 31) <= x < 1 << 31))
+            value(x)
+        elif x is not None and isinstance(x, Tensor):
+            address = x.data_ptr()
+            trait(x.dtype)
+            trait(address & 15 == 0)
+            value(address)
+        else:
+            trait(type(x))
+            value(x)
+    return traits, values

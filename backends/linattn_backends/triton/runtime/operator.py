@@ -1,4 +1,4 @@
-"""What autograd and rehearsals need to know of an op of matrix states: how what it keeps reaches its backward pass.
+"""Custom ops of matrix states: their results, and how what an op keeps reaches its backward pass, for autograd and rehearsals.
 
 Such an op takes ``n`` arrays, the last of them ``cu_seqlens``, then ``form, scale, chunk, final`` and more, ``keep`` last; it
 returns ``o``, final states, and what is kept. The op of its gradients takes ``do, dfinal``, what was kept, the arrays,
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Rules", "rules"]
+__all__ = ["Rules", "filled", "final_shape", "rules"]
 
 
 class Rules(NamedTuple):
-    """``rehearse`` is for :func:`.precompile.foreseen`, the others are for ``register``."""
+    """The rules of an op: ``rehearse`` is for :func:`.precompile.precompiled`, the others are for ``register``."""
 
     rehearse: Callable[..., None]
     setup_context: Callable[..., None]
@@ -25,7 +25,7 @@ class Rules(NamedTuple):
 
 
 def rules(n: int, gradients: Any, call: Callable[..., Any]) -> Rules:
-    """Those of an op of ``n`` arrays; ``call`` runs ``gradients``, the op of its gradients, under any transform."""
+    """The rules of an op of ``n`` arrays; ``call`` runs ``gradients``, the op of its gradients, under any transform."""
 
     def rehearse(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
         """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
@@ -51,6 +51,19 @@ def rules(n: int, gradients: Any, call: Callable[..., Any]) -> Rules:
         return (*(None if x is None else next(grads) for x in floats), *(None,) * ctx.rest)
 
     return Rules(rehearse, setup_context, backward)
+
+
+def final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, final: bool) -> tuple[int, ...]:
+    """The shape of the final states; of an empty tensor unless ``final``."""
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return (N, v.shape[2], q.shape[3], v.shape[3]) if final else (0,)
+
+
+def filled(v: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """The results of an op, ``o``, final states and what is kept, with empty tensors for ``None``, which no op can return."""
+    o, end, *kept = outputs
+    end = v.new_empty(0, dtype=torch.float32) if end is None else end
+    return o, end, *(v.new_empty(0) if x is None else x for x in kept)
 
 
 def not_empty(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:

@@ -20,9 +20,9 @@ import torch
 import triton
 from torch import Tensor
 
-from .device import hopper, processors, roomy, standing_in
+from .device import Properties, properties, standing_in
 
-__all__ = ["LOADING", "compile_ahead", "foreseen"]
+__all__ = ["LOADING", "precompile", "precompiled"]
 
 LOADING = threading.RLock()
 """Held where a kernel's launcher is loaded to be used. All of Triton's are modules of one name, and Python, asked for a file a
@@ -30,14 +30,17 @@ second time, puts what it holds into the module of that name that was loaded las
 be that of another kernel.
 """
 
-_running: ContextVar[Callable[[], None] | None] = ContextVar("running", default=None)
+Rehearse = Callable[[tuple[Any, ...]], None]
+
+_running: ContextVar[tuple[Rehearse, tuple[Any, ...]] | None] = ContextVar("running", default=None)
+"""The function that runs: how it is rehearsed, and its arguments."""
 
 
 class Rehearsal:
-    """Stands for a device, and notes what is launched there."""
+    """The device of a rehearsal, which notes what is launched there."""
 
     def __init__(self, device: torch.device):
-        self.processors, self.roomy, self.hopper = processors(device), roomy(device), hopper(device)
+        self.properties: Properties = properties(device)
         self.launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def start(self, kernel: Any, count: int, args: tuple[Any, ...], config: dict[str, Any]) -> None:
@@ -50,8 +53,10 @@ def without_memory(x: Any) -> Any:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x
 
 
-def foreseen(after: Callable[[tuple[Any, ...], Any], Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function that launches kernels, so that :func:`compile_ahead` knows of all of them.
+def precompiled(
+    after: Callable[[tuple[Any, ...], Any], Any] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function that launches kernels, so that :func:`precompile` knows of all of them.
 
     ``after`` takes the arguments and the result, and does what is likely to follow.
     """
@@ -65,7 +70,7 @@ def foreseen(after: Callable[[tuple[Any, ...], Any], Any] | None = None) -> Call
 
         @functools.wraps(body)
         def run(*args: Any) -> Any:
-            token = _running.set(lambda: rehearse(args))
+            token = _running.set((rehearse, args))
             try:
                 return body(*args)
             finally:
@@ -76,16 +81,17 @@ def foreseen(after: Callable[[tuple[Any, ...], Any], Any] | None = None) -> Call
     return decorate
 
 
-def compile_ahead(device: torch.device) -> None:
+def precompile(device: torch.device) -> None:
     """Compile what the function that runs will launch. What fails to compile says so when it is launched."""
-    rehearse = _running.get()
-    if rehearse is None:
+    running = _running.get()
+    if running is None:
         return
     _running.set(None)  # once: until the function ends
-    stage = Rehearsal(device)
-    with standing_in(stage):
-        rehearse()
-    Context().run(warm_up, device, stage.launches)
+    rehearse, args = running
+    rehearsal = Rehearsal(device)
+    with standing_in(rehearsal):
+        rehearse(args)
+    Context().run(warm_up, device, rehearsal.launches)
 
 
 def warm_up(device: torch.device, launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import linattn
 import pytest
 import torch
-from linattn_backends.triton.runtime import launch
-from linattn_backends.triton.runtime import precompile as ahead
+from linattn_backends.triton.runtime import launch, precompile
 from linattn_backends.triton.runtime.device import stand_in
 from triton.runtime._async_compile import active_mode
 from triton_cases import arrays, call
@@ -21,7 +20,7 @@ CASES = [(family, None, cu) for family in FAMILIES for cu in (None, [0, 0, 11, 4
 
 
 def compiled_for(kernel, config, args):
-    return kernel, *config.items(), *map(launch.trait, args)
+    return kernel, *config.items(), *launch.specialized(args)[0]
 
 
 def noted(monkeypatch, every):
@@ -31,17 +30,17 @@ def noted(monkeypatch, every):
     def watched(kernel, count, device, args, config):
         if device.type == "cpu":
             if every or not launched:
-                ahead.compile_ahead(device)
+                precompile.precompile(device)
             launched.append(compiled_for(kernel, config, args))
         start(kernel, count, device, args, config)
 
-    class Noting(ahead.Rehearsal):
+    class Noting(precompile.Rehearsal):
         def start(self, kernel, count, args, config):
             foreseen.append(compiled_for(kernel, config, args))
 
     monkeypatch.setattr(launch, "start", watched)
-    monkeypatch.setattr(ahead, "Rehearsal", Noting)
-    monkeypatch.setattr(ahead.triton, "AsyncCompileMode", NoCompiler)
+    monkeypatch.setattr(precompile, "Rehearsal", Noting)
+    monkeypatch.setattr(precompile.triton, "AsyncCompileMode", NoCompiler)
     return launched, foreseen
 
 
@@ -93,19 +92,19 @@ class Kernel:
 def compile_first(kernel):
     """As the first launch of a call does."""
 
-    @ahead.foreseen()
+    @precompile.precompiled()
     def body(x):
         if x.is_meta:
             stand_in().start(kernel, 1, (x,), {})
         else:
-            ahead.compile_ahead(x.device)
+            precompile.precompile(x.device)
 
     body(torch.zeros(1))
 
 
 def test_inside_a_mode_of_the_caller_there_is_one_of_its_own():
     kernel = Kernel()
-    with ThreadPoolExecutor(1) as threads, ahead.triton.AsyncCompileMode(threads) as outer:
+    with ThreadPoolExecutor(1) as threads, precompile.triton.AsyncCompileMode(threads) as outer:
         compile_first(kernel)
         assert active_mode.get() is outer
     (inner,) = kernel.modes
@@ -117,7 +116,7 @@ def test_no_mode_outlives_an_interrupt(monkeypatch):
     def leave(mode, *error):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ahead.triton.AsyncCompileMode, "__exit__", leave)
+    monkeypatch.setattr(precompile.triton.AsyncCompileMode, "__exit__", leave)
     with pytest.raises(KeyboardInterrupt):
         compile_first(Kernel())
     assert active_mode.get() is None
@@ -151,7 +150,7 @@ def test_launchers_are_made_in_threads_and_loaded_in_one(monkeypatch):
         made.append(threading.current_thread())
 
     driver = SimpleNamespace(active=SimpleNamespace(launcher_cls=launcher))
-    monkeypatch.setattr(ahead.triton.runtime, "driver", driver)
+    monkeypatch.setattr(precompile.triton.runtime, "driver", driver)
     compile_first(kernel)
     (thread,) = made
     assert thread is not threading.current_thread()
@@ -163,7 +162,7 @@ def test_a_launcher_that_cannot_be_made_is_left_to_the_launch(monkeypatch):
         raise RuntimeError("no C compiler")
 
     driver = SimpleNamespace(active=SimpleNamespace(launcher_cls=no_compiler))
-    monkeypatch.setattr(ahead.triton.runtime, "driver", driver)
+    monkeypatch.setattr(precompile.triton.runtime, "driver", driver)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     kernel = Loadable()
     compile_first(kernel)

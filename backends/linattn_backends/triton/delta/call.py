@@ -1,0 +1,240 @@
+"""A call of the delta core: as it came, cut into chunks, and what stages make of it.
+
+Nothing here or in the launches reads a tensor's data, so no launch waits for the device and all of them can be captured in a
+graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
+from ..host.variant import Facts, unfit, whole_lines
+from ..runtime.device import properties
+from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant
+
+__all__ = ["ChunkedCall", "DeltaCall", "ScoreGradients", "Scores", "StateOperands", "States"]
+
+
+@dataclass(frozen=True)
+class DeltaCall:
+    """A call as it came.
+
+    Attributes:
+        q, k, v: As in the specification, the last axis contiguous.
+        g: ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``.
+        beta: ``[B, T, HV]``, ``[B, T, HV, V]`` or, for ``dplr``, ``None``.
+        a, b: Those of ``dplr``, ``[B, T, HV, K]``, or ``None``.
+        start: Initial states ``[N, HV, K, V]``; zeros if ``None``.
+        cu: Offsets of packed sequences, or ``None``.
+        scale: Factor on the outputs.
+        chunk: Tokens a chunk.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor | None
+    a: Tensor | None
+    b: Tensor | None
+    start: Tensor | None
+    cu: Tensor | None
+    scale: float
+    chunk: int
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
+        start: Tensor | None, cu: Tensor | None, scale: float, chunk: int,
+    ) -> DeltaCall:  # fmt: skip
+        """Take the arrays of an op; ``chunk`` is the caller's wish, or 0."""
+        q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
+        start = None if start is None else start.contiguous()
+        tokens = chunk_tokens(q.dtype, int(q.shape[-1]), 0 if beta is None else beta.dim() - 2, int(chunk))
+        return cls(q, k, v, g, beta, a, b, start, cu, scale, tokens)
+
+    @property
+    def gate(self) -> int:
+        """The kind of gate: 0 none, 1 a scalar, 2 a vector."""
+        return 0 if self.g is None else self.g.dim() - 2
+
+    @property
+    def strength(self) -> int:
+        """The kind of ``beta``: 0 none, 1 one a token, 2 one a value channel."""
+        return 0 if self.beta is None else self.beta.dim() - 2
+
+    @property
+    def dplr(self) -> bool:
+        """Whether ``b`` and ``k`` are both written, and ``a`` reads."""
+        return self.a is not None
+
+    @property
+    def family(self) -> str:
+        """The family whose recurrence this is."""
+        return "dplr" if self.dplr else ("delta_rule", "gated_delta_rule", "kda")[self.gate]
+
+    @property
+    def facts(self) -> Facts:
+        """The facts by which its kernels are chosen."""
+        K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # symbols have no place in a cache
+        return Facts(self.family, self.q.dtype, K, V, self.chunk, self.strength)
+
+    @property
+    def N(self) -> int:
+        """Number of sequences."""
+        return self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
+
+    @property
+    def group(self) -> int:
+        """Value heads that share a query/key head."""
+        return self.v.shape[2] // self.q.shape[2]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The dtype of states, errors, scores and ``M`` in memory and in products. float16 has not the range."""
+        return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
+
+    def forward_variant(self) -> DeltaVariant:
+        """The variant of its forward pass."""
+        return forward_variant(self.facts, properties(self.q.device), self._unaligned(None))
+
+    def backward_variant(self, do: Tensor, kept: bool) -> DeltaVariant:
+        """The variant of its backward pass from the outputs' gradient; ``kept`` says whether scores are there."""
+        return backward_variant(self.facts, kept, properties(self.q.device), self._unaligned(do))
+
+    def _unaligned(self, do: Tensor | None) -> tuple[str, ...]:
+        """Which arrays kernels for Hopper cannot copy as they lie; none where there are no such kernels."""
+        if properties(self.q.device).not_hopper is not None or unfit(self.facts) is not None:
+            return ()
+        arrays = dict(q=self.q, k=self.k, v=self.v, a=self.a, b=self.b, do=do, g=self.g if self.gate == 2 else None)
+        return tuple(name for name, x in arrays.items() if not whole_lines(x))
+
+
+@dataclass(frozen=True)
+class ChunkedCall(DeltaCall):
+    """A call whose sequences are cut into chunks, with the kernels that run on them.
+
+    Attributes:
+        variant: What runs.
+        chunks: Where chunks lie.
+    """
+
+    variant: DeltaVariant
+    chunks: Cut
+
+    @classmethod
+    def cut(cls, call: DeltaCall, variant: DeltaVariant) -> ChunkedCall:
+        """Cut a call's sequences."""
+        return cls(**vars(call), variant=variant, chunks=cut(call.v.shape[1], call.N, call.chunk, call.cu))
+
+    @property
+    def chunk_heads(self) -> int:
+        """Pairs of a chunk and a value head."""
+        return self.chunks.count * self.v.shape[2]
+
+    @property
+    def places(self) -> tuple[Any, ...]:
+        """Arguments that say where a chunk lies."""
+        return places(self, self.chunks)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Compile-time facts that most kernels take."""
+        return dict(K=self.q.shape[-1], C=self.chunk, GROUP=self.group, PACKED=self.cu is not None, PREC=self.variant.precision)
+
+    @property
+    def products(self) -> dict[str, Any]:
+        """What products take states and scores in, as Triton names it."""
+        return dict(DT=tl.bfloat16 if self.v.dtype == torch.bfloat16 else tl.float32)
+
+
+class Scores(NamedTuple):
+    """What the forward pass makes of the tokens of each chunk, and keeps for the backward pass.
+
+    Attributes:
+        A: Scores of queries ``[chunks, HV, C, C]``.
+        M: Solved systems, likewise; with a ``beta`` a value channel, scores ``L`` of keys in float32.
+        A2, L2: Scores with the second row that ``dplr`` writes, or ``None``.
+        rates: With a scalar gate ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``.
+    """
+
+    A: Tensor
+    M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
+    rates: Tensor | None
+
+    @classmethod
+    def empty(cls, call: DeltaCall) -> Scores:
+        """Arrays for those of a call."""
+        T, HV, C = call.v.shape[1], call.v.shape[2], call.chunk
+        count = room_for(T, call.N, C, call.cu is not None)
+        new = functools.partial(torch.empty, device=call.v.device)
+        square = functools.partial(new, (count, HV, C, C))
+        return cls(
+            square(dtype=call.state_dtype),
+            square(dtype=torch.float32 if call.strength == 2 else call.state_dtype),
+            *(square(dtype=call.state_dtype) if call.dplr else None for _ in range(2)),
+            new((count, HV, 3, C), dtype=torch.float32) if call.gate == 1 else None,
+        )
+
+
+class StateOperands(NamedTuple):
+    """What carries a state over the chunks.
+
+    Attributes:
+        read, compare: Queries and the keys that read, with a vector gate ``q ∘ e^G`` and ``k ∘ e^G`` of every value head.
+        write: With a vector gate, the keys that write: ``k ∘ e^{G_C - G}``.
+        write2: The second row that ``dplr`` writes, likewise.
+        scores: Scores and solved systems.
+        rates: With a scalar gate the scores' own, with a vector gate ``e^{G_C}``, ``[chunks, HV, K]``.
+        log_decays: With a vector gate, the strongest sum of a channel's gates over each chunk, base 2: ``[chunks, HV]``.
+    """
+
+    read: Tensor
+    compare: Tensor
+    write: Tensor | None
+    write2: Tensor | None
+    scores: Scores
+    rates: Tensor | None
+    log_decays: Tensor | None
+
+
+class States(NamedTuple):
+    """What the state and its gradient, carried over the chunks, leave for the other gradients.
+
+    Attributes:
+        states: The state before each chunk, transposed: ``[chunks, HV, V, K]``.
+        dstates: The gradient of the state after each chunk, likewise.
+        errors: What values lack, ``e`` ``[B, T, HV, V]``.
+        adjoint: Their adjoint ``y``, likewise.
+    """
+
+    states: Tensor
+    dstates: Tensor
+    errors: Tensor
+    adjoint: Tensor
+
+    @classmethod
+    def empty(cls, call: ChunkedCall) -> States:
+        """Arrays for those of a call."""
+        HV, V = call.v.shape[2:]
+        new = functools.partial(torch.empty, dtype=call.state_dtype, device=call.v.device)
+        chunks = call.chunks.count, HV, V, call.q.shape[-1]
+        return cls(new(chunks), new(chunks), new(call.v.shape), new(call.v.shape))
+
+
+class ScoreGradients(NamedTuple):
+    """Gradients of ``A`` and ``L``, and with the second row that ``dplr`` writes; ``None`` where no stage reads them."""
+
+    dA: Tensor | None
+    dL: Tensor | None
+    dA2: Tensor | None
+    dL2: Tensor | None

@@ -1,0 +1,36 @@
+"""The chunk form of the delta families: scores of every chunk, the state carried across them, then gradients of every chunk."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..host.chunks import rows_contiguous
+from .call import ChunkedCall, DeltaCall, Scores, States
+from .gradients_host import Gradients, operand_gradients
+from .scores_host import state_operands
+from .state_host import Written, carry_backward, carry_forward, segments_of
+
+__all__ = ["backward", "forward"]
+
+
+def forward(given: DeltaCall, final: bool) -> tuple[Tensor, Tensor | None, Scores]:
+    """Outputs, if asked for final states, and what the backward pass can use."""
+    call = ChunkedCall.cut(given, given.forward_variant())
+    operands = state_operands(call)
+    segments = segments_of(call, operands)
+    out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    end = carry_forward(call, operands, segments, final, Written(out=out))
+    return out, end, operands.scores
+
+
+def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:
+    """Gradients by the array's name; what the forward pass knew, but for the scores that it ``kept``, is made again."""
+    do, dfinal = rows_contiguous(do), None if dfinal is None else dfinal.contiguous()
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
+    operands = state_operands(call, kept)
+    segments = segments_of(call, operands)
+    states = States.empty(call)
+    carry_forward(call, operands, segments, False, Written(states.states, states.errors))
+    dstart = carry_backward(call, operands, do, segments, dfinal, Written(states.dstates, states.adjoint))
+    return operand_gradients(call, do, operands, states) | dict(start=dstart)

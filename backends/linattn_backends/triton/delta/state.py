@@ -1,0 +1,318 @@
+"""The state of the delta families, carried across chunks, and its gradient.
+
+In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum of the gates inside it, ``γ = e^{G_C}``, and
+``A, M`` its scores (:mod:`.scores`). The *error* ``e`` of a token is what its value lacks, ``x = beta ∘ e`` what is written::
+
+    errors     r = v - (k ∘ e^G) S      (I + L beta) e = r            e = r - M (beta ∘ r)
+    forward    o = scale (q ∘ e^G) S + A x                            S' = γ S + (k ∘ e^{G_C - G})ᵀ x
+    adjoint    dx = Aᵀ do + (k ∘ e^{G_C - G}) dS'                     y = dx - Mᵀ (beta ∘ dx),  dv = beta ∘ y
+               dS = γ dS' + scale (q ∘ e^G)ᵀ do - (k ∘ e^G)ᵀ dv
+
+``dplr`` is the same with ``-a`` for the key that reads, ``b`` for the key that writes and no ``beta``; ``k, v`` are written
+besides, and read by ``a``. With a ``beta`` a value channel ``M`` holds ``L``, and every channel's system is solved by
+substitution.
+
+A program goes through the chunks of a sequence with a tile of the state in registers, transposed, ``[BV, K]``, so that the
+left operand of every product comes from registers. For few heads a sequence is cut into segments, walked at once. What a
+segment does to the state before it is affine: ``S' = P S + local``, with ``local`` its walk from zero and ``P [K, K]``, its
+transition, its walk from the identity without values (``IDENTITY``). ``delta_state_carry`` chains the segments; backwards, by
+``Pᵀ``.
+"""
+
+import triton
+import triton.language as tl
+
+from ..lib.indexing import sequence_of
+from ..lib.tiles import load_tile, product, times
+from .loads import load_beta_tile, load_tile_transposed
+
+
+@triton.jit
+def substitute(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
+    """Substitution token by token, ``e = x - L (beta ∘ e)``, or by ``Lᵀ``, of ``x, beta [BV, C]`` with ``L`` in memory."""
+    t = tl.arange(0, C)
+    for step in range(C - 1):
+        j = step
+        p = L + t * C + j
+        if REVERSE:
+            j = C - 1 - step
+            p = L + j * C + t
+        row = tl.sum(tl.where(t[None, :] == j, x * beta, 0.0), 1)
+        x -= row[:, None] * tl.load(p).to(tl.float32)[None, :]
+    return x
+
+
+@triton.jit
+def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+    """Place of sequence or segment ``i``: batch row, first token, length, its sequence's first chunk, and chunks from, to."""
+    if WHOLE and PACKED:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = tl.load(cu + n).to(tl.int64)
+        L = tl.load(cu + n + 1).to(tl.int64) - bos
+        b = n * 0
+    elif WHOLE:
+        n = i.to(tl.int64)
+        piece = 0
+        bos = n * 0
+        L = n * 0 + T
+        b = n
+    else:
+        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    if PACKED:
+        chunk0 = tl.load(chunk_first + n).to(tl.int64)
+    else:
+        chunk0 = n * ((T + C - 1) // C)
+    low = piece * SEGMENT
+    high = tl.minimum(low + SEGMENT, ((L + C - 1) // C).to(tl.int32))
+    return b, bos, L, chunk0, low, high
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def delta_state_fwd(
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One ``[BV, K]`` tile of the state, through the chunks of a sequence or segment.
+
+    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
+    already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
+    ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    transposed = columns_k[None, :] * V + columns_v[:, None]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
+    if DPLR:
+        write2 += b * kb + bos * kt + hv.to(tl.int64) * kh
+    if not IDENTITY:
+        v += b * vb + bos * vt + hv.to(tl.int64) * vh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    S = tl.zeros((BV, BK), tl.float32)
+    if IDENTITY:
+        S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
+    if START:
+        S += tl.load(start + at + transposed, mask=inside, other=0.0).to(tl.float32)
+    for chunk in range(low, high):
+        rows = chunk * C + tl.arange(0, C)
+        here = (chunk0 + chunk) * HV + hv
+        # What no product prefetches comes first, so that its latency is the first product's.
+        if GATE == 1:
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
+        if BETA > 0:
+            bbeta = load_beta_tile(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if KEEP:
+            tl.store(states + here * (K * V) + tile, S.to(states.dtype.element_ty), mask=inside)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        old = S.to(DT)
+        r = -times(old, tl.trans(bk.to(DT)), PREC)
+        if OUT:
+            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+            acc = times(old, tl.trans(bq.to(DT)), PREC) * scale
+        if GATE == 1:
+            r = r * rate[None, :]
+        if not IDENTITY:
+            bv = load_tile_transposed(v, rows, vt, columns_v, L, V, BV)
+            if DPLR:
+                r -= times(bv.to(DT), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(DT)), PREC)
+            else:
+                r += bv.to(tl.float32)
+        if BETA == 2:
+            e = substitute(r, bbeta, M + here * (C * C), C, False)
+        else:
+            bM = tl.trans(tl.load(M + here * (C * C) + t * C + s))
+            if BETA == 1:
+                e = r - times((r * bbeta).to(DT), bM, PREC)
+            else:
+                e = r - times(r.to(DT), bM, PREC)
+        x = e
+        if BETA > 0:
+            x = e * bbeta
+        at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+        stored = (rows < L)[:, None] & (columns_v < V)[None, :]
+        if KEEP:
+            tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
+        if OUT:
+            if GATE == 1:
+                acc = acc * rate[None, :]
+            bA = tl.load(A + here * (C * C) + t * C + s)
+            acc = product(x.to(DT), tl.trans(bA), acc, PREC)
+            if DPLR:
+                acc = product(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
+            tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
+        if GATE == 1:
+            x = x * later[None, :]
+            S = S * decay
+        if GATE == 2:
+            S = S * decay
+            bk = load_tile(write, rows, kt, columns_k, L, K, BK)
+        S = product(x.to(DT), bk.to(DT), S, PREC)
+        if DPLR and not IDENTITY:
+            bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
+            S = product(bv.to(DT), bk.to(DT), S, PREC)
+    if END:
+        tl.store(end + at + transposed, S, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def delta_state_bwd(
+    q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+):  # fmt: skip
+    """One ``[BV, K]`` tile of the state's gradient, through the chunks of a sequence or segment from the last.
+
+    ``KEEP`` writes the gradient of the state after every chunk, and the adjoint ``y``. With a vector gate ``q, k, write`` are
+    decayed already, as ``delta_state_fwd`` takes them.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    i = pid // (NV * HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if tl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
+    tile = columns_v[:, None] * K + columns_k[None, :]
+    transposed = columns_k[None, :] * V + columns_v[:, None]
+    q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
+    k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
+    if GATE == 2:
+        write += b * kb + bos * kt + hv.to(tl.int64) * kh
+    do += b * ob + bos * ot + hv.to(tl.int64) * oh
+    if BETA > 0:
+        beta += b * bb + bos * bt + hv.to(tl.int64) * bh
+    at = (i.to(tl.int64) * HV + hv) * (K * V)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    dS = tl.zeros((BV, BK), tl.float32)
+    if START:
+        dS += tl.load(start + at + transposed, mask=inside, other=0.0).to(tl.float32)
+    for step in range(low, high):
+        chunk = low + high - 1 - step
+        rows = chunk * C + tl.arange(0, C)
+        here = (chunk0 + chunk) * HV + hv
+        if GATE == 1:
+            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
+            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
+            decay = tl.load(rates + here * (3 * C) + C - 1)
+        if GATE == 2:
+            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
+        if BETA > 0:
+            bbeta = load_beta_tile(beta, rows, bt, columns_v, L, V, BV, BETA)
+        if KEEP:
+            tl.store(states + here * (K * V) + tile, dS.to(states.dtype.element_ty), mask=inside)
+        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+        if GATE == 2:
+            bke = load_tile(write, rows, kt, columns_k, L, K, BK)
+            dx = times(dS.to(DT), tl.trans(bke.to(DT)), PREC)
+        else:
+            dx = times(dS.to(DT), tl.trans(bk.to(DT)), PREC)
+        bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
+        do_read = tl.trans(bdo).to(tl.float32) * scale
+        if GATE == 1:
+            do_read = do_read * rate[None, :]
+            dx = dx * later[None, :]
+        if GATE > 0:
+            dS = dS * decay
+        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+        dS = product(do_read.to(DT), bq.to(DT), dS, PREC)
+        bA = tl.load(A + here * (C * C) + t * C + s)
+        dx = product(tl.trans(bdo.to(DT)), bA, dx, PREC)
+        if BETA == 2:
+            y = substitute(dx, bbeta, M + here * (C * C), C, True)
+        else:
+            bM = tl.load(M + here * (C * C) + t * C + s)
+            if BETA == 1:
+                y = dx - times((dx * bbeta).to(DT), bM, PREC)
+            else:
+                y = dx - times(dx.to(DT), bM, PREC)
+        dr = -y
+        if BETA > 0:
+            dr = dr * bbeta
+        if KEEP:
+            at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
+            stored = (rows < L)[:, None] & (columns_v < V)[None, :]
+            tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
+        if GATE == 1:
+            dr = dr * rate[None, :]
+        dS = product(dr.to(DT), bk.to(DT), dS, PREC)
+    if END:
+        tl.store(end + at + transposed, dS, mask=inside)
+
+
+@triton.jit(do_not_specialize=["PER", "HV"])
+def delta_state_carry(
+    local, transitions, start, end, first, PER, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    START: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """States before each segment, in the place of ``local``, and after the last: ``S' = P S + local``.
+
+    ``transitions`` are each segment's ``P [K, K]``, or in ``REVERSE``, for gradients from the last segment on, ``Pᵀ``.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    iv = pid % NV
+    hv = pid // NV % HV
+    n = (pid // (NV * HV)).to(tl.int64)
+    if PACKED:
+        low = tl.load(first + n).to(tl.int32)
+        high = tl.load(first + n + 1).to(tl.int32)
+    else:
+        low = n.to(tl.int32) * PER
+        high = low + PER
+    columns_k = tl.arange(0, BK)
+    columns_v = iv * BV + tl.arange(0, BV)
+    inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
+    tile = columns_k[:, None] * V + columns_v[None, :]
+    at = (n * HV + hv) * (K * V)
+    S = tl.zeros((BK, BV), tl.float32)
+    if START:
+        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+    square = columns_k[:, None] * K + columns_k[None, :]
+    both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
+    for step in range(low, high):
+        i = step
+        if REVERSE:
+            i = low + high - 1 - step
+        head = i.to(tl.int64) * HV + hv
+        p = local + head * (K * V) + tile
+        own = tl.load(p, mask=inside, other=0.0)
+        P = tl.load(transitions + head * (K * K) + square, mask=both, other=0.0)
+        tl.store(p, S, mask=inside)
+        S = own + times(P, S, PREC)
+    tl.store(end + at + tile, S, mask=inside)

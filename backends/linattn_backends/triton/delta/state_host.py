@@ -1,0 +1,150 @@
+"""Launches that carry the state over the chunks, and its gradient back, in segments where there are few heads."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..host.chunks import Cut, cut, strides
+from ..host.tiles import programs
+from ..host.variant import Stage
+from ..runtime.launch import launch
+from .call import ChunkedCall, StateOperands
+
+__all__ = ["Segments", "Written", "carry_backward", "carry_forward", "segments_of"]
+
+WHOLE = 1 << 30
+"""Chunks of a segment that is a whole sequence: more than there are."""
+
+
+class Direction(NamedTuple):
+    """A way through the chunks.
+
+    Attributes:
+        state: The stage that writes what is wanted on the way.
+        segment: The stage that goes through a segment, and writes what it ends as.
+        reverse: Whether it begins with the last chunk.
+    """
+
+    state: str
+    segment: str
+    reverse: bool
+
+
+FORWARD = Direction("state_fwd", "segment_fwd", reverse=False)
+BACKWARD = Direction("state_bwd", "segment_bwd", reverse=True)
+
+
+class Segments(NamedTuple):
+    """Sequences cut into segments.
+
+    Attributes:
+        cut: Where they lie.
+        length: Chunks a segment.
+        transitions: What each does to the state before it, ``[segments, HV, K, K]``.
+    """
+
+    cut: Cut
+    length: int
+    transitions: Tensor
+
+
+class Written(NamedTuple):
+    """What is written on the way from chunk to chunk, if wanted.
+
+    Attributes:
+        states: The state before each chunk; backwards, the gradient of the state after it.
+        errors: Errors; backwards, their adjoint.
+        out: Outputs, forwards.
+    """
+
+    states: Tensor | None = None
+    errors: Tensor | None = None
+    out: Tensor | None = None
+
+
+def carry_forward(
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, final: bool, written: Written
+) -> Tensor | None:  # fmt: skip
+    """Carry the state from the first chunk of every sequence to the last; the final states if asked for."""
+    return carry(call, operands, FORWARD, call.v, segments, call.start, final, written)
+
+
+def carry_backward(
+    call: ChunkedCall, operands: StateOperands, do: Tensor, segments: Segments | None, dfinal: Tensor | None, written: Written
+) -> Tensor | None:  # fmt: skip
+    """Carry the state's gradient from the last chunk of every sequence to the first; the initial states' if there are any."""
+    return carry(call, operands, BACKWARD, do, segments, dfinal, call.start is not None, written)
+
+
+def segments_of(call: ChunkedCall, operands: StateOperands) -> Segments | None:
+    """Segments, if there are too few heads to fill the device."""
+    T, HV, V = call.v.shape[1:]
+    K, variant = call.q.shape[-1], call.variant
+    length = variant.segment(T, call.N, call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
+    if length == 0:
+        return None
+    pieces = cut(T, call.N, length * call.chunk, call.cu)
+    transitions = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
+    segments = Segments(pieces, length, transitions)
+    launch_state(call, variant["segment_fwd"], operands, None, segments, None, transitions, Written())
+    return segments
+
+
+def carry(
+    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments | None,
+    start: Tensor | None, end: bool, written: Written,
+) -> Tensor | None:  # fmt: skip
+    """Carry a state, or its gradient, over every sequence; what it ends as if asked for."""
+    HV, V = call.v.shape[2:]
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    stage = call.variant[direction.state]
+    if segments is None:
+        far = new((call.N, HV, call.q.shape[-1], V)) if end else None
+        launch_state(call, stage, operands, y, None, start, far, written)
+        return far
+    local = new((segments.cut.count, HV, call.q.shape[-1], V))
+    launch_state(call, call.variant[direction.segment], operands, y, segments, None, local, Written())
+    far = chain(call, segments, local, start, direction.reverse)
+    launch_state(call, stage, operands, y, segments, local, None, written)
+    return far
+
+
+def launch_state(
+    call: ChunkedCall, stage: Stage, operands: StateOperands, y: Tensor | None, segments: Segments | None,
+    start: Tensor | None, end: Tensor | None, written: Written,
+) -> None:  # fmt: skip
+    """Launch a stage over whole sequences, or over ``segments``; without values, ``y``, from the identity."""
+    (_, T, HV, V), K, tile = call.v.shape, call.q.shape[-1], stage.tile
+    width = K if y is None else V
+    count, pieces, length = (call.N, Cut(0, 0, None, None), WHOLE) if segments is None else (segments.cut.count, *segments[:2])
+    scores = operands.scores
+    launch(
+        stage.kernel, count * HV * programs(1, width, 1, tile.BV), call,
+        operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
+        scores.A, scores.M, scores.A2, scores.L2, operands.rates, start, end, *written,
+        pieces.owner, pieces.first, call.chunks.first, call.cu, T, pieces.per, length, call.N, HV, call.scale,
+        *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta),
+        **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
+        V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
+        WHOLE=segments is None, START=start is not None, END=end is not None, KEEP=written.states is not None,
+        OUT=written.out is not None, IDENTITY=y is None, **stage.config,
+    )  # fmt: skip
+
+
+def chain(call: ChunkedCall, segments: Segments, local: Tensor, start: Tensor | None, reverse: bool) -> Tensor:
+    """Turn what segments make of zero into the states before them; return those after the last."""
+    HV, V = call.v.shape[2:]
+    K, stage = call.q.shape[-1], call.variant["segment_carry"]
+    transitions = segments.transitions.mT.contiguous() if reverse else segments.transitions
+    far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
+    launch(
+        stage.kernel, call.N * HV * programs(1, V, 1, stage.tile.BV), call,
+        local, transitions, start, far, segments.cut.first, segments.cut.per, HV,
+        K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
+        PREC=call.variant.precision, **stage.config,
+    )  # fmt: skip
+    return far

@@ -1,0 +1,453 @@
+"""The state of the delta families, carried across chunks, in Gluon for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+
+Plain Triton waits for every product whose left operand is in registers before it issues the next, and for every load that no
+product prefetches. Here a product is waited for where its result is used, and a program is three partitions, of a warpgroup
+each. The first (mma) has the state's tile, transposed, ``[BV, K]``, in registers, as the left operand of every product and
+the accumulator of the last; the second (load) copies what chunks bring into rings in shared memory, ``STAGES`` chunks long;
+the third (store) stores what the first leaves in the ring's place of the values. They wait for one another at barriers in
+shared memory, so a multiprocessor runs one program, and registers go to the first.
+
+Equations are those of :mod:`.state`; what a product's operands ask for is said in :mod:`..lib.sm90`.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.language.core import _aggregate as aggregate
+
+from ..lib.indexing import at_head
+from ..lib.sm90 import copy, follow, issue, left, numbers, parts, sums
+from ..lib.sm90_pipeline import allocate_barriers, keep_alive, put
+from .state import chunk_range
+
+
+@gluon.jit
+def copy_vector(buffer, p, W: gl.constexpr):
+    """Begin of a copy of ``W ≤ 128`` numbers."""
+    i = gl.arange(0, W, gl.BlockedLayout([1], [32], [4], [0]))
+    async_copy.async_copy_global_to_shared(buffer, p + i, mask=i < W)
+
+
+@aggregate
+class Form:
+    """What a program is compiled for: widths, tokens a chunk, kinds of gate, and what it reads, writes and begins with.
+
+    Names are the kernel's; ``REVERSE`` begins with the last chunk.
+    """
+
+    K: gl.constexpr
+    V: gl.constexpr
+    C: gl.constexpr
+    BV: gl.constexpr
+    GATE: gl.constexpr
+    STAGES: gl.constexpr
+    KEEP: gl.constexpr
+    OUT: gl.constexpr
+    IDENTITY: gl.constexpr
+    REVERSE: gl.constexpr
+    START: gl.constexpr
+    END: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END):
+        self.K = gl.constexpr(K)
+        self.V = gl.constexpr(V)
+        self.C = gl.constexpr(C)
+        self.BV = gl.constexpr(BV)
+        self.GATE = gl.constexpr(GATE)
+        self.STAGES = gl.constexpr(STAGES)
+        self.KEEP = gl.constexpr(KEEP)
+        self.OUT = gl.constexpr(OUT)
+        self.IDENTITY = gl.constexpr(IDENTITY)
+        self.REVERSE = gl.constexpr(REVERSE)
+        self.START = gl.constexpr(START)
+        self.END = gl.constexpr(END)
+
+
+class Rings(NamedTuple):
+    """Rings in shared memory for what chunks bring, and a place for a copy of the state; what is not needed is another's.
+
+    A chunk's values, ``v``, or in reverse ``do``, give their place to its results.
+    """
+
+    k: gl.shared_memory_descriptor
+    write: gl.shared_memory_descriptor
+    M: gl.shared_memory_descriptor
+    rates: gl.shared_memory_descriptor
+    beta: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    A: gl.shared_memory_descriptor
+    state: gl.shared_memory_descriptor
+
+
+class Sources(NamedTuple):
+    """Arrays in memory that fill the rings, from a sequence's first token or chunk on, with strides from token to token."""
+
+    k: gl.tensor
+    write: gl.tensor | gl.constexpr
+    M: gl.tensor
+    rates: gl.tensor | gl.constexpr
+    beta: gl.tensor
+    v: gl.tensor | gl.constexpr
+    q: gl.tensor
+    A: gl.tensor
+    kt: gl.tensor | gl.constexpr
+    bt: gl.tensor | gl.constexpr
+    vt: gl.tensor | gl.constexpr
+    qt: gl.tensor | gl.constexpr
+
+
+class Way(NamedTuple):
+    """The chunks that a program goes through: from ``low`` to ``high`` of one value head of a sequence of ``limit`` tokens.
+
+    ``first`` is the number of the sequence's first chunk.
+    """
+
+    first: gl.tensor
+    low: gl.tensor
+    high: gl.tensor
+    limit: gl.tensor
+    hv: gl.tensor
+    HV: gl.tensor
+
+
+@gluon.jit
+def nth_chunk(n, way, form):
+    """The chunk of a step on the way."""
+    if form.REVERSE:
+        return way.high - 1 - n
+    return way.low + n
+
+
+@gluon.jit
+def allocate_rings(form):
+    """Rings of ``STAGES`` chunks."""
+    K: gl.constexpr = form.K
+    C: gl.constexpr = form.C
+    STAGES: gl.constexpr = form.STAGES
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles_k: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
+    tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    k = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    M = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    beta = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
+    write = k
+    rates = beta
+    v = M
+    q = k
+    A = M
+    state = k.index(0)
+    if form.GATE == 2:
+        write = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+    if form.GATE > 0:
+        rates = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * C if form.GATE == 1 else K], line)
+    if not form.IDENTITY:
+        v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, form.BV], tiles_c)
+    if form.OUT or form.REVERSE:
+        q = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+        A = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+    if form.KEEP:
+        state = gl.allocate_shared_memory(gl.bfloat16, [form.BV, K], tiles_k)
+    return Rings(k, write, M, rates, beta, v, q, A, state)
+
+
+@gluon.jit
+def load_partition(sources, rings, barriers, way, form):
+    """The load partition: copies what chunks bring to the rings, as places there become free."""
+    K: gl.constexpr = form.K
+    C: gl.constexpr = form.C
+    t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    for n in range(way.high - way.low):
+        chunk = nth_chunk(n, way, form)
+        stage = n % form.STAGES
+        at = (way.first + chunk) * way.HV + way.hv
+        row = chunk * C
+        count = way.limit - row
+        far = row.to(gl.int64)
+        betas = numbers(sources.beta + far * sources.bt, t, sources.bt, count)
+        mbarrier.wait(barriers.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
+        copy(rings.k.index(stage), sources.k + far * sources.kt, sources.kt, count, C, K)
+        if form.GATE == 2:
+            copy_vector(rings.rates.index(stage), sources.rates + at * K, K)
+            copy(rings.write.index(stage), sources.write + far * sources.kt, sources.kt, count, C, K)
+        if form.GATE == 1:
+            copy_vector(rings.rates.index(stage), sources.rates + at * (3 * C), 2 * C)
+        if not form.IDENTITY:
+            copy(rings.v.index(stage), sources.v + far * sources.vt, sources.vt, count, C, form.BV)
+        copy(rings.M.index(stage), sources.M + at * (C * C), C, C, C, C)
+        if form.OUT or form.REVERSE:
+            copy(rings.q.index(stage), sources.q + far * sources.qt, sources.qt, count, C, K)
+            copy(rings.A.index(stage), sources.A + at * (C * C), C, C, C, C)
+        rings.beta.index(stage).store(betas)
+        async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.ready.index(stage), count=1)
+
+
+@gluon.jit
+def store_partition(states, results, rings, barriers, way, form):
+    """The store partition: states, if ``KEEP``, and rows of results, which stand where a chunk's values did."""
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    for n in range(way.high - way.low):
+        chunk = nth_chunk(n, way, form)
+        stage = n % form.STAGES
+        row = chunk * form.C
+        if form.KEEP:
+            mbarrier.wait(barriers.state_full, n & 1)
+            put(states + ((way.first + chunk) * way.HV + way.hv) * (K * V), rings.state, K, form.BV, form.BV, K)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.state_free, count=1)
+        mbarrier.wait(barriers.made.index(stage), (n // form.STAGES) & 1)
+        put(results + row.to(gl.int64) * (way.HV * V), rings.v.index(stage), way.HV * V, way.limit - row, form.C, form.BV)
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.free.index(stage), count=1)
+
+
+@gluon.jit
+def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv):
+    """The mma partition forwards: the state from chunk to chunk."""
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    C: gl.constexpr = form.C
+    BV: gl.constexpr = form.BV
+    FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
+    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    S = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    transposed = columns_k * V + columns_v
+    if form.IDENTITY:
+        S = gl.where(columns_k == columns_v, 1.0, S)
+    if form.START:
+        S = S + gl.load(start + at + transposed).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(way.high - way.low):
+        stage = n % form.STAGES
+        mbarrier.wait(barriers.ready.index(stage), (n // form.STAGES) & 1)
+        fence_async_shared()
+        before = S.to(gl.bfloat16)
+        if form.GATE > 0:  # while nothing runs: the assembler waits for every product where it meets these registers
+            S = S * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
+        old = gl.convert_layout(before, left(C))
+        r = issue(old, rings.k.index(stage).permute((1, 0)), zeros, True)
+        if form.OUT:
+            o = issue(old, rings.q.index(stage).permute((1, 0)), zeros, True)
+        if form.KEEP:
+            mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
+            rings.state.store(before)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.state_full, count=1)
+        if form.OUT:
+            r = warpgroup_mma_wait(1, [r])
+        else:
+            r, old = warpgroup_mma_wait(0, [r, old])
+        if form.GATE == 1:
+            r = r * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+        if form.IDENTITY:
+            r = -r
+        else:
+            r = rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
+        weighted = gl.convert_layout((r * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        e = issue(weighted, rings.M.index(stage).permute((1, 0)), zeros, True)
+        if form.OUT:
+            o, old = warpgroup_mma_wait(1, [o, old])
+            o = o * scale
+            if form.GATE == 1:
+                o = o * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+        e, weighted = warpgroup_mma_wait(0, [e, weighted])
+        e = r - e
+        x = e * rings.beta.index(stage).load(by_token)[None, :]
+        added = x
+        if form.GATE == 1:
+            added = x * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
+        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
+        S = issue(added, (rings.write if form.GATE == 2 else rings.k).index(stage), S, False)
+        if form.KEEP:
+            rings.v.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
+        if form.OUT:
+            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
+            o = issue(x, rings.A.index(stage).permute((1, 0)), o, False)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            o, x = warpgroup_mma_wait(0, [o, x])
+            rings.v.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
+        else:
+            S, added = warpgroup_mma_wait(0, [S, added])
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.free.index(stage), count=1)
+        if form.OUT or form.KEEP:
+            mbarrier.arrive(barriers.made.index(stage), count=1)
+    if form.END:
+        gl.store(end + at + transposed, S)
+
+
+@gluon.jit
+def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv):
+    """The mma partition backwards: the state's gradient, from the last chunk on."""
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    C: gl.constexpr = form.C
+    BV: gl.constexpr = form.BV
+    FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
+    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
+    wide: gl.constexpr = sums(K)
+    narrow: gl.constexpr = sums(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, wide)
+    dS = gl.zeros((BV, K), gl.float32, wide)
+    columns_k = gl.arange(0, K, by_key)[None, :]
+    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
+    transposed = columns_k * V + columns_v
+    if form.START:
+        dS = dS + gl.load(start + at + transposed).to(gl.float32)
+    zeros = gl.zeros((BV, C), gl.float32, narrow)
+    for n in range(way.high - way.low):
+        stage = n % form.STAGES
+        mbarrier.wait(barriers.ready.index(stage), (n // form.STAGES) & 1)
+        fence_async_shared()
+        before = dS.to(gl.bfloat16)
+        if form.GATE > 0:
+            dS = dS * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
+        old = gl.convert_layout(before, left(C))
+        dx = issue(old, (rings.write if form.GATE == 2 else rings.k).index(stage).permute((1, 0)), zeros, True)
+        given = rings.v.index(stage).permute((1, 0)).load(left(C))
+        own = issue(given, rings.A.index(stage), zeros, True)
+        if form.KEEP:
+            mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
+            rings.state.store(before)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.state_full, count=1)
+        read = given.to(gl.float32) * scale
+        if form.GATE == 1:
+            read = read * rings.rates.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
+        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
+        dS = issue(read, rings.q.index(stage), dS, False)
+        dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
+        if form.GATE == 1:
+            dx = dx * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
+        dx = dx + own
+        weighted = gl.convert_layout((dx * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
+        y = issue(weighted, rings.M.index(stage), zeros, True)
+        dS, read = warpgroup_mma_wait(1, [dS, read])
+        y, weighted = warpgroup_mma_wait(0, [y, weighted])
+        y = dx - y
+        dr = -y * rings.beta.index(stage).load(by_token)[None, :]
+        if form.GATE == 1:
+            dr = dr * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
+        dS = issue(dr, rings.k.index(stage), dS, False)
+        if form.KEEP:
+            rings.v.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
+        dS, dr = warpgroup_mma_wait(0, [dS, dr])
+        gl.thread_barrier()
+        mbarrier.arrive(barriers.free.index(stage), count=1)
+        if form.KEEP:
+            mbarrier.arrive(barriers.made.index(stage), count=1)
+    if form.END:
+        gl.store(end + at + transposed, dS)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def delta_state_fwd_sm90(
+    q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One ``[BV, K]`` tile of the state through the chunks of a segment: flags of :func:`.state.delta_state_fwd`."""
+    follow()
+    iv, hv, i = parts(V // BV, HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    if GATE == 2:
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
+    if not IDENTITY:
+        v = at_head(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
+    head = ((b * T + bos) * HV + hv) * V + iv * BV
+    if OUT:
+        out += head
+    if KEEP:
+        errors += head
+        states += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, False, START, END)
+    way = Way(chunk0, low, high, limit, hv, HV)
+    sources = Sources(k, write, M, rates, beta, v, q, A, kt, bt, vt, qt)
+    rings = allocate_rings(form)
+    barriers = allocate_barriers(2 if OUT or KEEP else 1, STAGES)
+    mma = (start, end, rings, barriers, way, form, scale, at, iv)
+    load = (sources, rings, barriers, way, form)
+    if OUT or KEEP:
+        store = (states, out if OUT else errors, rings, barriers, way, form)
+        gl.warp_specialize(
+            [(forward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+        )  # fmt: skip
+    else:
+        gl.warp_specialize([(forward_mma_partition, mma), (load_partition, load)], [4], [112])
+    keep_alive(barriers)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+def delta_state_bwd_sm90(
+    q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
+    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
+    PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One ``[BV, K]`` tile of the state's gradient, from the last chunk; flags as in :func:`.state.delta_state_bwd`."""
+    follow()
+    iv, hv, i = parts(V // BV, HV)
+    if PACKED and not WHOLE:  # noqa: SIM102
+        if gl.load(owner + i) >= N:
+            return
+    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    low = low.to(gl.int32)
+    limit = gl.minimum(L, high * C).to(gl.int32)
+    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    if GATE == 2:
+        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
+    do = at_head(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
+    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
+    if KEEP:
+        adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
+        states += iv * BV * K
+    at = (i.to(gl.int64) * HV + hv) * (K * V)
+
+    form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, True, START, END)
+    way = Way(chunk0, low, high, limit, hv, HV)
+    sources = Sources(k, write, M, rates, beta, do, q, A, kt, bt, ot, qt)
+    rings = allocate_rings(form)
+    barriers = allocate_barriers(2 if KEEP else 1, STAGES)
+    mma = (start, end, rings, barriers, way, form, scale, at, iv)
+    load = (sources, rings, barriers, way, form)
+    if KEEP:
+        store = (states, adjoint, rings, barriers, way, form)
+        gl.warp_specialize(
+            [(backward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+        )  # fmt: skip
+    else:
+        gl.warp_specialize([(backward_mma_partition, mma), (load_partition, load)], [4], [112])
+    keep_alive(barriers)

@@ -1,0 +1,418 @@
+"""Scores, solved systems and gradients of ``kda`` in Gluon, for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+
+Equations are those of :mod:`.vector`. Chunks that decay by less than ``2^RANGE`` in every channel take plain products. The
+others, strong chunks, are left to programs that look for them and go by levels, as :mod:`..lib.sm90` does.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from ..lib.indexing import at_head, sequence_of
+from ..lib.sm90 import (
+    any_marked,
+    begin_total,
+    binary,
+    bring_chunk,
+    chunk_of,
+    copy,
+    decayed_rows,
+    follow,
+    gates,
+    issue,
+    numbers,
+    put_sum,
+    put_terms,
+    rows_of,
+    spread,
+    strong_chunk,
+    strong_gradients,
+    sums,
+    totals,
+    unknown_zero,
+)
+from .scores_sm90 import solve_and_store
+
+
+@gluon.jit
+def tile_gradients(
+    item, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
+    owner, first, cu, T, PER, HV, TURN, scale,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr,
+    PACKED: gl.constexpr, STRONG: gl.constexpr,
+):  # fmt: skip
+    """Gradients ``dq, dk, dg [C, BK]`` of one chunk, a part of ``dv``, and ``dbeta``; if ``STRONG``, by levels."""
+    NK: gl.constexpr = K // BK
+    ik = item % NK
+    heads = HV // TURNS
+    hv = item // NK % heads * TURNS + TURN
+    i = item // (NK * heads)
+    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    row = piece.to(gl.int64) * C
+    count = (L - row).to(gl.int32)
+    here = i.to(gl.int64) * HV + hv
+    head = (b * T + bos + row) * HV + hv
+
+    rows_v: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
+    square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
+    type: gl.constexpr = g.dtype.element_ty
+    bg = gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type))
+    bq = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
+    bdo = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
+    copy(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
+    async_copy.commit_group()
+    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    async_copy.commit_group()
+    copy(bdo, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy(e, errors + head * V, HV * V, count, C, V)
+    copy(y, adjoint + head * V, HV * V, count, C, V)
+    async_copy.commit_group()
+
+    acc: gl.constexpr = sums(C)
+    of_rows: gl.constexpr = gl.SliceLayout(1, acc)
+    of_columns: gl.constexpr = gl.SliceLayout(0, acc)
+    zeros = gl.zeros((C, C), gl.float32, acc)
+    t = gl.arange(0, C, of_rows)
+    s = gl.arange(0, C, of_columns)
+    beta += b * bb + (bos + row) * bt + hv.to(gl.int64) * bh
+    beta_t = gl.load(beta + t.to(gl.int64) * bt, mask=t < count, other=0.0).to(gl.float32)
+    beta_s = gl.load(beta + s.to(gl.int64) * bt, mask=s < count, other=0.0).to(gl.float32)
+    one = zeros + 1.0
+
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        gate = gates(bg, BK)
+        c = gl.sum(gate, 0) * 0.5
+        half = gl.exp2(c)
+        G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+        gl.thread_barrier()
+    S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
+    copy(S, states + here * (K * V) + ik * BK, K, V, V, BK)
+    copy(dS, dstates + here * (K * V) + ik * BK, K, V, V, BK)
+    async_copy.commit_group()
+    if not STRONG:
+        async_copy.wait_group(2)
+        gl.thread_barrier()
+        key = bk.load(acc).to(gl.float32)
+        right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
+        early = gl.exp2(G)
+        behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
+        queries = bq.load(acc).to(gl.float32) * early
+        reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, queries.to(gl.bfloat16))
+
+    async_copy.wait_group(1)
+    fence_async_shared()
+    gl.thread_barrier()
+    A = issue(bdo, e.permute((1, 0)), zeros, True)
+    own = issue(y, e.permute((1, 0)), zeros, True)
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+    read = issue(bdo, S, zeros, True)
+    A, own = warpgroup_mma_wait(1, [A, own])
+    if ik == 0:
+        both = gl.sum(gl.where(t[:, None] == s[None, :], own, 0.0), 1)
+        gl.store(dbeta + head + t * HV, both.to(dbeta.dtype.element_ty), mask=t < count)
+    A = gl.where(s[None, :] <= t[:, None], A * (scale * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    own = gl.where(s[None, :] < t[:, None], own * (-beta_t[:, None] * beta_s[None, :]), 0.0).to(gl.bfloat16)
+    read = warpgroup_mma_wait(0, [read])
+    bdo._keep_alive()
+    if not STRONG:
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        fence_async_shared()
+        gl.thread_barrier()
+    compared = issue(y, S, zeros, True)
+    wrote = issue(e, dS, zeros, True)
+    overlap = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
+    place = head * K + ik * BK
+    summed = ((b * T + bos + row) * heads + hv // TURNS) * K + ik * BK
+    mine = dv + head * V
+    if STRONG:
+        compared, wrote = warpgroup_mma_wait(0, [compared, wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        store_value_gradients(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        gl.thread_barrier()
+        sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, A)
+        sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
+        gl.thread_barrier()
+        both = gl.sum(gl.where(t[:, None] == s[None, :], A.to(gl.float32), 0.0), 1)[:, None]
+        mirror_lower(sA, C)
+        mirror_lower(sL, C)
+        read *= scale
+        compared *= -beta_t[:, None]
+        wrote *= beta_t[:, None]
+        overlap = gl.convert_layout(overlap, of_columns)
+        read, compared, crossing = strong_gradients(
+            bg, bq, bk, sA, sL, both, read, compared, wrote, overlap, C, BK, True
+        )  # fmt: skip
+        put_sum(dq + summed, read, heads * K, count, TURN, C, BK, TURNS)
+        put_sum(dk + summed, compared, heads * K, count, TURN, C, BK, TURNS)
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+    else:
+        read = issue(sA, right, read * (scale * half)[None, :], False)
+        compared = warpgroup_mma_wait(2, [compared])
+        compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+        wrote = warpgroup_mma_wait(2, [wrote])
+        e._keep_alive()
+        S._keep_alive()
+        dS._keep_alive()
+        gl.thread_barrier()
+        wrote = wrote * beta_t[:, None] * half[None, :]
+        through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(overlap, of_columns) * half * half
+        wrote = issue(sA.permute((1, 0)), reads, wrote, False)
+        wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+        store_value_gradients(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
+        early = gl.exp2(G)
+        read = warpgroup_mma_wait(3, [read])
+        put_sum(dq + summed, read * early, heads * K, count, TURN, C, BK, TURNS)
+        crossing = reads.load(acc).to(gl.float32) * read
+        compared = warpgroup_mma_wait(2, [compared])
+        crossing += behind.load(acc).to(gl.float32) * compared
+        wrote = warpgroup_mma_wait(0, [wrote])
+        sA._keep_alive()
+        sL._keep_alive()
+        reads._keep_alive()
+        behind._keep_alive()
+        gl.thread_barrier()
+        crossing -= right.load(acc).to(gl.float32) * wrote
+        wrote = compared * early + wrote * gl.exp2(-G)
+        put_sum(dk + summed, wrote, heads * K, count, TURN, C, BK, TURNS)
+        crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
+def delta_vector_gradients_bwd_sm90(
+    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
+    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
+    TURNS: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, STRONG: gl.constexpr,
+    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr,
+):  # fmt: skip
+    """Gradients of every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
+    follow()
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    if STRONG:
+        if any_marked(log_decays, pid, COUNT, TURNS, NK, -RANGE):
+            for item in range(pid, COUNT, gl.num_programs(0)):
+                wanted = gl.load(log_decays + item // NK * TURNS + TURN) <= -RANGE
+                if PACKED:
+                    wanted = wanted & (gl.load(owner + item // (NK * (HV // TURNS))) < N)
+                if wanted:
+                    none = unknown_zero(item)
+                    tile_gradients(
+                        item, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
+                        owner, first, cu, T, PER, HV + none, TURN, scale, qb, qt + none, qh, kb, kt + none, kh,
+                        ob, ot + none, oh, gb, gt + none, gh, bb, bt + none, bh,
+                        K, V, C, BK, GROUP, TURNS, PACKED, STRONG
+                    )  # fmt: skip
+                    gl.thread_barrier()  # the next item's copies may land where a slower warp still reads this one's
+    else:
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if gl.load(owner + pid // (NK * (HV // TURNS))) >= N:
+                return
+        if gl.load(log_decays + pid // NK * TURNS + TURN) <= -RANGE:
+            return
+        tile_gradients(
+            pid, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
+            owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+            K, V, C, BK, GROUP, TURNS, PACKED, STRONG
+        )  # fmt: skip
+
+
+@gluon.jit
+def store_value_gradients(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
+    """Store of ``beta ∘ buffer [C, V]``: of ``NK`` parts of its rows, number ``ik``."""
+    part: gl.constexpr = C // NK
+    layout: gl.constexpr = rows_of(V)
+    r = ik * part + gl.arange(0, part, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, V, gl.SliceLayout(0, layout))
+    if NK == 1:
+        mine = buffer.load(layout)
+    elif ik == 0:
+        mine = buffer.slice(0, part).load(layout)
+    else:
+        mine = buffer.slice(part, part).load(layout)
+    x = (mine.to(gl.float32) * numbers(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
+    gl.store(p + (r[:, None] * stride + columns[None, :]), x, mask=(r < count)[:, None])
+
+
+@gluon.jit
+def mirror_lower(buffer, C: gl.constexpr):
+    """A lower triangular matrix made symmetric in its place, without its diagonal."""
+    acc: gl.constexpr = sums(C)
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
+    lower = buffer.load(acc)
+    upper = buffer.permute((1, 0)).load(acc)
+    gl.thread_barrier()
+    buffer.store(gl.where(s < t, lower, gl.where(s > t, upper, gl.zeros((C, C), buffer.dtype, acc))))
+
+
+@gluon.constexpr_function
+def column_sum_layout(width):
+    """Layout of a tile whose columns are summed: a thread has four of them, and few threads the same."""
+    return gl.BlockedLayout([1, 4], [128 // width, width // 4], [4, 1], [1, 0])
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def delta_vector_scores_fwd_sm90(
+    q, r, w, k, g, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
+    SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
+    DT: gl.constexpr,
+):  # fmt: skip
+    """Scores ``A``, solved ``M`` and decayed rows of every chunk that takes plain products.
+
+    Without ``SCORES``, decayed rows alone, whatever the chunk decays by.
+    """
+    follow()
+    NK: gl.constexpr = K // BK
+    pid = gl.program_id(0)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if gl.load(owner + pid // HV) >= N:
+            return
+    if SCORES:
+        betas = load_chunk_beta(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+    gs, qs, ks, here, head, count = bring_chunk(
+        pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
+    )
+    acc: gl.constexpr = sums(C)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    s = gl.arange(0, C, gl.SliceLayout(0, acc))
+    t = gl.arange(0, C, gl.SliceLayout(1, acc))
+    if SCORES:
+        from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5)
+        halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle.to(gl.bfloat16))
+    async_copy.wait_group(NK)
+    gl.thread_barrier()
+    wholes = ()
+    high = ()
+    rest = ()
+    least = 0.0
+    for ik in gl.static_range(NK):
+        gate = binary(gs[ik].load(column_sum_layout(BK)))
+        whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
+        gl.store(decays + here * K + ik * BK + s, gl.exp2(whole))
+        least = gl.minimum(least, gl.min(whole, 0))
+        wholes = wholes + (whole,)  # noqa: RUF005
+        high = high + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        rest = rest + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
+        put_terms(high[ik], rest[ik], gate)
+    gl.store(log_decays + here, least)
+    if not SCORES:
+        ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
+        for ik in gl.static_range(NK):
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            place = head + ik * BK
+            decayed_rows(
+                read + place, compare + place, write + place, qs[ik], ks[ik], high[ik], rest[ik], ones, 1.0, HV * K, count,
+                C, BK, True
+            )  # fmt: skip
+            gl.thread_barrier()
+    else:
+        if least <= -RANGE:  # left to the strong kernel
+            async_copy.wait_group(0)
+            return
+        wrote = ()
+        for ik in gl.static_range(NK):
+            place = head + ik * BK
+            half = gl.exp2(wholes[ik] * 0.5)[None, :]
+            fence_async_shared()
+            async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
+            high[ik]._keep_alive()
+            rest[ik]._keep_alive()
+            gl.thread_barrier()
+            key = ks[ik].load(acc).to(gl.float32)
+            right = key * gl.exp2(-G)
+            wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
+            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            early = gl.exp2(G)
+            key = key * early
+            ks[ik].store(key.to(gl.bfloat16))
+            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            queries = qs[ik].load(acc).to(gl.float32) * early
+            qs[ik].store(queries.to(gl.bfloat16))
+            spread(read + place, (queries * half).to(gl.bfloat16), HV * K, count, C, BK)
+        fence_async_shared()
+        gl.thread_barrier()
+        qw = gl.zeros((C, C), gl.float32, acc)
+        rw = gl.zeros((C, C), gl.float32, acc)
+        for ik in gl.static_range(NK):
+            rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+            qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+        rw, qw = warpgroup_mma_wait(0, [rw, qw])
+        for ik in gl.static_range(NK):
+            qs[ik]._keep_alive()
+            ks[ik]._keep_alive()
+            wrote[ik]._keep_alive()
+        gl.thread_barrier()
+        store_scores_and_solve(A, M, qw * scale, rw, betas, here, C)
+
+
+@gluon.jit
+def load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
+    """``beta`` of the tokens of one chunk and value head."""
+    b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
+    j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
+    return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
+
+
+@gluon.jit
+def store_scores_and_solve(A, M, a, compared, betas, here, C: gl.constexpr):
+    """Store of a chunk's ``A`` and, solved of ``L`` and ``beta``, its ``M``."""
+    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    square = here * (C * C)
+    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
+    solve_and_store(M + square, gl.where(s < t, compared, 0.0), betas, 1, C)
+
+
+@gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
+def delta_vector_scores_strong_fwd_sm90(
+    q, r, w, k, g, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
+    SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
+    DT: gl.constexpr,
+):  # fmt: skip
+    """Scores, solved systems and decayed rows of the strong chunks, by levels: those that decay by ``2^RANGE``."""
+    follow()
+    pid = gl.program_id(0)
+    if any_marked(log_decays, pid, COUNT, 1, 1, -RANGE):
+        for item in range(pid, COUNT, gl.num_programs(0)):
+            wanted = gl.load(log_decays + item) <= -RANGE
+            if PACKED:
+                wanted = wanted & (gl.load(owner + item // HV) < N)
+            if wanted:
+                none = unknown_zero(item)
+                gs, qs, ks, here, head, count = bring_chunk(
+                    item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
+                    K, C, K, GROUP, 1, PACKED
+                )  # fmt: skip
+                a, m = strong_chunk(
+                    read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
+                )  # fmt: skip
+                betas = load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
+                store_scores_and_solve(A, M, a * scale, m, betas, here, C)
+                gl.thread_barrier()

@@ -1,0 +1,51 @@
+"""Launches of :mod:`.gate`: a call cut into chunks, its gate summed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..host.chunks import Cut, cut, places, strides
+from ..host.tiles import programs
+from ..runtime.launch import launch
+from .call import ChunkedCall, DiagonalCall
+from .config import DiagonalVariant
+from .gate import LEVELS, NONE, SCALAR
+
+__all__ = ["chunked", "sum_matrices"]
+
+HEADS = 16
+"""Heads whose sums one program makes."""
+
+
+def chunked(call: DiagonalCall, variant: DiagonalVariant) -> ChunkedCall:
+    """The call as the kernels of ``variant`` read it."""
+    if call.gate == NONE.value and variant.algorithm == "resident":
+        return ChunkedCall(call, variant, None, None)
+    chunks = cut(call.v.shape[1], call.N, variant.chunk, call.cu)
+    g = running_sums(call, variant, chunks) if call.gate == SCALAR.value else call.g
+    return ChunkedCall(call, variant, chunks, g)
+
+
+def running_sums(call: DiagonalCall, variant: DiagonalVariant, chunks: Cut) -> Tensor:
+    """A scalar gate's sums from the start of each chunk, ``[B, T, HV]``, which lie as ``[HV, B, T]``."""
+    B, T, HV = call.g.shape
+    exact = torch.float64 if variant.split == 3 else torch.float32  # differences of sums must be right to a rounding
+    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
+    stage = variant["running_sums"]
+    launch(
+        stage.kernel, chunks.count * programs(HV, 1, HEADS, 1), call,
+        call.g, sums, *places(call, chunks), *strides(call.g), *strides(sums),
+        C=variant.chunk, BH=HEADS, PACKED=call.cu is not None, num_warps=stage.tile.warps,
+    )  # fmt: skip
+    return sums
+
+
+def sum_matrices(run: ChunkedCall) -> Tensor:
+    """The matrices that sum over a chunk's tokens, in the order that :mod:`.gate` names: ``[matrices, C, C]``."""
+    call, C = run.call, run.variant.chunk
+    stage = run.variant["sum_matrices"]
+    count = LEVELS.value + 2 * (C.bit_length() - 1)
+    out = torch.empty((count, C, C), dtype=torch.bfloat16, device=call.q.device)
+    launch(stage.kernel, count, call, out, C=C, EXCLUSIVE=call.u is not None, num_warps=stage.tile.warps)
+    return out

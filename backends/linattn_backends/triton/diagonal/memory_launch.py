@@ -1,0 +1,156 @@
+"""Launches of :mod:`.memory`: states in memory, outputs and gradients from them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..host.chunks import cut, places, strides, type_of_products
+from ..host.tiles import Tile, programs
+from ..host.variant import Stage
+from ..runtime.launch import launch
+from .call import ChunkedCall, Segments, Update
+from .gate import SUMMED
+
+__all__ = ["Roles", "empty_gate_parts", "gradients", "outputs", "scalar_gradients", "scan_states", "segment_starts"]
+
+
+def head_constants(run: ChunkedCall) -> dict[str, Any]:
+    """Compile-time facts of the sizes of heads and chunks, and of how products are done."""
+    call, variant = run.call, run.variant
+    return dict(
+        K=call.q.shape[-1], V=call.v.shape[-1], C=variant.chunk, PACKED=call.cu is not None, SPLIT=variant.split,
+        PREC=variant.precision,
+    )  # fmt: skip
+
+
+def tile_constants(tile: Tile) -> dict[str, int]:
+    """Compile-time facts of a tile."""
+    return dict(BK=tile.BK, BV=tile.BV, num_warps=tile.warps, num_stages=tile.stages)
+
+
+def group_of(run: ChunkedCall, x: Tensor | None) -> int:
+    """Value heads that share a head of ``x``."""
+    return 1 if x is None else run.call.v.shape[2] // x.shape[2]
+
+
+def launch_states(
+    run: ChunkedCall, stage: Stage, update: Update, reverse: bool, segments: Segments, end: Tensor | None = None,
+    decays: tuple[Tensor | None, Tensor | None] = (None, None), kept: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Scan ``segments``: last states go to ``end``, sums of both gates to ``decays``, states before the chunks to ``kept``."""
+    call, tile, (x, y, gate, g, gv) = run.call, stage.tile, update
+    chunks = run.chunks if kept is not None or gate == SUMMED.value else None
+    launch(
+        stage.kernel, segments.heads(call) * programs(call.q.shape[-1], call.v.shape[-1], tile.BK, tile.BV), call,
+        x, y, g, gv, segments.start, end, *decays, kept, *segments.places(run, chunks), call.scale,
+        *strides(x), *strides(y), *strides(g), *strides(gv), **head_constants(run), **tile_constants(tile),
+        GROUP=group_of(run, x), GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate,
+        VALUE_GATE=gv is not None, REVERSE=reverse, WHOLE=segments.pieces is None, START=segments.start is not None,
+        END=end is not None, KEEP=kept is not None,
+    )  # fmt: skip
+
+
+def segment_starts(run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int) -> Segments:
+    """Sequences cut into segments of ``length`` chunks, and the state that each starts from."""
+    call, (_, _, gate, g, gv) = run.call, update
+    _, T, HV, V = call.v.shape
+    K, N = call.q.shape[-1], call.N
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
+    pieces = cut(T, N, length * run.variant.chunk, call.cu)
+    local, end = new((pieces.count, HV, K, V)), new((N, HV, K, V))
+    decay = None if g is None else new((pieces.count, HV, K))
+    value_decay = None if gv is None else new((pieces.count, HV, V))
+    from_zero = Segments(None, pieces, length)
+    launch_states(run, run.variant["segment_states"], update, reverse, from_zero, local, (decay, value_decay))
+    stage = run.variant["segment_carries"]
+    launch(
+        stage.kernel, N * HV * programs(K, V, stage.tile.BK, stage.tile.BV), call,
+        local, decay, value_decay, start, end, pieces.first, pieces.per, HV,
+        K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
+        PACKED=call.cu is not None, START=start is not None, num_warps=stage.tile.warps,
+    )  # fmt: skip
+    return Segments(local, pieces, length, end)
+
+
+def scan_states(
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, end: bool
+) -> tuple[Tensor, Tensor | None]:
+    """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
+    call, stage = run.call, run.variant["states"]
+    _, T, HV, V = call.v.shape
+    K, N, tile = call.q.shape[-1], call.N, stage.tile
+    new = functools.partial(torch.empty, device=call.q.device)
+    kept = new((run.chunks.count, HV, K, V), dtype=call.state_dtype)
+    length = run.variant.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
+    if length:
+        segments = segment_starts(run, update, start, reverse, length)
+        launch_states(run, stage, update, reverse, segments, kept=kept)
+        return kept, segments.end
+    far = new((N, HV, K, V), dtype=torch.float32) if end else None
+    launch_states(run, stage, update, reverse, Segments(start), far, kept=kept)
+    return kept, far
+
+
+def outputs(run: ChunkedCall, y: Tensor, kept: Tensor, out: Tensor, reverse: bool) -> None:
+    """Write ``o`` from ``y = v`` and states, or in reverse ``dv`` from ``y = do`` and their gradients."""
+    call, stage = run.call, run.variant["outputs"]
+    launch(
+        stage.kernel, run.chunks.count * call.v.shape[2] * programs(1, call.v.shape[-1], 1, stage.tile.BV), call,
+        call.q, call.k, y, run.g, call.gv, kept, out, *places(call, run.chunks), call.scale,
+        *strides(call.q), *strides(call.k), *strides(y), *strides(run.g), *strides(call.gv),
+        **head_constants(run), **tile_constants(stage.tile), GROUP=call.group, GATE_GROUP=group_of(run, run.g), GATE=call.gate,
+        VALUE_GATE=call.gv is not None, REVERSE=reverse, RANGE=run.variant.range, DT=type_of_products(call.v),
+    )  # fmt: skip
+
+
+class Roles(NamedTuple):
+    """Arrays in the roles of :func:`.memory.diagonal_gradients_bwd`, where keys and values may have changed places."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    g: Tensor | None
+    gv: Tensor | None
+
+
+def gradients(
+    run: ChunkedCall, stage: Stage, roles: Roles, kept: Tensor, dkept: Tensor, dq: Tensor | None, dk: Tensor, dg: Tensor | None
+) -> None:
+    """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
+    call, tile, (q, _, v, _, g, gv) = run.call, stage.tile, roles
+    B, T, HV, _ = call.v.shape
+    K, V = q.shape[-1], v.shape[-1]
+    launch(
+        stage.kernel, run.chunks.count * HV * programs(K, 1, tile.BK, 1), call,
+        *roles, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
+        *(stride for x in roles for stride in strides(x)), **dict(head_constants(run), K=K, V=V), **tile_constants(tile),
+        GROUP=group_of(run, q), GATE_GROUP=group_of(run, g), VALUE_GROUP=group_of(run, v), VALUE_GATE_GROUP=group_of(run, gv),
+        GATE=call.gate, VALUE_GATE=gv is not None, TRANSPOSED=dq is None, RANGE=run.variant.range,
+        DT=type_of_products(call.v),
+    )  # fmt: skip
+
+
+def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
+    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the parts of ``dg``."""
+    call, stage = run.call, run.variant["scalar_gradients"]
+    B, T, HV, V = call.v.shape
+    K, dg = call.q.shape[-1], empty_gate_parts(run, stage.tile)
+    launch(
+        stage.kernel, run.chunks.count * HV * programs(K, 1, stage.tile.BK, 1), call,
+        call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
+        K=K, V=V, C=run.variant.chunk, GROUP=call.group, PACKED=call.cu is not None, PREC=run.variant.precision,
+        DT=type_of_products(call.v), **tile_constants(stage.tile),
+    )  # fmt: skip
+    return dg
+
+
+def empty_gate_parts(run: ChunkedCall, tile: Tile) -> Tensor:
+    """Room for a scalar gate's gradient, one part a tile of key channels: ``[tiles, B, T, HV]``."""
+    count = programs(run.call.q.shape[-1], 1, tile.BK, 1)
+    return torch.empty((count, *run.call.v.shape[:3]), dtype=torch.float32, device=run.call.v.device)

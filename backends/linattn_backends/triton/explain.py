@@ -1,0 +1,81 @@
+"""What ``explain`` says of a call: its kernels, from the variants that its launches take them from."""
+
+from __future__ import annotations
+
+import torch
+from linattn.plugin import Call
+
+from .delta import config as delta
+from .diagonal import config as diagonal
+from .host.variant import Facts, Variant, described
+from .mixed import config as mixed
+from .recurrent import config as recurrent
+from .runtime.device import Properties, properties
+
+__all__ = ["details_of"]
+
+DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+HOPPER = Properties(num_sms=132, large_smem=True, not_hopper=None)
+
+
+def details_of(call: Call, device: torch.device | None) -> str:
+    """For ``explain``: the kernels that a call takes on ``device``; ``None`` is one of CUDA that this process has not.
+
+    Arrays are taken to be aligned, and sequences to be whole: those that are cut into segments take kernels besides.
+    """
+    if device is not None:
+        return described(*variants_of(call, properties(device)))
+    said = described(*variants_of(call, HOPPER))
+    return f"{said} (on Hopper; elsewhere plain ones)" if "_sm90" in said else said
+
+
+def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
+    """The variants of a call's forward and, if it has gradients, its backward pass."""
+    if call.op == "mixed_attn":
+        return mixed_variants(call, dict(call.dims)["L"])
+    if not call.option("causal", True):
+        return mixed_variants(call, None)
+    chunked = delta_variants if call.op in DELTA else diagonal_variants
+    if call.form == "chunk":
+        return chunked(call, device)
+    forward = recurrent.variant(call.K, value_width(call), call.T == 1 or call.op == "dplr")
+    return forward, chunked(call, device)[1]  # whose gradients are the chunk form's
+
+
+def mixed_variants(call: Call, L: int | None) -> tuple[Variant, Variant | None]:
+    """Those of ``mixed_attn`` or, without widths ``L``, of the operator that has states alone."""
+    widths = (1, call.K, value_width(call)) if L is None else (call.K, L, call.V)
+    dtype = getattr(torch, call.dtype)
+    one = call.form == "recurrent" and call.T == 1
+    forward = mixed.step_variant(*widths) if one else mixed.variant(*widths, dtype, backward=False)
+    return forward, mixed.variant(*widths, dtype, backward=True) if call.needs_grad else None
+
+
+def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
+    """Those of the delta families' chunk form."""
+    dtype, beta = getattr(torch, call.dtype), dimensions(call).get("beta", 0)
+    chunk = delta.chunk_tokens(dtype, call.K, beta, int(call.option("chunk_size") or 0))
+    facts = Facts(call.op, dtype, call.K, call.V, chunk, beta)
+    return delta.forward_variant(facts, device), delta.backward_variant(facts, True, device) if call.needs_grad else None
+
+
+def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
+    """Those of the other families' chunk form."""
+    dtype = getattr(torch, call.dtype)
+    family, out = "gla with gv" if call.has("gv") else call.op, torch.float32 if call.option("normalize") else dtype
+    chunk = diagonal.chunk_tokens(dtype, int(call.option("chunk_size") or 0))
+    facts = Facts(family, dtype, call.K, value_width(call), chunk)
+    forward = diagonal.forward_variant(facts, out, device)
+    if not call.needs_grad:
+        return forward, None
+    return forward, diagonal.backward_variant(facts, out, call.HV > call.H, True, device)
+
+
+def value_width(call: Call) -> int:
+    """Value channels that kernels see: a normaliser is one more."""
+    return call.V + bool(call.option("normalize"))
+
+
+def dimensions(call: Call) -> dict[str, int]:
+    """Dimensions of the arrays besides batch and time."""
+    return {name: len(shape.split()) - 2 for name, shape in call.shapes.items()}

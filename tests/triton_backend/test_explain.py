@@ -1,0 +1,120 @@
+"""Which kernels run: what ``explain`` says."""
+
+from __future__ import annotations
+
+import linattn
+import pytest
+import torch
+from linattn.plugin import Call
+from linattn_backends.triton import TritonBackend, backend
+from triton_cases import pretend
+
+
+def described(
+    op="kda", form="chunk", dtype="bfloat16", K=128, V=64, HV=2, beta="B T HV", needs_grad=False, vectors=(), **options
+):
+    arrays = [("q", "B T H K"), ("k", "B T H K"), ("v", "B T HV V")]
+    arrays += [("g", "B T HV" if op == "simple_gla" else "B T HV K")] if op != "linear_attn" else []
+    arrays += [("beta", beta)] if op == "kda" else []
+    dims = dict(B=1, T=64, N=1, H=2, HV=HV, K=K, V=V)
+    given = [(name, shape, dtype) for name, shape in arrays]
+    given += [(name, "B T HV K", wide) for name, wide in zip("ab", vectors, strict=False)]
+    return Call(op, form, "torch", "cuda:0", tuple(given), tuple(dims.items()), tuple(options.items()), needs_grad)
+
+
+KDA = "delta_vector_scores_fwd_sm90, delta_vector_scores_strong_fwd_sm90, delta_state_fwd_sm90"
+KDA_PLAIN = "delta_vector_scores_fwd, delta_solve_fwd, delta_state_fwd"
+KDA_GRADIENTS = "delta_vector_scores_fwd_sm90, delta_state_fwd_sm90, delta_state_bwd_sm90, delta_vector_gradients_bwd_sm90"
+KDA_GRADIENTS_PLAIN = "delta_vector_rows_fwd, delta_state_fwd, delta_state_bwd, delta_scores_bwd, delta_vector_gradients_bwd"
+DPLR = "delta_dplr_scores_fwd_sm90, delta_vector_scores_fwd, delta_solve_fwd, delta_state_fwd"
+GLA = "diagonal_sum_matrices_fwd, diagonal_vector_scores_fwd, diagonal_vector_scores_strong_fwd_sm90, diagonal_vector_scan"
+GLA_PLAIN = "diagonal_sum_matrices_fwd, diagonal_vector_scores_fwd, diagonal_vector_scan"
+GLA_GRADIENTS_PLAIN = (
+    "diagonal_states, diagonal_vector_scan, diagonal_vector_inter_bwd, diagonal_sum_matrices_fwd, diagonal_vector_intra_bwd"
+)
+SUMS = "diagonal_running_sums_fwd"
+
+CASES = [
+    (dict(), KDA),
+    (dict(op="linear_attn"), "diagonal_scan_sm90"),
+    (dict(op="simple_gla", HV=4), f"{SUMS}, diagonal_scan_sm90"),
+    (
+        dict(op="simple_gla", needs_grad=True),
+        f"{SUMS}, diagonal_scan_sm90; gradients {SUMS}, diagonal_scan_sm90, diagonal_scalar_gradients_bwd_sm90",
+    ),
+    (
+        dict(op="simple_gla", HV=4, needs_grad=True),
+        f"{SUMS}, diagonal_scan_sm90; gradients {SUMS}, diagonal_scan_sm90, diagonal_states, diagonal_scalar_gradients_bwd",
+    ),
+    (dict(op="simple_gla", K=256, V=512), f"{SUMS}, diagonal_scan_wide_sm90"),
+    (
+        dict(op="linear_attn", V=192, needs_grad=True),
+        "diagonal_scan_sm90; gradients diagonal_states, diagonal_scan_sm90, diagonal_gradients_bwd",
+    ),
+    (
+        dict(op="linear_attn", V=192, needs_grad=True, form="recurrent"),
+        "recurrent_tokens_fwd; gradients diagonal_states, diagonal_scan_sm90, diagonal_gradients_bwd",
+    ),
+    (dict(op="linear_attn", K=96), "diagonal_scan (none for Hopper: K is 96, not 64, 128 or 256)"),
+    (dict(op="simple_gla", V=96), f"{SUMS}, diagonal_scan (none for Hopper: V is 96, not a multiple of 64)"),
+    (dict(op="gla", V=96), GLA),
+    (dict(K=96), f"{KDA_PLAIN} (none for Hopper: K is 96, not 64 or 128)"),
+    (dict(op="gla", K=96), f"{GLA_PLAIN} (none for Hopper: K is 96, not 64 or 128)"),
+    (dict(V=256), f"{KDA_PLAIN} (none for Hopper: V is 256, not 64 or 128)"),
+    (dict(dtype="float16"), f"{KDA_PLAIN} (none for Hopper: operands are float16, not bfloat16)"),
+    (dict(chunk_size=32), f"{KDA_PLAIN} (none for Hopper: chunks have 32 tokens, not 64)"),
+    (dict(chunk_size=50), KDA),
+    (
+        dict(beta="B T HV V"),
+        "delta_vector_scores_fwd, delta_state_fwd (none for Hopper: beta has one number a value channel)",
+    ),
+    (dict(op="linear_attn", normalize=True), "diagonal_scan (none for Hopper: results are float32, not bfloat16)"),
+    (dict(op="linear_attn", causal=False), "mixed_sums_fwd, mixed_states_fwd, mixed_outputs_fwd"),
+    (dict(op="dplr", vectors=("bfloat16", "bfloat16")), DPLR),
+    (dict(op="dplr", vectors=("bfloat16", "float32")), DPLR),
+    (
+        dict(op="dplr", dtype="float16", vectors=("float32", "float32")),
+        f"{KDA_PLAIN} (none for Hopper: operands are float16, not bfloat16)",
+    ),
+    (dict(op="rwkv6"), f"{GLA_PLAIN} (none for Hopper: rwkv6 has none)"),
+    (dict(form="recurrent"), "recurrent_tokens_fwd"),
+    (dict(form="recurrent", needs_grad=True), f"recurrent_tokens_fwd; gradients {KDA_GRADIENTS}"),
+    (
+        dict(op="gla", form="recurrent", needs_grad=True),
+        f"recurrent_tokens_fwd; gradients {GLA_GRADIENTS_PLAIN}, diagonal_vector_intra_strong_bwd_sm90",
+    ),
+    (
+        dict(op="rwkv6", form="recurrent", needs_grad=True),
+        f"recurrent_tokens_fwd; gradients {GLA_GRADIENTS_PLAIN} (none for Hopper: rwkv6 has none)",
+    ),
+    (
+        dict(form="recurrent", needs_grad=True, K=96),
+        f"recurrent_tokens_fwd; gradients {KDA_GRADIENTS_PLAIN} (none for Hopper: K is 96, not 64 or 128)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), CASES, ids=range(len(CASES)))
+def test_says_which_kernels_run_on_hopper(call, said, monkeypatch):
+    pretend(monkeypatch, not_hopper=None)
+    monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": None})
+    assert TritonBackend().details(described(**call)) == said
+
+
+def test_says_what_is_wrong_with_the_device(monkeypatch):
+    pretend(monkeypatch, not_hopper="the device has compute capability 8.0, not 9.0")
+    monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": None})
+    said = f"{KDA_PLAIN} (none for Hopper: the device has compute capability 8.0, not 9.0)"
+    assert TritonBackend().details(described()) == said
+
+
+def test_of_a_device_that_is_not_there_those_for_hopper_are_said(monkeypatch):
+    monkeypatch.setattr(backend, "_ARCHITECTURES", {})
+    assert TritonBackend().details(described()) == f"{KDA} (on Hopper; elsewhere plain ones)"
+    assert TritonBackend().details(described(K=96)) == f"{KDA_PLAIN} (none for Hopper: K is 96, not 64 or 128)"
+
+
+def test_explain_says_so():
+    q, k, v = (torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16) for _ in range(3))
+    said = str(linattn.explain(linattn.chunk_linear_attn, q, k, v, backend="triton"))
+    assert "runs         triton.chunk_linear_attn: diagonal_scan (none for Hopper: kernels are interpreted)" in said

@@ -1,0 +1,191 @@
+"""The map of kernels in ``triton/__init__.py``: every kernel stands in it, and a call launches those of its family.
+
+``python test_map.py`` prints what calls launch, for whoever writes the map.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+from itertools import product
+from pathlib import Path
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import linattn_backends.triton as package
+import pytest
+import torch
+from linattn.plugin import MixedState
+from linattn_backends.triton.runtime import launch
+from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.runtime.interpreter import InterpretedFunction
+from triton_cases import BACKEND, arrays, call, place_of, pretend
+
+FOLDER = Path(package.__file__).parent
+SECTION = re.compile(r"((?:`\w+`(?:, )?)+) in (\w+)/.*::")
+ROW = re.compile(r"    (forward|backward|decode)?\s*(\S.*?)\s{2,}(\w+\.py:\w+)")
+LONG = dict(T=2048)
+"""Sequences that are cut into segments, with so few heads."""
+
+
+def rows():
+    """The map's rows: operator, pass, and the place of a kernel."""
+    operators, folder, what = [], "", ""
+    for line in package.__doc__.splitlines():
+        section, row = SECTION.fullmatch(line), ROW.fullmatch(line)
+        if section:
+            operators, folder = re.findall(r"\w+", section[1]), section[2]
+        elif row:
+            what = row[1] or what
+            only = re.findall(r"(\w+) only", row[2])
+            assert set(only) <= set(operators), line
+            for operator in only or operators:
+                yield operator, what, f"{folder}/{row[3]}"
+        else:
+            assert ".py:" not in line, f"neither a section nor a row: {line}"
+
+
+def told():
+    """The map's kernels, plain ones and those for Hopper, by operator and pass."""
+    found = {}
+    for operator, what, place in rows():
+        found.setdefault((operator, what), (set(), set()))["_sm90.py" in place].add(place)
+    return found
+
+
+# -- what calls launch ---------------------------------------------------------------------------------------------------
+
+
+def matrix_state(family, **sizes):
+    """One call of a family with matrices for states, forward and backward."""
+    given = arrays(family, **dict(T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes)
+    yield "forward"
+    o, final = call(family, {n: x.requires_grad_() if x.is_floating_point() else x for n, x in given.items()}, **FINAL)
+    yield "backward"
+    (o.sum() + final.sum()).backward()
+
+
+FINAL = dict(output_final_state=True)
+
+
+def decoding(family):
+    """One step of decoding, and the recurrent form."""
+    given = arrays(family, T=1, K=64, V=64, dtype=torch.bfloat16)
+    yield "decode"
+    call(family, given, "recurrent", **FINAL)
+    state = given.pop("initial_state")
+    getattr(BACKEND, f"decode_{family}")(*given.values(), state=state)
+
+
+def both_directions(T=70):
+    """One call of the operator that has no order of time, forward and backward."""
+    given = arrays("linear_attn", T=T, state=False)
+    yield "forward"
+    o, _ = BACKEND.chunk_linear_attn(*(x.requires_grad_() for x in given.values()), causal=False)
+    yield "backward"
+    o.sum().backward()
+
+
+def mixed(T=37, form="chunk", C=16):
+    """One call of ``mixed_attn`` that goes on from a state."""
+    heads = [torch.randn(1, T, 2, 16).requires_grad_() for _ in range(5)]
+    state = MixedState(torch.randn(1, 2, 16, 16), *torch.randn(3, 1, C, 2, 16), torch.tensor([3], dtype=torch.int32))
+    options = dict(bias=torch.randn(2, C, C).requires_grad_(), initial_state=state, chunk_size=C, output_final_state=True)
+    yield "forward" if form == "chunk" else "decode"
+    o, _ = getattr(BACKEND, f"{form}_mixed_attn")(*heads, **options)
+    if form == "chunk":
+        yield "backward"
+        o.sum().backward()
+
+
+SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32)]
+WIDE = [dict(K=256, V=192), dict(K=256, V=192, dtype=torch.float32)]
+MORE = {"linear_attn": WIDE, "simple_gla": WIDE, "gla": [dict(gv="plain")]}
+FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
+CALLS = {
+    family: [lambda f=family, s=sizes: matrix_state(f, **s) for sizes in SHAPES + MORE.get(family, [])]
+    + [lambda f=family: decoding(f)]
+    for family in FAMILIES
+}
+CALLS["linear_attn"].append(both_directions)
+CALLS["mixed_attn"] = [mixed, lambda: mixed(T=1, form="recurrent")]
+"""Calls that between them take every kernel of an operator: each says which pass begins."""
+
+
+def launched(operator, patch):
+    """The kernels that an operator's calls launch, plain ones and those for Hopper, by pass. None of them is run."""
+    noted, found = [], {}
+    patch.setattr(launch, "start", lambda kernel, *rest: noted.append(kernel))
+    for reason, one in product(("plain kernels are wanted", None), CALLS[operator]):
+        pretend(patch, num_sms=132, not_hopper=reason)
+        noted.clear()
+        steps = one()
+        what = next(steps)
+        while what:
+            following = next(steps, None)
+            plain, hopper = found.setdefault((operator, what), (set(), set()))
+            for kernel in noted:
+                (hopper if isinstance(kernel, GluonJITFunction) else plain).add(place_of(kernel))
+            noted.clear()
+            what = following
+    return found
+
+
+@pytest.mark.parametrize("operator", CALLS)
+def test_calls_launch_what_the_map_tells(operator, monkeypatch):
+    found = launched(operator, monkeypatch)
+    wanted = {key: kernels for key, kernels in told().items() if key[0] == operator}
+    assert found.keys() == wanted.keys()
+    for key, kernels in found.items():
+        assert kernels == wanted[key], key
+
+
+def test_every_operator_of_the_map_is_called():
+    assert {operator for operator, *_ in rows()} == CALLS.keys()
+
+
+# -- completeness --------------------------------------------------------------------------------------------------------
+
+
+def jitted():
+    """Every function of the package that the compiler takes."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for x in vars(importlib.import_module(module.name)).values():
+            if isinstance(x, InterpretedFunction | GluonJITFunction) and x.fn.__module__ == module.name:
+                yield x
+
+
+def called_by(function):
+    """The compiled functions that the code of one names."""
+    codes, space = [function.fn.__code__], function.fn.__globals__
+    for code in codes:
+        codes += [x for x in code.co_consts if hasattr(x, "co_names")]
+        yield from (space[name] for name in code.co_names if name in space)
+
+
+def test_every_kernel_stands_in_the_map():
+    """What no compiled function calls is launched, or dead."""
+    every = list(jitted())
+    called = {id(x) for function in every for x in called_by(function)}
+    kernels = {place_of(x) for x in every if id(x) not in called}
+    assert kernels == {place for *_, place in rows()}
+
+
+def test_kernels_are_where_the_map_tells():
+    for *_, place in rows():
+        file, _, name = place.partition(":")
+        assert f"\ndef {name}(" in (FOLDER / file).read_text(), place
+
+
+def test_the_name_of_a_file_tells_which_kernels_are_for_hopper():
+    for kernel in jitted():
+        assert isinstance(kernel, GluonJITFunction) == ("sm90" in place_of(kernel).partition(":")[0]), place_of(kernel)
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patch:
+        for operator in CALLS:
+            for (_, what), (plain, hopper) in launched(operator, patch).items():
+                print(operator, what, *sorted(plain), "|", *sorted(hopper))
