@@ -9,9 +9,7 @@ __all__ = ["complaint"]
 
 def complaint(call: Call) -> str | None:
     """Why neither of them can run a call; ``None`` if one of them may."""
-    if call.varlen:
-        return "takes no packed sequences"
-    if call.shapes["beta"] != "B T HV":
+    if call.beta != "scalar":
         return "takes one beta for a token and head"
     if call.T == 0:
         return "takes one token at least"

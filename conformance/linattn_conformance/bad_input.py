@@ -170,7 +170,7 @@ RULES = (
     ),
     Rule(
         "chunk-size-none", "mixed_attn", option(chunk_size=None), O,
-        "chunk_mixed_attn: chunk_size is part of the meaning of mixed_attn and must be an int, got None",
+        "chunk_mixed_attn: chunk_size must be int, a static Python value, got None",
     ),
     Rule(
         "feature-map-name", "gla", option(feature_map="elu11"), O,

@@ -146,7 +146,7 @@ def truth_of(
     }
     _add_noise_of_sums(problem, low, arrays, result)
     if problem.options.get("normalize"):
-        _add_noise_of_quotient(problem, low, arrays, cotangents["o"], result)
+        _add_noise_of_quotient(problem, op, low, arrays, cotangents["o"], result)
     return Truth(found, result, cotangents)
 
 
@@ -282,7 +282,7 @@ def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], 
 
 
 def _add_noise_of_quotient(
-    problem: Problem, low: str, arrays: Mapping[str, Array], d_o: Array, gradients: dict[str, Quantity]
+    problem: Problem, op: str, low: str, arrays: Mapping[str, Array], d_o: Array, gradients: dict[str, Quantity]
 ) -> None:
     """The gradients of ``n / d`` with respect to queries and keys are differences of two terms: count one of them, ``∂n / d``,
     by the squares of what it is the sum of, which may itself be close to zero.
@@ -293,10 +293,18 @@ def _add_noise_of_quotient(
     parts = {name: x for name, x in arrays.items() if name != "initial_state"}
     state = arrays.get("initial_state")
     values, counts = ({}, {}) if state is None else ({"initial_state": state[..., :-1]}, {"initial_state": state[..., -1:]})
-    d = oracle.forward("linear_attn", {**parts, "v": np.ones_like(parts["v"][..., :1]), **counts}, options)[0]
-    squares = {name: np.square(x) if x.dtype.kind == "f" else x for name, x in {**parts, **values}.items()}
+    ones = {name: x for name, x in parts.items() if name != "gv"} | {"v": np.ones_like(parts["v"][..., :1])}
+    d = oracle.forward(op, {**ones, **counts}, options)[0]
+    squares = {name: _squared(name, x) for name, x in {**parts, **values}.items()}
     pulled = np.square(np.divide(d_o, d, where=d != 0, out=np.zeros_like(d_o)))
-    terms = oracle.vjp("linear_attn", squares, options, pulled, None)
+    terms = oracle.vjp(op, squares, options, pulled, None)
     for name in ("q", "k"):
         term = terms[name].mean(-1, keepdims=True)
         gradients[name].noise = np.sqrt(np.square(gradients[name].noise) + np.square(_amplitude(problem, low, low)) * term)
+
+
+def _squared(name: str, x: Array) -> Array:
+    """What stands for an array in a sum of the squares of terms: twice the logarithm of a decay, and offsets as they are."""
+    if name in ("g", "gv"):
+        return 2 * x
+    return np.square(x) if x.dtype.kind == "f" else x

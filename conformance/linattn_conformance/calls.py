@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import linattn
 import numpy as np
 from linattn.errors import Unsupported
+from linattn.planning import refusal
 from linattn.plugin import Backend
 from linattn.spec import FAMILIES
 from numpy.typing import NDArray
@@ -113,7 +115,7 @@ class Run:
             arrays = {name: self.adapter.lengthened(x, 1, T) for name, x in arrays.items()}
         try:
             small.require(self.adapter.tracked(arrays) if self.case.needs_gradient else arrays)
-            if self.case.needs_gradient and (reason := self.adapter.why_no_gradients(self.backend)):
+            if self.case.needs_gradient and (reason := small.declares_no_gradient(arrays)):
                 raise Declared(reason)
         except Declared:
             small.check_untouched(small.values, given)
@@ -135,6 +137,11 @@ class Run:
         """Why the backend declares the call unsupported; empty if it does not."""
         plan = linattn.explain(self.function(form), **self._keywords(arrays, options))
         return "" if plan.backend else "; ".join(passed.reason for passed in plan.passed)
+
+    def declares_no_gradient(self, arrays: Arrays) -> str | None:
+        """Why the backend declares a call unsupported whose gradient is asked for, where frameworks cannot tell beforehand."""
+        plan = linattn.explain(self.function(), **self._keywords(arrays, {}))
+        return refusal(self.backend, replace(plan.call, needs_grad=True))
 
     def call(self, arrays: Arrays, form: str | None = None, **options: Any) -> Arrays:
         """Call the operator strictly on the backend; return the outputs by name, checked for what every output must be.

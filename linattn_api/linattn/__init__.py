@@ -4,7 +4,7 @@
 """
 
 from . import errors, feature_maps, gates, ops, plugin
-from .dispatch import Plan, use_backend
+from .dispatch import use_backend
 from .errors import LinattnError, Unsupported
 from .ops import (
     chunk_delta_rule,
@@ -53,6 +53,7 @@ from .ops import (
     simple_gla,
 )
 from .ops._family import explain
+from .planning import Plan
 from .plugin import API_VERSION, MixedState
 from .registry import register_backend, unregister_backend
 

@@ -15,11 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .dispatch import Plan, plan_of
+from .call import FORMS
+from .dispatch import plan_of
 from .errors import BackendError, LinattnError, OptionError
 from .frameworks import FLOAT_DTYPES, KNOWN, Facts
 from .ops._family import operator_named
-from .plugin import API_VERSION, FORMS
+from .planning import Plan
+from .plugin import API_VERSION
 from .preference import ENVIRONMENT_VARIABLE, preference_of
 from .registry import registry
 from .scaffold.cli import new_backend
@@ -129,8 +131,6 @@ def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
 def _options(spec: OpSpec, pairs: list[str]) -> dict[str, Any]:
     """Every static option of the family, defaults where none is given."""
     options: dict[str, Any] = {o.name: o.default for o in spec.options} | {"initial_state": None}
-    if spec.name == "mixed_attn":
-        options["chunk_size"] = 256
     for text in pairs:
         name, value = _pair(text, "--option", "NAME=VALUE")
         if name not in spec.option_names:

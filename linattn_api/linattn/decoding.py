@@ -15,6 +15,7 @@ from . import dispatch
 from .errors import ArgumentError, OptionError
 from .feature_maps import FeatureMap
 from .frameworks import Framework, framework_of
+from .planning import Plan, Route
 from .spec import FAMILIES, OpSpec
 
 __all__ = ["explain_call", "run"]
@@ -30,16 +31,16 @@ def run(
 ) -> Any:
     """Run one call and return ``o``; arguments as those of :func:`linattn.dispatch.run`."""
     _check_writable(spec, arrays, keywords["state"])
-    function, steps, way, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
-    if way != "decode":
-        return _by_recurrence(spec, function, steps, framework, arrays, keywords)
-    if len(steps) == 1:
+    function, route, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
+    if route is None:
         return function(*arrays, **keywords)
+    if route.form != "decode":
+        return _by_recurrence(spec, function, route, framework, arrays, keywords)
 
     def with_state(*args: Any, **options: Any) -> tuple[Any, Any]:
         return function(*args, **options), None
 
-    return dispatch.run_steps(with_state, steps, framework, arrays, keywords)[0]
+    return dispatch.run_rewritten(with_state, route, framework, arrays, keywords)[0]
 
 
 def explain_call(
@@ -49,7 +50,7 @@ def explain_call(
     keywords: dict[str, Any],
     feature_map: str | FeatureMap | None,
     backend: str | Sequence[str] | None,
-) -> dispatch.Plan:
+) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`."""
     _check_writable(spec, arrays, keywords["state"])
     return dispatch.explain_call(spec, form, arrays, keywords, feature_map, backend)
@@ -118,7 +119,7 @@ _check_apart._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _by_recurrence(
     spec: OpSpec,
     function: Any,
-    steps: tuple[str, ...],
+    route: Route,
     xp: Framework,
     arrays: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -130,8 +131,8 @@ def _by_recurrence(
     N, dtype = arrays[0].shape[0], xp.dtype(state)
 
     def recurrent(start: Any) -> tuple[Any, Any]:
-        o, final = dispatch.run_steps(
-            function, steps, xp, arrays, {**options, "initial_state": start, "output_final_state": True}
+        o, final = dispatch.run_rewritten(
+            function, route, xp, arrays, {**options, "initial_state": start, "output_final_state": True}
         )
         return o, xp.astype(final, dtype)
 

@@ -1,134 +1,34 @@
-"""Chooses the backend of a call, says why, and runs it.
+"""Runs calls: from arrays to static facts, from those to a :class:`~linattn.planning.Plan`, and from that to a method.
 
-One decision procedure serves everybody: ``decide`` maps static facts to a :class:`Plan`. An eager call looks its plan up by
-a cheap key; a call under ``torch.compile`` asks for it once, at compile time; ``explain`` prints it.
+An eager call looks its plan up by a cheap key; a call under ``torch.compile`` asks for it once, at compile time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, preference
-from .errors import BackendError, FrameworkError, ShapeError, SignedWeightsWarning, UnknownBackend, Unsupported
+from .errors import FrameworkError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
-from .plugin import Backend, Call
+from .planning import Plan, Route, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import CU_SEQLENS, FAMILIES, Finish, OpSpec, as_recurrent, spec_of
+from .spec import CU_SEQLENS, FAMILIES, Finish, OpSpec, lowerings_of, spec_of
 from .validate import check_offsets, check_slots, describe
 
 __all__ = [
-    "BUILT_IN_ORDER",
     "ENVIRONMENT_VARIABLE",
-    "Passed",
-    "Plan",
-    "Preference",
-    "decide",
     "explain_call",
+    "plan_of",
     "resolve",
     "run",
-    "run_steps",
+    "run_rewritten",
     "use_backend",
 ]
-
-BUILT_IN_ORDER: dict[str, tuple[str, ...]] = {
-    "torch": ("triton", "torch", "fla", "flash_qla"),
-    "jax": ("pallas", "jax_triton", "jax", "jla"),
-    "mlx": ("mlx", "mlx_fast", "mlx_lm"),
-    "numpy": ("numpy",),
-}
-"""What auto tries first for the arrays of each framework. The oracle (numpy) takes NumPy arrays only."""
-
-
-class Peer(NamedTuple):
-    """Another library that a backend adapts: the package that it needs, and its families, if it is for a few only."""
-
-    package: str
-    families: tuple[str, ...] = ()
-
-
-DELTA = ("delta_rule", "gated_delta_rule")
-PEERS = {
-    "fla": Peer("fla"),
-    "flash_qla": Peer("flash_qla", DELTA),
-    "jla": Peer("jla"),
-    "mlx_fast": Peer("mlx", DELTA),
-    "mlx_lm": Peer("mlx_lm", (*DELTA, "kda")),
-}
-"""Adapters of other libraries. Auto tries them after our own backends."""
-
-
-class Passed(NamedTuple):
-    """A candidate that was passed over, and why."""
-
-    backend: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The decision for one call.
-
-    Attributes:
-        call: The call, as the caller made it.
-        preference: Which backends were asked for, and where that was said.
-        passed: Every candidate passed over before the chosen one, with its reason.
-        backend: Name of the chosen backend; ``None`` if none can run the call.
-        steps: The families from the caller's to the one that the backend runs; more than one if the call is lowered.
-        form: The form that runs.
-        options: The call's static options, defaults filled in.
-        details: How the backend will run it, if it has something to say.
-    """
-
-    call: Call
-    preference: Preference
-    passed: tuple[Passed, ...]
-    backend: str | None
-    steps: tuple[str, ...]
-    form: str
-    options: tuple[tuple[str, Any], ...]
-    details: str | None = None
-
-    @property
-    def method(self) -> str:
-        """The method of the chosen backend that runs, e.g. ``"chunk_gla"``."""
-        return f"{self.form}_{self.steps[-1]}"
-
-    def __str__(self) -> str:
-        lines = [
-            str(self.call),
-            f"  asked for    {', '.join(self.preference.backends)} ({self.preference.source})",
-        ]
-        if self.backend is None:
-            lines.append("  runs         nothing: no candidate can")
-        else:
-            notes = [f"lowered: {' → '.join(self.steps)}"] if len(self.steps) > 1 else []
-            notes += ["on copies of the states, written back"] if self.form != self.call.form == "decode" else []
-            lowered = f" ({'; '.join(notes)})" if notes else ""
-            details = f": {self.details}" if self.details else ""
-            lines.append(f"  runs         {self.backend}.{self.method}{lowered}{details}")
-        lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
-        lines += [
-            f"  not tried    {peer}: another library, which auto tries after our own backends" for peer in _not_tried(self)
-        ]
-        return "\n".join(lines)
-
-
-def _not_tried(plan: Plan) -> list[str]:
-    """The peers that are installed, are for the family, and that auto would have come to after the backend it chose."""
-    if plan.backend is None or "auto" not in plan.preference.backends:
-        return []
-    done = {plan.backend, *(passed.backend for passed in plan.passed)}
-    candidates = (name for name, _ in _candidates(plan.call, plan.preference))
-    peers = {name: PEERS[name] for name in candidates if name in PEERS and name not in done}
-    fit = (name for name, peer in peers.items() if plan.call.op in (peer.families or (plan.call.op,)))
-    return [name for name in fit if importlib.util.find_spec(peers[name].package)]
 
 
 @contextlib.contextmanager
@@ -166,106 +66,6 @@ def _mirror(names: tuple[str, ...] | None) -> None:
     preference.thread.backends = names
     for framework in LOADED.values():
         framework.mirror(names)
-
-
-# -- the decision ----------------------------------------------------------------------------------------------------
-
-
-def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare: bool = False) -> Plan:
-    """Walk the candidates and return the plan; ``plan.backend`` is ``None`` if none can run the call.
-
-    Args:
-        call: A validated call.
-        options: Its static options, defaults filled in.
-        preference: What to try.
-        bare: The form was not asked for by name, so another form of the same operator may run instead.
-    """
-    calls = _ways(call, bare)
-    passed: list[Passed] = []
-    for name, auto in _candidates(call, preference):
-        reasons: list[str] = []
-        for way in calls:
-            fit = _fit(name, auto, way, reasons)
-            if fit:
-                details = registry.loaded[name].details(fit.call)
-                return Plan(call, preference, tuple(passed), name, fit.steps, way.form, tuple(options.items()), details)
-        passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
-    return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
-
-
-def _ways(call: Call, bare: bool) -> list[Call]:
-    """The calls that do what was asked for, best first: other forms of a bare name; decoding by the recurrent form."""
-    if call.form == "decode":
-        return [call, as_recurrent(call)]
-    return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
-
-
-def _candidates(call: Call, preference: Preference) -> Iterator[tuple[str, bool]]:
-    """Names in order, each once, and whether auto came up with it: built-in backends of the framework, then the others."""
-    seen: set[str] = set()
-    for wanted in preference.backends:
-        for name in _auto(call.framework) if wanted == "auto" else (wanted,):
-            if name not in seen:
-                seen.add(name)
-                yield name, wanted == "auto"
-
-
-def _auto(framework: str) -> Iterator[str]:
-    yield from (name for name in BUILT_IN_ORDER.get(framework, ()) if name in registry.records)
-    yield from sorted(name for name, record in registry.records.items() if not record.built_in)
-
-
-class _Fit(NamedTuple):
-    """The steps from a call to the one that a backend runs, and that one."""
-
-    steps: tuple[str, ...]
-    call: Call
-
-
-def _fit(name: str, auto: bool, call: Call, reasons: list[str]) -> _Fit | None:
-    """How backend ``name`` can run ``call``, lowering it if need be; else None, with the reason noted."""
-    try:
-        backend = registry.load(name, auto=auto)
-    except UnknownBackend:
-        raise
-    except BackendError as error:
-        reasons.append(str(error))
-        return None
-    if call.framework not in backend.frameworks:
-        reasons.append(f"takes {' and '.join(backend.frameworks)} arrays, not {call.framework}")
-        return None
-    if call.needs_grad and not backend.differentiable:
-        reasons.append("is forward-only, and a gradient is asked for")
-        return None
-    if call.forward_mode and not backend.forward_mode:
-        reasons.append("has no forward-mode derivatives, and the arrays carry tangents")
-        return None
-    steps, lowered = (call.op,), call
-    while True:
-        refusal = _refusal(backend, lowered)
-        if refusal is None:
-            return _Fit(steps, lowered)
-        reasons.append(refusal)
-        lowering = FAMILIES[lowered.op].lowering
-        if lowering is None:
-            return None
-        blocked = lowering.blocked(lowered)
-        if blocked:
-            reasons.append(blocked)
-            return None
-        lowered = lowering.describe(lowered)
-        steps = (*steps, lowered.op)
-
-
-def _refusal(backend: Backend, call: Call) -> str | None:
-    if not hasattr(backend, call.method):
-        return f"has no {call.method}"
-    answer = backend.supports(call)
-    if answer is None:
-        return None
-    if not isinstance(answer, Unsupported):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
-        raise BackendError(f"{type(backend).__qualname__}.supports must return None or Unsupported, got {answer!r}")
-    return str(answer)
 
 
 # -- from a call to its plan -----------------------------------------------------------------------------------------
@@ -335,6 +135,7 @@ class _Decided(NamedTuple):
 
     plan: Plan
     function: Any
+    route: Route | None
     options: dict[str, Any]
 
 
@@ -365,7 +166,7 @@ def _look_up(
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
         function = None if plan.backend is None else getattr(registry.loaded[plan.backend], plan.method)
-        decided = _Decided(plan, function, dict(plan.options))
+        decided = _Decided(plan, function, plan.route, dict(plan.options))
         if key is not None:
             if len(_decided) >= _MOST_DECIDED:
                 _decided.clear()
@@ -394,8 +195,10 @@ def run(
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
     """
-    function, steps, _, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
-    return run_steps(function, steps, framework, arrays, keywords)
+    function, route, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
+    if route is None:
+        return function(*arrays, **keywords)
+    return run_rewritten(function, route, framework, arrays, keywords)
 
 
 def resolve(
@@ -405,14 +208,15 @@ def resolve(
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
     backend: str | Sequence[str] | None,
-) -> tuple[Any, tuple[str, ...], str, Framework, tuple[Any, ...], dict[str, Any]]:
-    """The method to call, the families down to its own, its form, the framework, and the call's arrays and keywords settled."""
+) -> tuple[Any, Route | None, Framework, tuple[Any, ...], dict[str, Any]]:
+    """The method to call, how the call becomes one of it, the framework, and the call's arrays and keywords settled."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        name, method, steps, way, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        return getattr(registry.loaded[name], method), steps, way, framework, arrays, {**keywords, **dict(options)}
+        name, method, route, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        route = None if route is None else Route(*route)
+        return getattr(registry.loaded[name], method), route, framework, arrays, {**keywords, **dict(options)}
     try:
-        plan, function, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        plan, function, route, options = _look_up(spec, form, framework, leaves, keywords, backend)
     except ShapeError as error:
         if feature_map is not None:
             error.add_note("K (L in mixed_attn) is the width after the feature map")
@@ -420,16 +224,7 @@ def resolve(
     _check_index(spec, form, framework, arrays, keywords)
     if function is None:
         _refuse(plan)
-    return function, plan.steps, plan.form, framework, arrays, {**keywords, **options}
-
-
-def run_steps(
-    function: Any, steps: tuple[str, ...], framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Run a method on a call of family ``steps[0]``, rewritten for the family ``steps[-1]`` that the method is of."""
-    if len(steps) == 1:
-        return function(*arrays, **keywords)
-    return _run_lowered(function, steps, framework, arrays, keywords)
+    return function, route, framework, arrays, {**keywords, **options}
 
 
 def _prepare(
@@ -449,24 +244,18 @@ def _prepare(
     return arrays, framework, _flatten_state(spec, form, arrays, keywords)
 
 
-def _run_lowered(
-    function: Any,
-    steps: tuple[str, ...],
-    framework: Framework,
-    arrays: tuple[Any, ...],
-    keywords: dict[str, Any],
+def run_rewritten(
+    function: Any, route: Route, framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Rewrite the arguments step by step, run the last family, and undo the steps on its results."""
-    spec = FAMILIES[steps[0]]
-    named = dict(zip([arg.name for arg in spec.args], arrays, strict=True))
+    """Rewrite the arguments step by step until they are the method's, call it, and undo the steps on its results."""
+    named = dict(zip([arg.name for arg in FAMILIES[route.steps[0]].args], arrays, strict=True))
     options = keywords
     finishes: list[Finish] = []
-    for step in steps[:-1]:
-        lowering = FAMILIES[step].lowering
-        assert lowering is not None
+    for lowering in lowerings_of(route.applied, route.steps):
         named, options, finish = lowering.apply(framework, named, options)
         finishes.append(finish)
-    o, state = function(*[named.get(arg.name) for arg in FAMILIES[steps[-1]].args], **options)
+    taken = {name: value for name, value in options.items() if name not in route.omitted}
+    o, state = function(*[named.get(arg.name) for arg in FAMILIES[route.steps[-1]].args], **taken)
     for finish in reversed(finishes):
         o, state = finish(o, state)
     return o, state
@@ -584,7 +373,7 @@ def _decide_from_constants(
     plan = plan_of(spec, form, framework, given, options, wanted, needs_grad, forward_mode)
     if plan.backend is None:
         _refuse(plan)
-    return plan.backend, plan.method, plan.steps, plan.form, plan.options
+    return plan.backend, plan.method, None if plan.route is None else tuple(plan.route), plan.options
 
 
 # What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.

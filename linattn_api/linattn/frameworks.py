@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import preference
 from .errors import FrameworkError
 
-__all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of"]
+__all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of", "has_tangents"]
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -407,6 +407,12 @@ BY_TYPE: dict[Any, Framework] = {}
 def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:
     """The framework of an array; ``FrameworkError``, starting with ``where``, if it is none of a known framework."""
     return BY_TYPE.get(type(x)) or _recognise(x, argument, where)
+
+
+def has_tangents(arrays: Iterable[Any]) -> bool:
+    """True if a forward-mode derivative of these arrays, ``None`` among them aside, is being computed: they carry tangents."""
+    given = [x for x in arrays if x is not None]
+    return framework_of(given[0]).forward_mode(given)
 
 
 def _recognise(x: Any, argument: str, where: str) -> Framework:

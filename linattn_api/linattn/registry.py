@@ -10,9 +10,12 @@ import inspect
 import re
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .call import FORMS
 from .errors import (
     BackendConflict,
     BackendContractError,
@@ -22,7 +25,7 @@ from .errors import (
     UnknownBackend,
 )
 from .frameworks import KNOWN
-from .plugin import API_VERSION, FORMS, Backend
+from .plugin import API_VERSION, Backend
 from .spec import DECODING, FAMILIES, OpSpec
 from .suggestions import closest
 
@@ -70,6 +73,7 @@ class Registry:
         self.loaded: dict[str, Backend] = {}
         """Backends by name, once loaded or registered."""
         self._records: dict[str, Record] | None = None
+        self._built_in: tuple[type[Backend], ...] | None = None
         self._discovering = threading.Lock()
 
     @property
@@ -81,9 +85,25 @@ class Registry:
                     self._records = _discover()
         return self._records
 
+    @property
+    def built_in(self) -> tuple[type[Backend], ...]:
+        """What the distribution ``linattn`` registers, in its order. Looking at these classes imports no framework."""
+        if self._built_in is None:
+            self._built_in = _built_in(_discover())
+        return self._built_in
+
+    def order(self, framework: str) -> Iterator[str]:
+        """What auto tries for arrays of a framework: the built-in backends that take them, then the others by name.
+
+        So installing a package never changes a call that worked.
+        """
+        ours = {kind.name: kind for kind in self.built_in}
+        yield from (name for name, kind in ours.items() if framework in kind.frameworks and name in self.records)
+        yield from sorted(name for name, record in self.records.items() if name not in ours and not record.built_in)
+
     def refresh(self) -> None:
         """Forget what was discovered and loaded, registered objects included; the next use looks again."""
-        self._records = None
+        self._records = self._built_in = None
         self.loaded.clear()
         self.generation += 1
 
@@ -156,6 +176,14 @@ def _discover() -> dict[str, Record]:
         if (_distribution(ep), ep.value) not in {(_distribution(other), other.value) for other in found}:
             found.append(ep)
     return records
+
+
+def _built_in(records: dict[str, Record]) -> tuple[type[Backend], ...]:
+    """The classes of the built-in backends in the order of their module's ``__all__``: tools that build distributions sort
+    entry points."""
+    ours = [ep for record in records.values() for ep in record.entry_points if _is_built_in(ep)]
+    places = {ep: (ep.module, import_module(ep.module).__all__.index(ep.attr)) for ep in ours}
+    return tuple(ep.load() for ep in sorted(ours, key=places.__getitem__))
 
 
 def _is_built_in(ep: EntryPoint) -> bool:
@@ -285,9 +313,13 @@ def _check_signature(where: str, method: Any, spec: OpSpec) -> None:
     except (TypeError, ValueError) as error:
         raise BackendContractError(f"{where} must be a method with a signature: {error}") from None
     positional = [arg.name for arg in spec.args]
-    given = [p.name for p in found.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    keywords = {p.name for p in found.parameters.values() if p.kind is p.KEYWORD_ONLY}
-    if given == positional and keywords == set(spec.keywords):
+    parameters = found.parameters.values()
+    given = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for p in parameters:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise BackendContractError(f"{where} must name the arguments that it takes, not collect them: {_with_self(found)}")
+    if given == positional and keywords <= set(spec.keywords) and keywords >= set(spec.required_keywords):
         return
     optional = {arg.name for arg in spec.args if arg.optional}
     wanted = ", ".join([f"{name}=None" if name in optional else name for name in positional] + ["*", *spec.keywords])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
-from .plugin import Call
+from .call import Call
 
 __all__ = [
     "DECODING",
@@ -20,6 +20,7 @@ __all__ = [
     "Option",
     "as_recurrent",
     "decoding_of",
+    "lowerings_of",
     "spec_of",
 ]
 
@@ -88,22 +89,6 @@ class Arg:
         object.__setattr__(self, "shapes", shapes)
 
 
-@dataclass(frozen=True)
-class Option:
-    """One static keyword argument of a family and the Python types it may have."""
-
-    name: str
-    types: tuple[type, ...]
-    default: Any = None
-
-    def admits(self, value: Any) -> bool:
-        """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
-        if value is self.default or isinstance(value, bool):
-            return value is self.default or bool in self.types
-        number = Real if float in self.types else Integral if int in self.types else ()
-        return isinstance(value, number)
-
-
 Finish = Callable[[Any, Any], tuple[Any, Any]]
 """Turns a general family's ``(o, final_state)`` into the special one's."""
 
@@ -129,20 +114,51 @@ def unchanged(o: Any, state: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a family becomes a special case of a more general one.
+    """How a call becomes one that more backends run: one of a more general family, or one without an option.
 
     Args:
-        to: Name of the general family.
+        to: Name of the general family; ``None`` for the lowering of an option, which leaves the family as it is.
         apply: ``apply(xp, arrays, options) -> Lowered``, written against the caller's
             :class:`~linattn.frameworks.Framework`.
         describe: The static facts of the lowered call, from those of the call.
         blocked: The reason why this call has no such form, or ``None``.
     """
 
-    to: str
+    to: str | None
     apply: Callable[[Any, dict[str, Any], dict[str, Any]], Lowered]
     describe: Callable[[Call], Call]
     blocked: Callable[[Call], str | None] = never_blocked
+
+
+@dataclass(frozen=True)
+class Option:
+    """One static keyword argument of a family.
+
+    Args:
+        name: Parameter name.
+        types: The Python types that its value may have.
+        default: Its default, which may always be given.
+        hint: It never changes a result, and is not passed to a method that does not take it, whatever its value.
+        lowering: Applies it for a method that does not take it.
+    """
+
+    name: str
+    types: tuple[type, ...]
+    default: Any = None
+    hint: bool = False
+    lowering: Lowering | None = None
+
+    def admits(self, value: Any) -> bool:
+        """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
+        if value is self.default or isinstance(value, bool):
+            return value is self.default or bool in self.types
+        number = Real if float in self.types else Integral if int in self.types else ()
+        return isinstance(value, number)
+
+    def asked(self, call: Call) -> bool:
+        """True if a call asks something of it: any value but the default."""
+        value: Any = call.option(self.name, self.default)
+        return value is not self.default and (type(value) is not type(self.default) or value != self.default)
 
 
 def accumulation_dtype(call: Call) -> str:
@@ -157,6 +173,7 @@ def redescribe(
     drop: Sequence[str] = (),
     widen: bool = False,
     dims: Mapping[str, int | None] | None = None,
+    options: Options | None = None,
 ) -> Call:
     """``call`` as one of family ``op``.
 
@@ -167,6 +184,7 @@ def redescribe(
         drop: Arrays and options that the general family does not have.
         widen: The operands are cast to the accumulation dtype.
         dims: Sizes that change.
+        options: Options that change.
     """
     wide = accumulation_dtype(call) if widen else None
     arrays = {
@@ -179,13 +197,13 @@ def redescribe(
         op=op,
         arrays=tuple((name, *fact) for name, fact in {**arrays, **given, **rest}.items()),
         dims=tuple({**dict(call.dims), **(dims or {})}.items()),
-        options=tuple((name, value) for name, value in call.options if name not in drop),
+        options=tuple((name, (options or {}).get(name, value)) for name, value in call.options if name not in drop),
     )
 
 
 SCALE = Option("scale", (float, int))
 OUTPUT_FINAL_STATE = Option("output_final_state", (bool,), False)
-CHUNK_SIZE = Option("chunk_size", (int,))
+CHUNK_SIZE = Option("chunk_size", (int,), hint=True)
 COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
 
 MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
@@ -237,6 +255,8 @@ class OpSpec:
     """Names of the parameters of a backend's method, in order; all after the positional arrays are keyword-only."""
     keywords: tuple[str, ...] = field(init=False)
     """Names of the keyword-only parameters of a backend's method."""
+    required_keywords: tuple[str, ...] = field(init=False)
+    """Those that a method must take: a call has no meaning without them."""
     option_names: tuple[str, ...] = field(init=False)
     """Names of the static keyword arguments."""
     keyword_arrays: tuple[str, ...] = field(init=False)
@@ -248,6 +268,9 @@ class OpSpec:
         keywords = tuple(sorted((*arrays, *options), key=KEYWORD_ORDER.index))
         object.__setattr__(self, "parameters", (*(arg.name for arg in self.args), *keywords))
         object.__setattr__(self, "keywords", keywords)
+        unset = {option.name: option.default for option in self.options}
+        required = tuple(arg.name for arg in (*self.keyword_args, *self.state(unset)) if not arg.optional)
+        object.__setattr__(self, "required_keywords", required)
         object.__setattr__(self, "option_names", options)
         object.__setattr__(self, "keyword_arrays", arrays)
 
@@ -261,6 +284,13 @@ def spec_of(op: str, form: str | None) -> OpSpec:
     return DECODING[op] if form == "decode" else FAMILIES[op]
 
 
+def lowerings_of(applied: Sequence[str], steps: Sequence[str]) -> list[Lowering]:
+    """What rewrites a call of family ``steps[0]`` without the ``applied`` options as one of ``steps[-1]``, in order."""
+    options = {option.name: option for option in FAMILIES[steps[0]].options}
+    found = [*(options[name].lowering for name in applied), *(FAMILIES[step].lowering for step in steps[:-1])]
+    return [lowering for lowering in found if lowering is not None]
+
+
 def decoding_of(spec: OpSpec) -> OpSpec:
     """What ``decode_*`` takes: the family's tokens, and a pool of states that it writes to."""
 
@@ -270,7 +300,7 @@ def decoding_of(spec: OpSpec) -> OpSpec:
             for arg in spec.state(options)
         )
 
-    kept = tuple(option for option in spec.options if option.name in ("scale", "normalize"))
+    kept = tuple(option for option in spec.options if option is SCALE or option.lowering)
     return replace(spec, options=kept, state=state, state_name="state", index=STATE_INDICES, check=no_complaint)
 
 
@@ -281,7 +311,7 @@ def as_recurrent(call: Call) -> Call:
         for name, shape, dtype in call.arrays
         if name != "state_indices"
     ]
-    options = {option.name: option.default for option in FAMILIES[call.op].options if option.name != "scale"}
+    options = {option.name: option.default for option in FAMILIES[call.op].options}
     options |= {**dict(call.options), "output_final_state": True}
     dims = tuple((symbol, size) for symbol, size in call.dims if symbol != "P")
     return replace(call, form="recurrent", arrays=tuple(arrays), options=tuple(options.items()), dims=dims)

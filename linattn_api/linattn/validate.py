@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .call import Call
 from .errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
 from .frameworks import FLOAT_DTYPES, IMMUTABLE, Facts
-from .plugin import Call
 from .spec import CU_SEQLENS, STATE_INDICES, Arg, OpSpec
 
 __all__ = ["check_offsets", "check_slots", "describe"]
@@ -58,7 +58,7 @@ def describe(
     if form == "decode":
         _check_decoding(op, spec, framework, facts, sizes, needs_grad)
     resolved = spec.resolve(options, sizes)
-    static = tuple((name, resolved[name]) for name in spec.option_names if not name.endswith("scale"))
+    static = tuple((name, options[name]) for name in spec.option_names)
     call = Call(
         op=spec.name,
         form=form or pick_form(options, sizes),  # type: ignore[arg-type]
@@ -246,4 +246,4 @@ def _either(names: Sequence[str]) -> str:
 
 
 def _show(value: Any) -> str:
-    return f"{value!r}" if isinstance(value, (bool, int, float, str, np.generic)) else type(value).__name__
+    return f"{value!r}" if value is None or isinstance(value, (bool, int, float, str, np.generic)) else type(value).__name__

@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
+from .call import FORMS
 from .ops._family import OPERATORS
-from .plugin import FORMS, Backend
+from .plugin import Backend
 from .registry import registry
 from .spec import DECODING, FAMILIES
 

@@ -270,7 +270,7 @@ def test_mixed_state_of_the_wrong_kind(make):
     assert str(caught.value) == f"mixed_attn: initial_state must be a linattn.MixedState, got {type(x).__name__}"
     with pytest.raises(errors.OptionError) as caught:
         linattn.mixed_attn(x, x, x, x, x, chunk_size=None)
-    assert str(caught.value) == "mixed_attn: chunk_size is part of the meaning of mixed_attn and must be an int, got None"
+    assert str(caught.value) == "mixed_attn: chunk_size must be int, a static Python value, got None"
 
 
 def test_mixed_state_with_a_hole(make):

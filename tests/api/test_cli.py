@@ -80,7 +80,10 @@ def test_explain_says_when_nothing_runs(run):
         (["gla", "-s", "T"], "--size T: expected SYMBOL=SIZE"),
         (["gla", "-s", "X=3"], "--size X=3: the symbols are B, T, N, P, H, HV, K, V, L; C is --option chunk_size"),
         (["mixed_attn", "-s", "C=16"], "--size C=16: the symbols are B, T, N, P, H, HV, K, V, L; C is --option chunk_size"),
-        (["mixed_attn", "--with", "bias", "--option", "chunk_size=x"], "chunk_size must be int or None, a static Python value"),
+        (
+            ["mixed_attn", "--with", "bias", "--option", "chunk_size=x"],
+            "chunk_size must be int, a static Python value, got 'x'",
+        ),
         (["gla", "--framework", "pytorch"], "unknown framework 'pytorch': known are numpy, torch, jax, mlx"),
         (["gla", "-s", "T=many"], "--size T=many: the size must be a whole number"),
         (["gla", "--with", "beta"], "gla has no array 'beta': it has q, k, v, g, gv, initial_state, cu_seqlens"),

@@ -367,7 +367,7 @@ def test_typos_in_a_method_are_caught():
         linattn.register_backend(Typo)
     assert str(caught.value) == (
         "test_typos_in_a_method_are_caught.<locals>.Typo.decode_gla does not match the spec\n"
-        "  expected: (self, q, k, v, g, gv=None, *, state, state_indices, scale)\n"
+        "  expected: (self, q, k, v, g, gv=None, *, state, state_indices, scale, normalize)\n"
         "  found:    (self, q, k, v, g, gv=None, *, state, slots, scale)"
     )
 

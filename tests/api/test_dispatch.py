@@ -11,6 +11,7 @@ import pytest
 from backends_for_tests import Other, Recorder, named
 from linattn import errors
 from linattn.plugin import Unsupported
+from linattn.registry import registry
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_the_oracle_never_takes_torch_tensors(torch):
 def test_third_parties_come_after_the_built_in_ones_and_in_order_of_name(call, monkeypatch):
     for name in ("zeta", "alpha"):
         linattn.register_backend(named(name))
-    monkeypatch.setattr(linattn.dispatch, "BUILT_IN_ORDER", {})
+    monkeypatch.setattr(registry, "_built_in", ())
     assert chosen(call) == "alpha"
 
 
@@ -105,7 +106,8 @@ def test_lowering_walks_to_the_more_general_family(call):
     linattn.register_backend(Recorder)
     plan = linattn.explain("linear_attn", q, k, v, normalize=True, backend="recorder")
     assert (plan.steps, plan.form, plan.method) == (("linear_attn", "simple_gla", "gla"), "chunk", "chunk_gla")
-    lowered = linattn.registry.registry.loaded["recorder"].calls[-1]
+    assert plan.applied == ("normalize",)
+    lowered = registry.loaded["recorder"].calls[-1]
     assert (lowered.op, lowered.V, lowered.shapes["g"], lowered.dtypes["g"]) == ("gla", 17, "B T HV K", "float32")
 
 
@@ -113,7 +115,7 @@ def test_a_normalised_state_is_described_as_it_is_handed_over(call, make):
     q, k, v, _ = call
     linattn.register_backend(Recorder)
     linattn.chunk_linear_attn(q, k, v, normalize=True, initial_state=make(1, 2, 16, 17), backend="recorder")
-    lowered = linattn.registry.registry.loaded["recorder"].calls[-1]
+    lowered = registry.loaded["recorder"].calls[-1]
     assert (lowered.V, lowered.shapes["initial_state"]) == (17, "N HV K V")
 
 
@@ -121,7 +123,7 @@ def test_what_a_lowered_call_hands_over(call):
     q, k, v, _ = call
     linattn.register_backend(Recorder)
     o, _ = linattn.chunk_simple_gla(q, k, v, v[0, 0, :, 0] * 0 - 1, backend="recorder")
-    seen = linattn.registry.registry.loaded["recorder"].seen
+    seen = registry.loaded["recorder"].seen
     assert seen["g"].shape == (1, 8, 2, 16)
     assert (np.asarray(seen["g"]) == -1).all()
     assert seen["scale"] == 0.25
@@ -223,7 +225,7 @@ def test_an_exception_in_a_kernel_is_raised_and_nothing_else_is_tried(call):
 
 def test_plans_are_made_once_for_each_distinct_call(call, make):
     linattn.register_backend(Recorder)
-    backend = linattn.registry.registry.loaded["recorder"]
+    backend = registry.loaded["recorder"]
     for _ in range(3):
         linattn.chunk_gla(*call, backend="recorder")
     assert len(backend.calls) == 1
@@ -236,7 +238,7 @@ def test_plans_are_made_once_for_each_distinct_call(call, make):
 
 
 def test_registering_makes_plans_anew(call, monkeypatch):
-    monkeypatch.setattr(linattn.dispatch, "BUILT_IN_ORDER", {})
+    monkeypatch.setattr(registry, "_built_in", ())
     linattn.register_backend(Recorder)
     assert chosen(call) == "recorder"
     linattn.register_backend(named("earlier"))
@@ -253,7 +255,7 @@ def test_supports_sees_facts_only(make):
     linattn.chunk_gla(
         x, x, v, -abs(make(1, 8, 4, 16)), initial_state=make(2, 4, 16, 24), cu_seqlens=offsets, backend="recorder"
     )
-    call = linattn.registry.registry.loaded["recorder"].calls[-1]
+    call = registry.loaded["recorder"].calls[-1]
     assert (call.op, call.form, call.method, call.dtype) == ("gla", "chunk", "chunk_gla", "float16")
     assert call.sizes == {"B": 1, "T": 8, "H": 2, "K": 16, "N": 2, "HV": 4, "V": 24}
     assert call.shapes["g"] == "B T HV K"
@@ -306,7 +308,7 @@ def test_explain_prints_the_decision(make):
     wide = make(2, 8, 2, 65)
     text = str(linattn.explain("chunk_simple_gla", wide, wide, x, x[..., 0], backend=["recorder", "auto"], scale=1.0))
     assert text.startswith(
-        f"chunk_simple_gla on {framework} cpu float32 B=2 T=8 H=2 K=65 N=2 HV=2 V=16\n"
+        f"chunk_simple_gla on {framework} cpu float32 B=2 T=8 H=2 K=65 N=2 HV=2 V=16 scale=1.0\n"
         "  asked for    recorder, auto (argument)\n"
         f"  runs         {framework}.chunk_simple_gla\n"
         "  passed over  recorder: has no chunk_simple_gla; K must be at most 64, got 65"
@@ -330,13 +332,31 @@ def test_a_backend_may_say_how_it_will_run_a_call(make):
 def test_explain_runs_nothing(call):
     linattn.register_backend(Recorder)
     linattn.explain("chunk_gla", *call, backend="recorder")
-    assert linattn.registry.registry.loaded["recorder"].seen == {}
+    assert registry.loaded["recorder"].seen == {}
 
 
 def test_no_backend_for_a_framework(call, monkeypatch):
-    monkeypatch.setattr(linattn.dispatch, "BUILT_IN_ORDER", {})
+    monkeypatch.setattr(registry, "_built_in", ())
     framework = "numpy" if isinstance(call[0], np.ndarray) else "torch"
-    known = ", ".join(sorted(linattn.registry.registry.records))
+    known = ", ".join(sorted(registry.records))
     with pytest.raises(Unsupported) as caught:
         linattn.chunk_gla(*call)
     assert str(caught.value) == f"no backend takes {framework} arrays: installed are {known}"
+
+
+def test_a_call_tells_kinds(make):
+    linattn.register_backend(named("zzz", supports=lambda self, call: Unsupported("nothing")))
+    x, per_token, per_head = make(1, 8, 2, 16), make(1, 8, 2), make(2)
+    plan = linattn.explain("chunk_simple_gla", x, x, x, per_token).call
+    assert (plan.decay, plan.beta, plan.state, plan.varlen, plan.ranks["g"]) == ("scalar", "none", "none", False, 3)
+    assert linattn.explain("chunk_simple_gla", x, x, x, per_head).call.decay == "fixed"
+    assert linattn.explain("chunk_gla", x, x, x, x).call.decay == "vector"
+    assert linattn.explain("chunk_linear_attn", x, x, x).call.decay == "none"
+    assert linattn.explain("chunk_delta_rule", x, x, x, per_token).call.beta == "scalar"
+    assert linattn.explain("chunk_delta_rule", x, x, x, x).call.beta == "vector"
+    state = make(1, 2, 16, 16)
+    assert linattn.explain("chunk_linear_attn", x, x, x, initial_state=state).call.state == "initial"
+    assert linattn.explain("chunk_linear_attn", x, x, x, output_final_state=True).call.state == "final"
+    assert linattn.explain("chunk_linear_attn", x, x, x, initial_state=state, output_final_state=True).call.state == "both"
+    assert linattn.explain("decode_linear_attn", x, x, x, state=state).call.state == "pool"
+    assert linattn.explain("chunk_linear_attn", x, x, x, scale=0.5).call.option("scale") == 0.5

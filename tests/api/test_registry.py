@@ -187,7 +187,8 @@ def test_a_signature_that_differs_is_shown_beside_the_spec():
         linattn.register_backend(named("acme", chunk_gla=chunk_gla))
     assert str(caught.value) == (
         "Acme.chunk_gla does not match the spec\n"
-        "  expected: (self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size)\n"
+        "  expected: (self, q, k, v, g, gv=None, *, scale, normalize, initial_state, output_final_state, cu_seqlens, "
+        "chunk_size)\n"
         "  found:    (self, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, head_first=False)"
     )
 
@@ -273,3 +274,55 @@ def test_threads_that_discover_at_once_lose_no_registration(monkeypatch):
     for thread in threads:
         thread.join()
     assert {f"acme{i}" for i in range(4)} <= set(registry.records)
+
+
+ORDER = {
+    "torch": ["triton", "torch", "fla", "flash_qla"],
+    "jax": ["pallas", "jax_triton", "jax", "jla"],
+    "mlx": ["mlx", "mlx_fast", "mlx_lm"],
+    "numpy": ["numpy"],
+}
+
+
+@pytest.mark.parametrize("framework", ORDER)
+def test_the_order_in_which_auto_tries_the_built_in_backends(framework):
+    assert list(registry.order(framework)) == ORDER[framework]
+    linattn.register_backend(named("aaa"))
+    assert list(registry.order(framework)) == [*ORDER[framework], "aaa"]
+
+
+def test_a_built_in_backend_that_is_replaced_keeps_its_place():
+    linattn.register_backend(named("triton", frameworks=("torch",)), replace=True)
+    assert list(registry.order("torch")) == ORDER["torch"]
+
+
+def test_looking_at_the_built_in_backends_imports_no_framework():
+    import subprocess
+    import sys
+
+    code = "import sys; from linattn.registry import registry; print(len(registry.built_in), *sys.modules)"
+    count, *modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert int(count) == sum(map(len, ORDER.values()))
+    assert not {"torch", "jax", "mlx", "triton"}.intersection(modules)
+
+
+def test_what_a_built_in_backend_is_said_to_be_is_what_it_is():
+    for kind in registry.built_in:
+        try:
+            made = registry.load(kind.name)
+        except errors.BackendError:
+            continue
+        assert isinstance(made, kind)
+        assert (made.name, made.frameworks, made.forward_mode) == (kind.name, kind.frameworks, kind.forward_mode)
+
+
+def test_making_a_backend_whose_methods_are_elsewhere_makes_those():
+    class Facts(Backend):
+        name = "recorder"
+        api = ">=1,<2"
+        frameworks = ("numpy",)
+        implementation = "backends_for_tests:Recorder"
+
+    assert type(Facts()) is Recorder
+    linattn.register_backend(Facts)
+    assert type(registry.load("recorder")) is Recorder

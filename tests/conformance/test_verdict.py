@@ -337,7 +337,7 @@ def test_forward_only(registered):
     runner = registered(ForwardOnly)
     assert one(runner).status == "passed"
     result = one(runner, SMALL_GRADIENT)
-    assert (result.status, result.message) == ("declared-unsupported", "is forward-only (differentiable = False)")
+    assert (result.status, result.message) == ("declared-unsupported", "is forward-only, and a gradient is asked for")
 
 
 def test_no_gradients_and_not_saying_so(registered):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import linattn
 import numpy as np
 from linattn import MixedState
 from linattn_backends.jax import JaxBackend
@@ -28,6 +30,8 @@ VARIANTS = {  # family and what is unusual about it
     "gla_value_gate": ("gla", ("gv", "shared")),
     "kda_vector_beta": ("kda", ("beta_v",)),
     "normalized": ("linear_attn", ("normalize",)),
+    "normalized_scalar_gate": ("simple_gla", ("normalize",)),
+    "normalized_value_gate": ("gla", ("gv", "normalize")),
     "bidirectional": ("linear_attn", ("everywhere",)),
     "mixed_bias": ("mixed_attn", ("bias",)),
     "mixed_bidirectional": ("mixed_attn", ("bias", "everywhere")),
@@ -148,13 +152,20 @@ def float_outputs(result):
 _compiled: dict[Any, Any] = {}
 
 
+def method(form, family, options, backend=backend):
+    """The backend's method, or what is on the way to it: it applies the normaliser."""
+    if options.get("normalize"):
+        return partial(getattr(linattn, f"{form}_{family}"), backend=backend.name)
+    return getattr(backend, f"{form}_{family}")
+
+
 def outputs_and_gradients(form, family, options, backend=backend):
     """A jitted function of ``(floats, others, weights)``; one for each call that differs in static facts."""
     key = backend.name, form, family, tuple(sorted(options.items()))
 
     def run(floats, others, weights):
         def outputs(floats):
-            return float_outputs(getattr(backend, f"{form}_{family}")(**merge(floats, others), **options))
+            return float_outputs(method(form, family, options, backend)(**merge(floats, others), **options))
 
         found, pull = jax.vjp(outputs, floats)
         return found, pull(jax.tree.map(lambda w, x: w.astype(x.dtype), weights, found))[0]

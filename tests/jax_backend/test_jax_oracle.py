@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_cases import GATED, GATES, VARIANTS, backend, compare, convert, draw, error, float_outputs
+from jax_cases import GATED, GATES, VARIANTS, backend, compare, convert, draw, error, float_outputs, method
 from linattn_backends.numpy import forward
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -77,7 +77,7 @@ def test_gradient_of_chunks_of_every_size():
 def forward_error(form, variant, **how):
     family, arrays, options = draw(variant, **how)
     expected = float_outputs(forward(family, arrays, options))
-    found = float_outputs(getattr(backend, f"{form}_{family}")(**convert(arrays, jnp.float64), **options))
+    found = float_outputs(method(form, family, options)(**convert(arrays, jnp.float64), **options))
     return error(found, expected)
 
 
@@ -92,7 +92,7 @@ def test_no_tokens(variant):
     family, arrays, options = draw(variant, T=0)
     arrays = convert(arrays, jnp.float32)
     for form in ("chunk", "parallel"):
-        o, state = getattr(backend, f"{form}_{family}")(**arrays, **options)
+        o, state = method(form, family, options)(**arrays, **options)
         assert o.shape == arrays["v"].shape
         if state is not None:
             for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(arrays["initial_state"]), strict=True):
@@ -126,7 +126,7 @@ def test_one_token_at_a_time(variant):
     family, arrays, options = draw(variant, T=20, B=2)
     o, state = forward(family, arrays, options)
     arrays = convert(arrays, jnp.float64)
-    step = jax.jit(lambda arrays: getattr(backend, f"recurrent_{family}")(**arrays, **options))
+    step = jax.jit(lambda arrays: method("recurrent", family, options)(**arrays, **options))
     rows = []
     for t in range(20):
         now = {n: x[:, t : t + 1] if n not in ("u", "bias", "initial_state") and x.ndim > 1 else x for n, x in arrays.items()}

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import linattn
 import pytest
+from linattn.planning import refusal
 from linattn.plugin import Call
 from linattn_backends.pallas import PallasBackend
 from linattn_backends.pallas import backend as module
@@ -30,14 +31,19 @@ def call(op="gla", form="chunk", device="tpu:0", dtype="bfloat16", T=128, K=64, 
         (dict(K=257), "K must be at most 256, got 257"),
         (dict(V=300), "V must be at most 256, got 300"),
         (dict(form="recurrent"), "takes the recurrent form for one token only; the chunk form for more"),
-        (dict(op="linear_attn", causal=False), "has no causal=False"),
-        (dict(op="linear_attn", causal=True, normalize=True), "has no normalize of its own"),
         (dict(shapes={"gv": "B T HV V"}), "has no value gate gv"),
         (dict(op="delta_rule", shapes={"beta": "B T HV V"}), "has no beta per value channel"),
     ],
 )
 def test_what_it_does_not_take(given, complaint):
     assert str(backend.supports(call(**given))) == complaint
+
+
+def test_what_its_methods_leave_out():
+    reason = "chunk_linear_attn does not take causal=False; causal=False is no special case of simple_gla"
+    assert refusal(backend, call(op="linear_attn", causal=False)) == reason
+    assert refusal(backend, call(op="linear_attn", normalize=True, V=256)) == "V must be at most 256, got 257"
+    assert refusal(backend, call(op="linear_attn", normalize=True)) is None
 
 
 @pytest.mark.parametrize(

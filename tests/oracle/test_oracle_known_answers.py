@@ -52,6 +52,18 @@ def test_linear_attn_resumes_normalized():
     assert run("linear_attn", arrays, normalize=True) == ([[16 / 5]], [[8, 2], [8, 3]])
 
 
+def test_simple_gla_normalized():
+    # S₂ = ½ [3, 6] + [0, 2] = [1.5, 5]   z₂ = ½ [1, 2] + [0, 1] = [0.5, 2]   o₂ = (3 − 5) / (1 − 2)
+    arrays = {"q": Q, "k": K, "v": V, "g": tokens(NONE, HALF)}
+    assert run("simple_gla", arrays, normalize=True) == ([[3], [2]], [[1.5, 0.5], [5, 2]])
+
+
+def test_gla_normalized_leaves_the_normaliser_out_of_the_value_gate():
+    # S₂ = ½ ½ [3, 6] + [0, 2] = [0.75, 3.5]   z₂ = ½ [1, 2] + [0, 1] = [0.5, 2]   o₂ = (1.5 − 3.5) / (1 − 2)
+    arrays = {"q": Q, "k": K, "v": V, "g": tokens([NONE] * 2, [HALF] * 2), "gv": tokens([NONE], [HALF])}
+    assert run("gla", arrays, normalize=True) == ([[3], [2]], [[0.75, 0.5], [3.5, 2]])
+
+
 def test_linear_attn_not_causal():
     # Both read S₂ = [3, 8], or divide by q·z₂ with z₂ = [1, 3]: 3 + 8 = 11, 6 − 8 = −2; 11 / 4, −2 / −1
     arrays = {"q": Q, "k": K, "v": V}

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import stand_ins
 from linattn import cli
-from linattn.dispatch import BUILT_IN_ORDER, PEERS
 from linattn.errors import BackendLoadError
+from linattn.planning import keywords_of
 from linattn.registry import GROUP, Record, Registry, registry
 from linattn.spec import FAMILIES
 from typer.testing import CliRunner
@@ -94,8 +94,7 @@ def arrays_of(family: str, framework: str, packed: bool, fixed: bool = False):
 
 def check(backend, method, arrays, **options):
     """What the method gives is what the definition gives."""
-    family = method.partition("_")[2]
-    keywords = {keyword: None for keyword in FAMILIES[family].keywords if keyword not in ("causal", "normalize")}
+    keywords = dict.fromkeys(keywords_of(backend, method))
     keywords |= {"scale": 0.3, "output_final_state": True} | options
     o, state = getattr(backend, method)(**{**keywords, **arrays})
     public = {name: value for name, value in keywords.items() if value is not None}
@@ -133,11 +132,6 @@ LIMITS = {
     "fla": [
         ("chunk_gla", "runs on CUDA devices, not cpu", ["--device", "cpu"]),
         ("chunk_gla", "has no float64", ["--dtype", "fp64"]),
-        (
-            "chunk_linear_attn",
-            "takes neither normalize=True, where its state is two arrays, nor causal=False",
-            ["--option", "normalize=true"],
-        ),
         ("chunk_gla", "takes no grouped value heads in gla", ["-s", "HV=8"]),
         ("chunk_kda", "K must be at most 256, got 512", ["-s", "K=512"]),
         ("recurrent_kda", "has no backward of recurrent_kda", ["--grad"]),
@@ -170,13 +164,11 @@ LIMITS = {
         ("recurrent_rwkv6", "takes no packed sequences in recurrent_rwkv6", ["--with", "cu_seqlens"]),
     ],
     "mlx_fast": [
-        ("chunk_gated_delta_rule", "takes no packed sequences", ["--with", "cu_seqlens"]),
         ("chunk_gated_delta_rule", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
         ("chunk_gated_delta_rule", "takes one token at least", ["-s", "T=0"]),
         ("chunk_gated_delta_rule", "has float64 on the CPU only, not on metal", ["--dtype", "fp64"]),
     ],
     "mlx_lm": [
-        ("recurrent_kda", "takes no packed sequences", ["--with", "cu_seqlens"]),
         ("recurrent_kda", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
         ("recurrent_kda", "takes one token at least", ["-s", "T=0"]),
         ("recurrent_kda", "computes in float32, so takes no float64", ["--dtype", "fp64"]),
@@ -220,7 +212,7 @@ def test_float64_decays_have_its_digits(backend):
 
     drawn = arrays_of("gated_delta_rule", "mlx", False)
     x = {name: mx.array(np.asarray(y), mx.float64) for name, y in drawn.items()}
-    o, _ = backend.chunk_gated_delta_rule(**x, scale=1.0, output_final_state=False, cu_seqlens=None, chunk_size=None)
+    o, _ = backend.chunk_gated_delta_rule(**x, scale=1.0, output_final_state=False)
     wanted, _ = stand_ins.by_definition("gated_delta_rule", dict(x, scale=1.0))
     np.testing.assert_allclose(np.asarray(o), wanted, rtol=1e-12, atol=1e-13)
 
@@ -228,9 +220,16 @@ def test_float64_decays_have_its_digits(backend):
 # -- its place ---------------------------------------------------------------------------------------------------------
 
 
+PEERS = {kind.name: kind for kind in registry.built_in if kind.requires}
+
+
+def test_these_are_the_adapters():
+    assert set(PEERS) == set(CLASSES)
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_comes_after_our_own_backends(name):
-    order = BUILT_IN_ORDER[FRAMEWORK[name]]
+    order = list(registry.order(FRAMEWORK[name]))
     assert order.index(name) > order.index(FRAMEWORK[name])
 
 
@@ -263,12 +262,12 @@ def test_explain_names_a_peer_where_it_would_do():
 
 @pytest.mark.parametrize("name", PEERS)
 def test_without_the_library_it_says_what_to_install(name):
-    if importlib.util.find_spec(PEERS[name].package):
+    if importlib.util.find_spec(PEERS[name].requires):
         pytest.skip(f"{name} is installed")
-    value = f"linattn_backends.{name}:{CLASSES[name]}"
+    value = f"linattn_backends:{PEERS[name].__name__}"
     entry = importlib.metadata.EntryPoint(name, value, GROUP)._for(importlib.metadata.distribution("linattn"))
     alone = Registry()
     alone._records = {name: Record(name, [entry])}
     with pytest.raises(BackendLoadError) as caught:
         alone.load(name)
-    assert str(caught.value) == f"needs the package {PEERS[name].package}: pip install 'linattn[{name}]'"
+    assert str(caught.value) == f"needs the package {PEERS[name].requires}: pip install 'linattn[{name}]'"

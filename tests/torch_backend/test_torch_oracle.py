@@ -53,8 +53,9 @@ def test_widths(variant, K, V):
     compare(variant, 33, 1e-10, K=K, V=V, B=1, H=1, HV=1)
 
 
+# After a reset a mean is the token's own value, whatever its weight: the gradient of that weight is a difference of equals.
 @pytest.mark.parametrize("kind", GATES)
-@pytest.mark.parametrize("variant", GATED)
+@pytest.mark.parametrize("variant", [v for v in GATED if not v.startswith("normalized")])
 def test_rows_float32(variant, kind):
     """Per token row, so that a gate gradient of small magnitude cannot hide behind large ones."""
     torch.manual_seed(7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import linattn
 import torch
 from linattn_backends.numpy import forward, vjp
 from linattn_backends.torch import TorchBackend
@@ -21,6 +22,8 @@ VARIANTS = {  # family and what is unusual about it
     "delta_rule_vector_beta": ("delta_rule", ("beta_v",)),
     "kda_vector_beta": ("kda", ("beta_v",)),
     "normalized": ("linear_attn", ("normalize",)),
+    "normalized_scalar_gate": ("simple_gla", ("normalize",)),
+    "normalized_value_gate": ("gla", ("gv", "normalize")),
     "bidirectional": ("linear_attn", ("everywhere",)),
     "mixed_bias": ("mixed_attn", ("bias",)),
     "mixed_bidirectional": ("mixed_attn", ("bias", "everywhere")),
@@ -110,8 +113,8 @@ def forms(variant: str) -> tuple[str, ...]:
 
 
 def run(form: str, family: str, arrays: dict[str, Any], options: dict[str, Any]):
-    """The backend's method, straight."""
-    return getattr(backend, f"{form}_{family}")(**arrays, **options)
+    """The operator, on this backend."""
+    return getattr(linattn, f"{form}_{family}")(**arrays, **options, backend="torch")
 
 
 def leaves(arrays: dict[str, Any]) -> dict[str, Tensor]:

@@ -107,11 +107,14 @@ def test_decoding_in_place(family, slots):
     check_decoding(family, arrays(family, B=3, T=1 if slots is None else 4, H=1, HV=2), slots)
 
 
-def test_decoding_with_a_normaliser():
-    given = arrays("linear_attn", B=2, T=3, V=7, state=False)
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla", "gla"])
+def test_decoding_with_a_normaliser(family):
+    given = arrays(family, B=2, T=3, V=7, state=False)
     for name in ("q", "k"):
         given[name] = given[name].abs() + 0.1
-    check_decoding("linear_attn", given | {"initial_state": torch.rand(2, 1, 5, 8) + 0.1}, [3, 0], normalize=True)
+    if family == "gla":
+        given["gv"] = gate((2, 3, 1, 7), "mixed")
+    check_decoding(family, given | {"initial_state": torch.rand(2, 1, 5, 8) + 0.1}, [3, 0], normalize=True)
 
 
 def test_decoding_with_a_value_gate_and_a_fixed_decay():

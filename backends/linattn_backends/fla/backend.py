@@ -8,6 +8,7 @@ says so.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from fla.ops.kda import chunk_kda, fused_recurrent_kda
 from fla.ops.linear_attn import chunk_linear_attn, fused_recurrent_linear_attn
 from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
 from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 from torch import Tensor
+
+from .. import Fla
 
 __all__ = ["FlaBackend"]
 
@@ -63,16 +66,14 @@ def _run(
     initial_state: Tensor | None,
     output_final_state: bool,
     cu_seqlens: Tensor | None,
-    chunk_size: int | None,
-    **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """One call of the library; ``chunk_size`` is a hint, which it chooses itself."""
+    """One call of the library, which chooses the size of its chunks itself."""
     names = NAMES.get((family, form), {})
     given = {names.get(name, name): _narrow(x) for name, x in arrays.items() if x is not None}
     if family == "simple_gla" and given["g"].dim() == 1:
         given["g"] = given["g"].expand(arrays["v"].shape[:3])  # its own fixed decay has no gradient
     if family == "linear_attn":
-        given["normalize"] = False
+        given["normalize"] = False  # its own has another state and another rule for a denominator of zero
     if family == "dplr":  # it multiplies them with each other as they come, so not in fewer digits than q, k and v have
         given |= {name: given[name].to(torch.promote_types(given[name].dtype, given["v"].dtype)) for name in ("a", "b")}
     o, final = FUNCTIONS[family][form](
@@ -90,17 +91,9 @@ def _narrow(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.float64 else x
 
 
-def _family(name: str) -> Callable[..., Any]:
-    return lambda form, arrays, **keywords: _run(name, form, arrays, **keywords)
-
-
-@form_methods({name: _family(name) for name in FUNCTIONS}, forms=("chunk", "recurrent"))
-class FlaBackend(Backend):
+@form_methods({name: partial(_run, name) for name in FUNCTIONS}, forms=("chunk", "recurrent"))
+class FlaBackend(Fla):
     """The chunk and recurrent operators of flash-linear-attention, on NVIDIA GPUs."""
-
-    name = "fla"
-    api = ">=1,<2"
-    frameworks = ("torch",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """What the library states that it cannot do."""
@@ -109,13 +102,11 @@ class FlaBackend(Backend):
 
 
 def _complaint(call: Call) -> str | None:
-    family, form, vector_beta = call.op, call.form, len(call.shapes.get("beta", "B T HV").split()) == 4
+    family, form = call.op, call.form
     if call.device.partition(":")[0] != "cuda":
         return f"runs on CUDA devices, not {call.device}"
     if call.dtype == "float64":
         return "has no float64"
-    if family == "linear_attn" and (call.option("normalize") or not call.option("causal")):
-        return "takes neither normalize=True, where its state is two arrays, nor causal=False"
     if call.HV != call.H and family not in GROUPED:
         return f"takes no grouped value heads in {family}"
     if family in DELTA and call.K > WIDEST_DELTA:
@@ -126,7 +117,7 @@ def _complaint(call: Call) -> str | None:
         return None
     if family == "gla" and call.has("gv"):
         return "takes gv in the recurrent form only"
-    if vector_beta:
+    if call.beta == "vector":
         return "takes a beta for each value channel in the recurrent form only"
     if family == "delta_rule" and call.dtype == "float32":
         return "takes float16 and bfloat16 in the chunk form of delta_rule, not float32"

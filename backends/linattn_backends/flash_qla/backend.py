@@ -13,8 +13,10 @@ import torch
 os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
 
 from flash_qla import chunk_gated_delta_rule
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 from torch import Tensor
+
+from .. import FlashQla
 
 __all__ = ["FlashQlaBackend"]
 
@@ -30,7 +32,6 @@ def _gated_delta_rule(
     initial_state: Tensor | None,
     output_final_state: bool,
     cu_seqlens: Tensor | None,
-    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     o, final = chunk_gated_delta_rule(
         **{name: x.float() if x.dtype == torch.float64 else x for name, x in arrays.items()},
@@ -43,12 +44,8 @@ def _gated_delta_rule(
 
 
 @form_methods({"gated_delta_rule": _gated_delta_rule}, forms=("chunk",))
-class FlashQlaBackend(Backend):
+class FlashQlaBackend(FlashQla):
     """TileLang kernels for the gated delta rule, on Hopper and Blackwell GPUs."""
-
-    name = "flash_qla"
-    api = ">=1,<2"
-    frameworks = ("torch",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """What the library asserts."""
@@ -63,6 +60,6 @@ def _complaint(call: Call) -> str | None:
         return f"takes {' and '.join(DTYPES)}, not {call.dtype}"
     if (call.K, call.V) != (WIDTH, WIDTH):
         return f"K and V must be {WIDTH}, got {call.K} and {call.V}"
-    if call.shapes["beta"] != "B T HV":
+    if call.beta != "scalar":
         return "takes one beta for a token and head"
     return "takes one token at least" if call.sizes["T"] == 0 else None

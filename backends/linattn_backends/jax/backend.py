@@ -7,12 +7,13 @@ the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mi
 from __future__ import annotations
 
 import jax.numpy as jnp
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 
+from .. import Jax
 from .compat import Array
 from .mixed import mixed_attention
 from .scales import scale_of
-from .segments import OPERANDS, accumulation, bidirectional, matrix_state
+from .segments import OPERANDS, bidirectional, matrix_state
 
 Result = tuple[Array, Array | None]
 
@@ -34,22 +35,12 @@ def family(
     return matrix_state(given, initial_state, cu_seqlens, **options)
 
 
-def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options) -> Result:
-    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
-    dtype = arrays["v"].dtype
-    if normalize:
-        arrays = {name: x.astype(accumulation(dtype)) for name, x in arrays.items()}
-        arrays["v"] = jnp.concatenate([arrays["v"], jnp.ones_like(arrays["v"][..., :1])], -1)
+def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, **options) -> Result:
+    """The ungated family."""
     if causal:
-        o, final = family(form, arrays, **options)
-    else:
-        scale = scale_of(arrays["q"], options["scale"])
-        o, final = bidirectional(**arrays, cu_seqlens=options["cu_seqlens"], scale=scale), None
-    if normalize:
-        numerator, denominator = o[..., :-1], o[..., -1:]
-        zero = denominator == 0
-        o = jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator)).astype(dtype)
-    return o, final
+        return family(form, arrays, **options)
+    scale = scale_of(arrays["q"], options["scale"])
+    return bidirectional(**arrays, cu_seqlens=options["cu_seqlens"], scale=scale), None
 
 
 def simple_gla(form: str, arrays: dict[str, Array], **options) -> Result:
@@ -71,15 +62,11 @@ def simple_gla(form: str, arrays: dict[str, Array], **options) -> Result:
         "mixed_attn": mixed_attention,
     }
 )
-class JaxBackend(Backend):
+class JaxBackend(Jax):
     """Plain JAX: every family, form and flag, on any device, under every transform."""
-
-    name = "jax"
-    api = ">=1,<2"
-    frameworks = ("jax",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """All but symbolic lengths, and numbers of packed sequences: how much there is to do is known while JAX traces."""
         fixed = ("T", "N") if call.varlen else ("T",)
-        symbolic = [symbol for symbol in fixed if dict(call.dims)[symbol] is None]
+        symbolic = [symbol for symbol in fixed if call.sizes[symbol] is None]
         return Unsupported(f"takes no symbolic {symbolic[0]}: export a program for each size") if symbolic else None

@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import jax  # noqa: F401 - without it nothing here can be called, and the registry says what to install
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
+
+from .. import JaxTriton
 
 DIAGONAL = ("linear_attn", "simple_gla", "gla", "rwkv6")
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -36,13 +38,8 @@ def later(family: str) -> Callable[..., Any]:
     {**dict.fromkeys(DIAGONAL, later("diagonal")), **dict.fromkeys(DELTA, later("delta")), "linear_attn": later("linear_attn")},
     forms=("chunk", "recurrent"),
 )
-class JaxTritonBackend(Backend):
+class JaxTritonBackend(JaxTriton):
     """The Triton kernels on JAX arrays, through jax-triton, on NVIDIA GPUs."""
-
-    name = "jax_triton"
-    api = ">=1,<2"
-    frameworks = ("jax",)
-    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
@@ -68,10 +65,8 @@ def device_complaint(call: Call) -> str | None:
 
 def call_complaint(call: Call) -> str | None:
     """What the kernels have no form for."""
-    if None in dict(call.dims).values():
+    if None in call.sizes.values():
         return "takes no symbolic sizes"
-    if call.op == "linear_attn" and call.option("normalize"):
-        return "has no normalize of its own"
     from linattn_backends.triton.backend import call_complaint
 
     return call_complaint(call)

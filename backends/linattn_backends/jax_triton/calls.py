@@ -185,8 +185,8 @@ diagonal = partial(matrix_state, "diagonal", ("q", "k", "v", "g", "gv", "u"))
 delta = partial(matrix_state, "delta", ("q", "k", "v", "g", "beta", "a", "b"))
 
 
-def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, normalize: bool, **options: Any) -> Result:
-    """The ungated family; ``normalize`` is the caller's affair."""
+def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, **options: Any) -> Result:
+    """The ungated family."""
     if causal:
         return diagonal(form, arrays, **options)
     given = (*(arrays[name] for name in ("q", "k", "v")), options["cu_seqlens"])

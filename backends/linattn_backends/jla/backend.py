@@ -6,13 +6,14 @@ Its conventions are ours, but for packed sequences in chunks: those it marks by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jla.ops import linear_attention
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
+
+from .. import Jla
 
 __all__ = ["JlaBackend"]
 
@@ -43,9 +44,8 @@ def _run(
     initial_state: jax.Array | None,
     output_final_state: bool,
     cu_seqlens: jax.Array | None,
-    chunk_size: int | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """One call of the library; ``chunk_size`` is a hint, which its kernels would take for a demand."""
+    """One call of the library. Its kernels would take a ``chunk_size``, which is a hint, for a demand."""
     given = {name: x for name, x in arrays.items() if x is not None}
     v = given["v"]
     if family == "simple_gla" and given["g"].ndim == 1:
@@ -69,17 +69,9 @@ def _run(
     )
 
 
-def _family(name: str) -> Callable[..., Any]:
-    return lambda form, arrays, **keywords: _run(name, form, arrays, **keywords)
-
-
-@form_methods({name: _family(name) for name in KINDS}, forms=("chunk", "recurrent"))
-class JlaBackend(Backend):
+@form_methods({name: partial(_run, name) for name in KINDS}, forms=("chunk", "recurrent"))
+class JlaBackend(Jla):
     """The chunked and token-by-token operators of jax-linear-attention, on any device."""
-
-    name = "jla"
-    api = ">=1,<2"
-    frameworks = ("jax",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """What the library states that it cannot do."""
@@ -94,11 +86,11 @@ def _complaint(call: Call) -> str | None:
         return "takes no grouped value heads"
     if call.has("gv"):
         return "has no gv"
-    if len(call.shapes.get("beta", "B T HV").split()) == 4:
+    if call.beta == "vector":
         return "takes one beta for a token and head"
     if not call.varlen:
         return None
-    if call.form == "chunk" and (call.has("initial_state") or call.option("output_final_state")):
+    if call.form == "chunk" and call.state != "none":
         return "takes packed sequences without states in the chunk form, where it marks them by segment ids"
     if call.form == "recurrent" and call.op in WITHOUT_OFFSETS:
         return f"takes no packed sequences in recurrent_{call.op}"

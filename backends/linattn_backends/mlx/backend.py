@@ -7,12 +7,12 @@ the delta core, ``dplr`` its own (:mod:`.cores`); ``mixed_attn`` is in :mod:`.mi
 from __future__ import annotations
 
 import mlx.core as mx
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 
+from .. import Mlx
 from .matrix_state import bidirectional, matrix_state
 from .mixed import mixed_attention
 from .operations import Options
-from .segments import accumulation
 from .selection import details_of
 
 Result = tuple[mx.array, mx.array | None]
@@ -38,21 +38,11 @@ def _scale(q: mx.array, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
-def linear_attn(form: str, arrays: dict[str, mx.array], *, causal: bool, normalize: bool, **options) -> Result:
-    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
-    dtype = arrays["v"].dtype
-    if normalize:
-        arrays = {name: x.astype(accumulation(dtype)) for name, x in arrays.items()}
-        arrays["v"] = mx.concatenate([arrays["v"], mx.ones_like(arrays["v"][..., :1])], -1)
+def linear_attn(form: str, arrays: dict[str, mx.array], *, causal: bool, **options) -> Result:
+    """The ungated family."""
     if causal:
-        o, final = family(form, arrays, **options)
-    else:
-        o, final = bidirectional(arrays, options["cu_seqlens"], _scale(arrays["q"], options["scale"])), None
-    if normalize:
-        numerator, denominator = o[..., :-1], o[..., -1:]
-        zero = denominator == 0
-        o = mx.where(zero, 0, numerator / mx.where(zero, 1, denominator)).astype(dtype)
-    return o, final
+        return family(form, arrays, **options)
+    return bidirectional(arrays, options["cu_seqlens"], _scale(arrays["q"], options["scale"])), None
 
 
 def simple_gla(form: str, arrays: dict[str, mx.array], **options) -> Result:
@@ -74,12 +64,8 @@ def simple_gla(form: str, arrays: dict[str, mx.array], **options) -> Result:
         "mixed_attn": mixed_attention,
     }
 )
-class MlxBackend(Backend):
+class MlxBackend(Mlx):
     """MLX: every family, form and flag, on any device."""
-
-    name = "mlx"
-    api = ">=1,<2"
-    frameworks = ("mlx",)
 
     def supports(self, call: Call) -> Unsupported | None:
         wide = [name for name, dtype in call.dtypes.items() if dtype == "float64"]

@@ -29,33 +29,27 @@ class Facts:
     Attributes:
         form: ``"recurrent"``, ``"chunk"`` or ``"parallel"``.
         device: ``"cpu"``, ``"metal"`` or ``"cuda"``.
-        operands: Number of dimensions and dtype of each array given, by name, states and offsets too.
+        dtypes: Dtype of each array given, by name, states and offsets too.
         K: Key width.
-        V: Value width.
     """
 
     form: str
     device: str
-    operands: Mapping[str, tuple[int, str]]
+    dtypes: Mapping[str, str]
     K: int
-    V: int
 
 
 def facts_of_call(call: Call) -> Facts:
     """What :func:`facts_of_arrays` will say of the call's arrays."""
-    operands = {name: (len(shape.split()), dtype) for name, shape, dtype in call.arrays}
-    if call.shapes.get("g") == "HV":  # a fixed decay is spread over the tokens
-        operands["g"] = (3, operands["g"][1])
-    wide = bool(call.option("normalize"))  # and a normaliser is one more value column
-    return Facts(call.form, call.device, operands, call.K, call.V + wide)
+    return Facts(call.form, call.device, call.dtypes, call.K)
 
 
 def facts_of_arrays(arrays: Arrays, form: str) -> Facts:
     """The same, of the arrays that a method got."""
-    operands = {name: (x.ndim, str(x.dtype).removeprefix("mlx.core.")) for name, x in arrays.items()}
+    dtypes = {name: str(x.dtype).removeprefix("mlx.core.") for name, x in arrays.items()}
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     device = "cpu" if not on_gpu else "metal" if mx.metal.is_available() else "cuda"
-    return Facts(form, device, operands, arrays["k"].shape[-1], arrays["v"].shape[-1])
+    return Facts(form, device, dtypes, arrays["k"].shape[-1])
 
 
 def unfit(facts: Facts) -> str | None:

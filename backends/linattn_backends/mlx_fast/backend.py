@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 
 import mlx.core as mx
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 
+from .. import MlxFast
 from ..mlx_gated_delta import complaint
 
 __all__ = ["MlxFastBackend"]
@@ -24,8 +25,6 @@ def _gated_delta_rule(
     scale: float,
     initial_state: mx.array | None,
     output_final_state: bool,
-    cu_seqlens: mx.array | None,
-    chunk_size: int | None,
 ) -> tuple[mx.array, mx.array | None]:
     wide = mx.float64 if arrays["v"].dtype == mx.float64 else mx.float32
     o, final = mx.fast.gated_delta_update(
@@ -45,12 +44,8 @@ def _exp(g: mx.array) -> mx.array:
 
 
 @form_methods({"gated_delta_rule": _gated_delta_rule}, forms=("chunk",))
-class MlxFastBackend(Backend):
+class MlxFastBackend(MlxFast):
     """The gated delta rule that MLX ships, on any of its devices."""
-
-    name = "mlx_fast"
-    api = ">=1,<2"
-    frameworks = ("mlx",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """What the operation has no argument for, or raises at."""

@@ -8,9 +8,10 @@ operations. The kernel has no gradient; MLX raises when one is asked for, which 
 from __future__ import annotations
 
 import mlx.core as mx
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
+from .. import MlxLm
 from ..mlx_gated_delta import complaint
 
 __all__ = ["MlxLmBackend"]
@@ -26,8 +27,6 @@ def _run(
     scale: float,
     initial_state: mx.array | None,
     output_final_state: bool,
-    cu_seqlens: mx.array | None,
-    chunk_size: int | None,
 ) -> tuple[mx.array, mx.array | None]:
     q, k, v, g, beta = (arrays[name] for name in ("q", "k", "v", "g", "beta"))
     (B, _, HV, V), K = v.shape, k.shape[-1]
@@ -43,12 +42,8 @@ def _on_metal() -> bool:
 
 
 @form_methods({"gated_delta_rule": _run, "kda": _run}, forms=("recurrent",))
-class MlxLmBackend(Backend):
+class MlxLmBackend(MlxLm):
     """The recurrence that mlx-lm's Qwen3-Next and Kimi Linear models run, on any device of MLX."""
-
-    name = "mlx_lm"
-    api = ">=1,<2"
-    frameworks = ("mlx",)
 
     def supports(self, call: Call) -> Unsupported | None:
         """What the functions have no argument for, or raise at."""

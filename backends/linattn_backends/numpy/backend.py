@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from linattn.plugin import Backend, form_methods
+from linattn.plugin import form_methods
 
+from .. import Numpy
 from . import oracle
 from .recurrence import FAMILIES
 
@@ -17,9 +18,9 @@ __all__ = ["NumpyBackend"]
 OPTIONS = ("scale", "quad_scale", "lin_scale", "causal", "normalize", "output_final_state", "chunk_size")
 
 
-def definition(op: str, form: str, arrays: Mapping[str, Any], **keywords: Any) -> tuple[Any, Any]:
+def definition(op: str, form: str, arrays: Mapping[str, Any], *, normalize: bool = False, **keywords: Any) -> tuple[Any, Any]:
     """Run the definition of ``op``, whatever the form, and cast what it returns."""
-    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    options = {"normalize": normalize, **{name: value for name, value in keywords.items() if name in OPTIONS}}
     given = {**arrays, **{name: value for name, value in keywords.items() if name not in OPTIONS}}
     o, state = oracle.forward(op, given, options)
     v = arrays["v"]
@@ -27,17 +28,13 @@ def definition(op: str, form: str, arrays: Mapping[str, Any], **keywords: Any) -
 
 
 @form_methods({op: partial(definition, op) for op in (*FAMILIES, "mixed_attn")})
-class NumpyBackend(Backend):
+class NumpyBackend(Numpy):
     """Every form of every family by its definition, in float64: slow, exact, and the measure of the other backends.
 
     Methods take the parameters of the public functions, and ignore ``chunk_size`` where it is no part of the meaning.
     They return ``o`` in the dtype of ``v``, and the state in float32, or float64 if ``v`` is float64. Arrays of any
     float dtype are taken, the bfloat16 of ``ml_dtypes`` too.
     """
-
-    name = "numpy"
-    api = ">=1,<2"
-    frameworks = ("numpy",)
 
     def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Any]:
         """Pull the gradients of ``(o, final_state)`` of family ``op`` back to every float array given.

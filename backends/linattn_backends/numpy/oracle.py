@@ -1,8 +1,7 @@
 """The oracle as two pure functions in float64, ``forward`` and ``vjp``. For the conformance suite they are the truth.
 
 ``recurrence.py`` says what a family means for one value head of one sequence; here is all that the families share:
-grouped value heads, gates that channels or tokens share, packed sequences, ``scale``, and the normaliser of
-``linear_attn``.
+grouped value heads, gates that channels or tokens share, packed sequences, ``scale``, and the normaliser.
 """
 
 from __future__ import annotations
@@ -167,7 +166,11 @@ def gather(d_array: Array, shape: tuple[int, ...]) -> Array:
     return d_array.reshape(B, T, H, HV // H, *width).sum(3)
 
 
-# ``normalize=True``: the values gain a channel of ones, which the recurrence turns into the denominator q·z.
+# ``normalize=True``: the values gain a channel of ones, which the recurrence turns into the denominator q·z. Their own
+# decay leaves it alone.
+
+VALUES = {"v": 1.0, "gv": 0.0}
+"""What has value channels, and its number in the new one."""
 
 
 def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -183,14 +186,14 @@ def _vjp_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, An
     d_numerator = divide(np.zeros_like(numerator) if d_o is None else d_o, denominator)
     d_denominator = -(d_numerator * divide(numerator, denominator)).sum(-1, keepdims=True)
     gradients = _vjp(op, arrays, options, np.concatenate([d_numerator, d_denominator], -1), d_state)
-    return {**gradients, "v": gradients["v"][..., :-1]}
+    return {name: x[..., :-1] if name in VALUES else x for name, x in gradients.items()}
 
 
 def with_ones(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The call without ``normalize`` that returns numerator and denominator side by side."""
-    v = arrays["v"]
-    v = np.concatenate([v, np.ones((*v.shape[:-1], 1))], -1)
-    return {**arrays, "v": v}, {**options, "normalize": False, "scale": 1.0}
+    column = {name: np.full((*x.shape[:-1], 1), VALUES[name]) for name, x in arrays.items() if name in VALUES}
+    wider = {name: np.concatenate([arrays[name], x], -1) for name, x in column.items()}
+    return {**arrays, **wider}, {**options, "normalize": False, "scale": 1.0}
 
 
 def divide(numerator: Array, denominator: Array) -> Array:

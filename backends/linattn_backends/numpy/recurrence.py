@@ -11,7 +11,7 @@ the leading axes ``[N, HV]`` (sequences, value heads), so that one move serves a
     S [N, HV, K, V]    q, k, g, a, b, u [N, HV, K]    v, gv, beta [N, HV, V]    o [N, HV, V]
 
 Everything is float64, and no state is written to once it is there. ``scale``, grouped heads, gates that channels or
-tokens share, packed sequences and the normaliser of ``linear_attn`` belong to ``oracle.py``.
+tokens share, packed sequences and the normaliser belong to ``oracle.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 import jax  # noqa: F401 - without it nothing here can be called, and the registry says what to install
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
+
+from .. import Pallas
 
 WIDEST = 256
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda")
@@ -16,22 +18,27 @@ INTERPRETED = os.environ.get("LINATTN_PALLAS_INTERPRET", "0") not in ("", "0")
 """Whether kernels run in Pallas's interpreter, and so on the CPU; decided when the backend is imported."""
 
 
-def run(form: str, arrays: dict[str, Any], *, causal: bool = True, normalize: bool = False, **options: Any) -> Any:
+def run(
+    form: str,
+    arrays: dict[str, Any],
+    *,
+    scale: float | None,
+    initial_state: Any,
+    output_final_state: bool,
+    cu_seqlens: Any,
+    chunk_size: int | None,
+) -> Any:
     """Any of the families. Pallas takes a while to import, and who is not on a TPU never needs it."""
     from . import calls
 
     given = {name: x for name, x in arrays.items() if x is not None}
-    return calls.run(form, given, interpret=INTERPRETED, **options)
+    state = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens)
+    return calls.run(form, given, scale=scale, chunk_size=chunk_size, interpret=INTERPRETED, **state)
 
 
 @form_methods(dict.fromkeys(FAMILIES, run), forms=("chunk", "recurrent"))
-class PallasBackend(Backend):
+class PallasBackend(Pallas):
     """Pallas kernels for TPUs: the families with a diagonal gate and the delta families, by chunks and for one token."""
-
-    name = "pallas"
-    api = ">=1,<2"
-    frameworks = ("jax",)
-    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
@@ -58,19 +65,15 @@ def type_complaint(call: Call) -> str | None:
 
 def size_complaint(call: Call) -> str | None:
     """What the kernels have no form for."""
-    if None in dict(call.dims).values():
+    if None in call.sizes.values():
         return "takes no symbolic sizes"
     for symbol, size in (("K", call.K), ("V", call.V)):
         if not 1 <= size <= WIDEST:
             return f"{symbol} must be at most {WIDEST}, got {size}"
     if call.form == "recurrent" and (call.T != 1 or call.varlen):
         return "takes the recurrent form for one token only; the chunk form for more"
-    if call.op == "linear_attn" and not call.option("causal", True):
-        return "has no causal=False"
-    if call.op == "linear_attn" and call.option("normalize"):
-        return "has no normalize of its own"
     if call.has("gv"):
         return "has no value gate gv"
-    if call.shapes.get("beta", "").endswith("V") and len(call.shapes["beta"].split()) == 4:
+    if call.beta == "vector":
         return "has no beta per value channel"
     return None

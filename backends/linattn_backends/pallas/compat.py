@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental.pallas import tpu as pltpu
-from linattn.frameworks import framework_of
+from linattn.plugin import has_tangents
 
 
 def compiler_params(*dimension_semantics: str) -> Any:
@@ -36,8 +36,7 @@ def refuse_forward_mode(backend: str, arrays: Iterable[Any]) -> None:
 
     Where they went into ``jit`` first they do not show it, and JAX refuses in its own words.
     """
-    given = [x for x in arrays if x is not None]
-    if framework_of(given[0]).forward_mode(given):
+    if has_tangents(arrays):
         raise NotImplementedError(
             f"the {backend} backend has no forward-mode derivatives: pass backend='jax' for jvp and jacfwd"
         )

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import torch
-from linattn.plugin import Backend, form_methods
+from linattn.plugin import form_methods
 from torch import Tensor
 
+from .. import Torch
 from . import recurrent
 from .layout import chunk_length
 from .library import OPERANDS, accumulation, matrix_state_call, plain
@@ -62,18 +63,9 @@ def _decode(arrays: dict[str, Tensor | None], scale: float, initial_state: Tenso
     return (o * scale).transpose(1, 2).to(v.dtype), final
 
 
-def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
-    """The ungated family: its normaliser is one more value column, of ones, that sums the keys."""
-    dtype = arrays["v"].dtype
-    if normalize:
-        arrays = {name: x.to(accumulation(dtype)) for name, x in arrays.items()}
-        arrays["v"] = torch.cat((arrays["v"], torch.ones_like(arrays["v"][..., :1])), -1)
-    o, final = matrix_state(form, arrays, **options) if causal else (_bidirectional(form, arrays, **options), None)
-    if normalize:
-        numerator, denominator = o[..., :-1], o[..., -1:]
-        zero = denominator == 0
-        o = (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0).to(dtype)
-    return o, final
+def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, **options) -> Result:
+    """The ungated family."""
+    return matrix_state(form, arrays, **options) if causal else (_bidirectional(form, arrays, **options), None)
 
 
 def _bidirectional(form: str, arrays: dict[str, Tensor | None], *, scale: float | None, **options) -> Tensor:
@@ -102,9 +94,5 @@ def simple_gla(form: str, arrays: dict[str, Tensor | None], **options) -> Result
         "mixed_attn": mixed_attention,
     }
 )
-class TorchBackend(Backend):
+class TorchBackend(Torch):
     """Pure PyTorch: every family, form and flag, on any device."""
-
-    name = "torch"
-    api = ">=1,<2"
-    frameworks = ("torch",)

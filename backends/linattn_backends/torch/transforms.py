@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from linattn.frameworks import framework_of
+from linattn.plugin import has_tangents
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
@@ -96,8 +96,7 @@ def unwatched(args: Sequence[Any]) -> bool:
 
 def _dual(args: Sequence[Any]) -> bool:
     """Whether a tensor carries a tangent; the others keep the hand-written gradient, and its memory."""
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    return framework_of(tensors[0]).forward_mode(tensors)
+    return has_tangents(x for x in args if isinstance(x, Tensor))
 
 
 def _mapped() -> bool:

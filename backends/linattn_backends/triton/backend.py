@@ -6,11 +6,12 @@ import functools
 
 import torch
 import triton
-from linattn.plugin import Backend, Call, Unsupported, form_methods
+from linattn.plugin import Call, Unsupported, form_methods
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from torch import Tensor
 
+from .. import Triton
 from .delta.op import delta_call
 from .diagonal.op import diagonal_call
 from .explain import details_of
@@ -71,9 +72,10 @@ def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, no
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """The normaliser is one more value column, of ones, that sums the keys."""
-    v = arrays["v"]
-    return dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1))
+    """The normaliser is one more value column, of ones, that sums the keys; a decay of values leaves it alone."""
+    v, gv = arrays["v"], arrays.get("gv")
+    wider = {} if gv is None else {"gv": torch.cat((gv, torch.zeros_like(gv[..., :1])), -1)}
+    return dict(arrays, v=torch.cat((v, torch.ones_like(v[..., :1])), -1), **wider)
 
 
 def divided(o: Tensor, dtype: torch.dtype) -> Tensor:
@@ -123,7 +125,7 @@ def widest(call: Call, symbol: str) -> int:
         return 1 << 20  # in tiles, any number of them
     if call.op in (*DELTA, "mixed_attn"):
         return WIDEST_DELTA
-    ones = call.op == "linear_attn" and symbol == "V" and bool(call.option("normalize"))
+    ones = symbol == "V" and bool(call.option("normalize"))
     return WIDEST - int(ones)
 
 
@@ -186,13 +188,8 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
     },
     forms=("chunk", "recurrent"),
 )
-class TritonBackend(Backend):
+class TritonBackend(Triton):
     """Triton kernels on NVIDIA GPUs."""
-
-    name = "triton"
-    api = ">=1,<2"
-    frameworks = ("torch",)
-    forward_mode = False
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""

@@ -53,7 +53,7 @@ def mixed_variants(call: Call, L: int | None) -> tuple[Variant, Variant | None]:
 
 def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
     """Those of the delta families' chunk form."""
-    dtype, beta = getattr(torch, call.dtype), dimensions(call).get("beta", 0)
+    dtype, beta = getattr(torch, call.dtype), {"none": 0, "scalar": 1, "vector": 2}[call.beta]
     chunk = delta.chunk_tokens(dtype, call.K, beta, int(call.option("chunk_size") or 0))
     facts = Facts(call.op, dtype, call.K, call.V, chunk, beta)
     return delta.forward_variant(facts, device), delta.backward_variant(facts, True, device) if call.needs_grad else None
@@ -74,8 +74,3 @@ def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant 
 def value_width(call: Call) -> int:
     """Value channels that kernels see: a normaliser is one more."""
     return call.V + bool(call.option("normalize"))
-
-
-def dimensions(call: Call) -> dict[str, int]:
-    """Dimensions of the arrays besides batch and time."""
-    return {name: len(shape.split()) - 2 for name, shape in call.shapes.items()}

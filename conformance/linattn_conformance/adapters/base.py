@@ -164,10 +164,6 @@ class Adapter:
         """The arrays as ``gradients`` hands them to a call, so that the plan of such a call can be asked for."""
         return arrays
 
-    def why_no_gradients(self, backend: Any) -> str | None:
-        """Why this backend has no gradients on this framework, if it says so."""
-        return None if backend.differentiable else "is forward-only (differentiable = False)"
-
     def wait(self) -> None:
         """Until the device has done what it was asked for; raise what it could not do."""
 

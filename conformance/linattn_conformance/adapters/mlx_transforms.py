@@ -32,7 +32,7 @@ def function_of(run: Run) -> Callable[[Arrays], Arrays]:
 def compiled(run: Run) -> None:
     """One compiled function of outputs and, if there are any, gradients; a second call with other values runs the same one."""
     call, arrays = function_of(run), run.arrays()
-    cotangents = run.cotangents() if run.backend.differentiable else {}
+    cotangents = {} if run.declares_no_gradient(arrays) else run.cotangents()
 
     def both(arrays: Arrays) -> tuple[Arrays, Arrays]:
         def wanted(*floats: Any) -> list[Any]:

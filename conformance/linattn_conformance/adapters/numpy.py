@@ -68,8 +68,5 @@ class NumpyAdapter(Adapter):
         outputs = call(arrays)
         return outputs, call.vjp(arrays, cotangents)
 
-    def why_no_gradients(self, backend: Any) -> str | None:
-        return super().why_no_gradients(backend)
-
     def versions(self) -> dict[str, str]:
         return {"numpy": np.__version__}

@@ -38,8 +38,8 @@ class Simple(Backend):
         made = [op for op in cls.families if not any(f"{form}_{op}" in vars(cls) for form in cls.forms)]
         form_methods({op: partial(cls().called, op) for op in made}, cls.forms)(cls)
 
-    def called(self, op: str, form: str, arrays: Arrays, **keywords: Any) -> tuple[Any, Any]:
-        return self.run(form, op, {**arrays, **keywords})
+    def called(self, op: str, form: str, arrays: Arrays, *, normalize: bool = False, **keywords: Any) -> tuple[Any, Any]:
+        return self.run(form, op, {**arrays, **keywords, "normalize": normalize})
 
     def run(self, form: str, op: str, given: Arrays) -> tuple[Any, Any]:
         options = {name: value for name, value in given.items() if name in OPTIONS}

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from .. import decoding as in_place
-from ..dispatch import Plan, explain_call, run
+from ..call import FORMS, Form
+from ..dispatch import explain_call, run
 from ..errors import OptionError
-from ..plugin import FORMS, Form
+from ..planning import Plan
+from ..sources import compiled
 from ..spec import DECODING, FAMILIES, OpSpec, decoding_of
 from ..suggestions import closest
 
@@ -21,6 +23,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 
 _TEMPLATE = """\
 def {name}({signature}):
+    # declared in {module}
     return target(spec, form, ({arrays},), {{{keywords}}}, feature_map, backend)
 """
 
@@ -109,12 +112,7 @@ def family(
     def declare(
         function: Callable[P, R],
     ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R], Callable[P, R]]:
-        declared = tuple(inspect.signature(function).parameters)
-        assert declared == (*spec.parameters, "feature_map", "backend"), (
-            spec.name,
-            declared,
-            spec.parameters,
-        )
+        _check_declared(spec, function)
         FAMILIES[spec.name] = spec
         if spec.state_type is None:
             DECODING[spec.name] = decoding_of(spec)
@@ -123,11 +121,18 @@ def family(
     return declare
 
 
+def _check_declared(spec: OpSpec, declared: Callable[..., Any]) -> None:
+    """The parameters of a spec, in its order and with its defaults."""
+    parameters = inspect.signature(declared).parameters
+    assert tuple(parameters) == (*spec.parameters, "feature_map", "backend"), (spec.name, *parameters)
+    for option in spec.options:
+        assert parameters[option.name].default == option.default, (spec.name, option)
+
+
 def decoding(declared: Callable[P, R]) -> Callable[P, R]:
     """Make ``decode_*`` of a declared family. The declaration has the public signature, one line of docstring and no body."""
     spec = DECODING[declared.__name__.removeprefix("decode_")]
-    parameters = tuple(inspect.signature(declared).parameters)
-    assert parameters == (*spec.parameters, "feature_map", "backend"), (spec.name, parameters, spec.parameters)
+    _check_declared(spec, declared)
     return _compile(spec, "decode", declared)
 
 
@@ -146,32 +151,29 @@ def _document_decoding(spec: OpSpec) -> str:
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = spec.name if form is None else f"{form}_{spec.name}"
-    targets = (in_place.run, in_place.explain_call) if form == "decode" else (run, explain_call)
-    operator, explain_operator = (_bound_to(target, name, spec, form, declared) for target in targets)
+    runs, explains = (in_place.run, in_place.explain_call) if form == "decode" else (run, explain_call)
+    operator = _bound_to(runs, f"linattn.{name}", name, spec, form, declared)
     operator.__doc__ = _document(spec, form, declared)
-    operator.explain, operator.spec, operator.form = explain_operator, spec, form
+    operator.explain = _bound_to(explains, f"linattn.{name}.explain", "explain", spec, form, declared)
+    operator.spec, operator.form = spec, form
     OPERATORS[name] = operator
     return operator
 
 
-def _bound_to(target: Any, name: str, spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Any:
+def _bound_to(target: Any, path: str, name: str, spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Any:
     """A function with the declared signature that hands its arguments to ``target``."""
     signature = inspect.signature(declared)
-    bare = [
-        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in signature.parameters.values()
-    ]
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     source = _TEMPLATE.format(
         name=name,
+        module=declared.__module__,
         signature=str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1],
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
     )
     # the names in the annotations, for typing.get_type_hints; not __name__, since Dynamo would look for target in that module
     named = {key: value for key, value in declared.__globals__.items() if not key.startswith("__")}
-    namespace: dict[str, Any] = {**named, "target": target, "spec": spec, "form": form}
-    exec(compile(source, f"<linattn {name}>", "exec"), namespace)
-    function = namespace[name]
-    function.__defaults__, function.__kwdefaults__ = declared.__defaults__, declared.__kwdefaults__
+    function: Any = compiled(path, source, {**named, "target": target, "spec": spec, "form": form})
     function.__annotations__ = declared.__annotations__
     function.__module__ = "linattn"
     return function

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..call import Call
 from ..feature_maps import FeatureMap
-from ..plugin import Call
 from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
 from ._family import decoding, family
 

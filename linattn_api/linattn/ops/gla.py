@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, OpSpec
+from ..spec import COMMON_OPTIONS, Arg, OpSpec
 from ._family import decoding, family
+from ._normalize import NORMALIZE, normalized_state
 
 A = TypeVar("A")
 
@@ -21,6 +22,8 @@ SPEC = OpSpec(
         Arg("g", "B T HV K | B T H K", "float"),
         Arg("gv", "B T HV V", "float", optional=True),
     ),
+    options=(*COMMON_OPTIONS, NORMALIZE),
+    state=normalized_state,
 )
 
 
@@ -33,6 +36,7 @@ def _gla(
     gv: A | None = None,
     *,
     scale: float | None = None,
+    normalize: bool = False,
     initial_state: A | None = None,
     output_final_state: bool = False,
     cu_seqlens: A | None = None,
@@ -49,6 +53,9 @@ def _gla(
         v: Values ``[B, T, HV, V]``.
         g: Natural-log decay of the key channels ``[B, T, HV, K]`` or ``[B, T, H, K]``; ``≤ 0``, ``-inf`` resets a channel.
         gv: Natural-log decay of the value channels ``[B, T, HV, V]``; ``None`` keeps everything.
+        normalize: Divide by ``q_t · z_t``, ``z_t = Diag(e^{g_t}) z_{t-1} + k_t``, which ``gv`` does not decay; ``scale``
+            cancels, the state gains a value column that carries ``z``: ``[N, HV, K, V+1]``. A denominator of zero gives a
+            zero row.
     """
     ...
 
@@ -67,6 +74,7 @@ def decode_gla(
     state: A,
     state_indices: A | None = None,
     scale: float | None = None,
+    normalize: bool = False,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> A:

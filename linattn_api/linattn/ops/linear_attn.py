@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..call import Call
 from ..feature_maps import FeatureMap
-from ..plugin import Call
-from ..spec import (
-    COMMON_OPTIONS,
-    MATRIX_STATE,
-    Arg,
-    Lowered,
-    Lowering,
-    OpSpec,
-    Option,
-    Options,
-    accumulation_dtype,
-    redescribe,
-)
+from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, Option, Options, accumulation_dtype, redescribe, unchanged
 from ._family import decoding, family
+from ._normalize import NORMALIZE, normalized_state
 
 A = TypeVar("A")
-
-NORMALIZED_STATE = (Arg("initial_state", "N HV K V+1", "float", optional=True),)
 
 
 def check(form: str | None, options: Options) -> str | None:
@@ -44,44 +32,22 @@ def blocked(call: Call) -> str | None:
 
 def as_simple_gla(call: Call) -> Call:
     """What ``to_simple_gla`` gives, as static facts."""
-    normalize = bool(call.option("normalize"))
-    plain = {"initial_state": "N HV K V", "state": "P HV K V"}
-    state = {name: (shape, call.dtypes[name]) for name, shape in plain.items() if call.has(name)}
-    width = {"V": call.V + 1} if normalize else {}
-    give = {"g": ("HV", accumulation_dtype(call)), **state}
-    return redescribe(call, "simple_gla", give, drop=("normalize", "causal"), widen=normalize, dims=width)
+    return redescribe(call, "simple_gla", {"g": ("HV", accumulation_dtype(call))}, drop=("causal",))
 
 
 def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
-    """A decay of zero; a normaliser is one more value column, of ones, in the accumulation dtype."""
-    q, k, v = arrays["q"], arrays["k"], arrays["v"]
-    normalize = options["normalize"]
-    kept = {name: value for name, value in options.items() if name not in ("normalize", "causal")}
-    out_dtype = xp.dtype(v)
-    if normalize:
-        q, k, v = (xp.astype(x, xp.accumulation(x)) for x in (q, k, v))
-        v = xp.concat([v, xp.full((*v.shape[:-1], 1), 1.0, like=v)], axis=-1)
-
-    def finish(o: Any, state: Any) -> tuple[Any, Any]:
-        return (xp.astype(divide(xp, o), out_dtype) if normalize else o), state
-
+    """A decay of zero."""
+    v = arrays["v"]
     g = xp.full((v.shape[2],), 0.0, like=v, dtype=xp.accumulation(v))
-    return Lowered({**arrays, "q": q, "k": k, "v": v, "g": g}, kept, finish)
-
-
-def divide(xp: Any, o: Any) -> Any:
-    """``o[..., :-1] / o[..., -1:]``; a denominator of zero gives a zero row."""
-    numerator, denominator = o[..., :-1], o[..., -1:]
-    zero = denominator == 0
-    return xp.where(zero, xp.full((), 0.0, like=o), numerator / xp.where(zero, xp.full((), 1.0, like=o), denominator))
+    return Lowered({**arrays, "g": g}, {name: value for name, value in options.items() if name != "causal"}, unchanged)
 
 
 SPEC = OpSpec(
     name="linear_attn",
     recurrence="S = S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V")),
-    options=(*COMMON_OPTIONS, Option("normalize", (bool,), False), Option("causal", (bool,), True)),
-    state=lambda options: NORMALIZED_STATE if options["normalize"] is True else MATRIX_STATE,
+    options=(*COMMON_OPTIONS, NORMALIZE, Option("causal", (bool,), True)),
+    state=normalized_state,
     check=check,
     lowering=Lowering("simple_gla", to_simple_gla, as_simple_gla, blocked),
 )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
 from ..plugin import MixedState
-from ..spec import CHUNK_SIZE, OUTPUT_FINAL_STATE, Arg, OpSpec, Option, Options, Sizes
+from ..spec import OUTPUT_FINAL_STATE, Arg, OpSpec, Option, Options, Sizes
 from ._family import family
 
 A = TypeVar("A")
@@ -31,8 +31,6 @@ def resolve(options: Options, sizes: Sizes) -> dict[str, Any]:
 
 def check(form: str | None, options: Options) -> str | None:
     """A sum over the whole sequence has no state and no recurrent form."""
-    if options["chunk_size"] is None:
-        return "chunk_size is part of the meaning of mixed_attn and must be an int, got None"
     if options["causal"]:
         return None
     if options["output_final_state"] or options["initial_state"] is not None:
@@ -60,7 +58,7 @@ SPEC = OpSpec(
         Option("quad_scale", (float, int)),
         Option("lin_scale", (float, int)),
         OUTPUT_FINAL_STATE,
-        CHUNK_SIZE,
+        Option("chunk_size", (int,), 256),
         Option("causal", (bool,), True),
     ),
     state=lambda options: STATE,

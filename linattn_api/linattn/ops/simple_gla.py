@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
+from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family
+from ._normalize import NORMALIZE, normalized_state
 
 A = TypeVar("A")
 
@@ -23,6 +24,8 @@ SPEC = OpSpec(
     name="simple_gla",
     recurrence="S = e^g S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V"), Arg("g", "B T HV | HV", "float")),
+    options=(*COMMON_OPTIONS, NORMALIZE),
+    state=normalized_state,
     lowering=Lowering("gla", to_gla, lambda call: redescribe(call, "gla", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 
@@ -35,6 +38,7 @@ def _simple_gla(
     g: A,
     *,
     scale: float | None = None,
+    normalize: bool = False,
     initial_state: A | None = None,
     output_final_state: bool = False,
     cu_seqlens: A | None = None,
@@ -49,6 +53,9 @@ def _simple_gla(
         k: Keys ``[B, T, H, K]`` (``B`` of Mamba-2).
         v: Values ``[B, T, HV, V]`` (``Δx`` of Mamba-2).
         g: Natural-log decay ``[B, T, HV]``, or ``[HV]`` for a fixed decay; ``≤ 0``, ``-inf`` resets the state.
+        normalize: Divide by ``q_t · z_t``, ``z_t = e^{g_t} z_{t-1} + k_t`` (gated RFA, Peng et al. 2021, §3.2); ``scale``
+            cancels, the state gains a value column that carries ``z``: ``[N, HV, K, V+1]``. A denominator of zero gives a
+            zero row.
     """
     ...
 
@@ -66,6 +73,7 @@ def decode_simple_gla(
     state: A,
     state_indices: A | None = None,
     scale: float | None = None,
+    normalize: bool = False,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> A:

@@ -118,6 +118,15 @@ class Operator(NamedTuple):
         """The positional parameters as a method declares them, ``gv=None`` where one is optional."""
         return ", ".join(f"{arg.name}=None" if arg.optional else arg.name for arg in self.spec.args)
 
+    @property
+    def keywords(self) -> str:
+        """The keyword parameters."""
+        return ", ".join(KEYWORDS)
+
+
+KEYWORDS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
+"""What the loop of the template takes. A call that asks for more is unsupported, or linattn rewrites it."""
+
 
 @dataclass(frozen=True)
 class Project:

@@ -23,8 +23,8 @@ class Facts(Protocol):
     """The static facts of a call: see :class:`linattn_backends.mlx.selection.Facts`."""
 
     @property
-    def operands(self) -> Mapping[str, tuple[int, str]]:
-        """Number of dimensions and dtype of each array, by name."""
+    def dtypes(self) -> Mapping[str, str]:
+        """Dtype of each array, by name."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Options(Protocol):
 
 def unfit(facts: Facts) -> str | None:
     """Why the kernels cannot run a call on an Apple GPU; ``None`` if they can."""
-    for name, (_, dtype) in facts.operands.items():
+    for name, dtype in facts.dtypes.items():
         if dtype not in DTYPES:
             return f"{name} is {dtype}"
     if facts.K > WIDEST:
