@@ -2,6 +2,7 @@
 
 import doctest
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from linattn.registry import registry
 from sybil import Example, Sybil
@@ -20,6 +22,23 @@ FLAGS = doctest.ELLIPSIS
 # its tests are a run of their own, and every other run says that it left them out.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 collect_ignore = [] if INTERPRETED else ["tests/triton_backend"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.suffix == ".md":  # what pages show must look right
+            item.add_marker(pytest.mark.filterwarnings("error::linattn.errors.InputWarning"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test and example draws the same numbers, alone or among others (``default_rng`` and JAX are given seeds)."""
+    random.seed(0)
+    np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if mx := sys.modules.get("mlx.core"):
+        mx.random.seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -38,7 +57,11 @@ def run_session(example: Example) -> str | None:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=example.namespace["folder"],
-            env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+            env={
+                "JAX_PLATFORMS": "cpu",
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

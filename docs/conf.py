@@ -40,7 +40,10 @@ napoleon_custom_sections = [("Keyword arguments that every recurrence has", "par
 nitpicky = True
 # Types of other projects, whose inventories would have to be fetched, and type variables.
 nitpick_ignore_regex = [
-    ("py:.*", r"(linattn\.[a-z0-9_.]+\.)?[AB]|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.frameworks\.Framework"),
+    (
+        "py:.*",
+        r"(linattn\.[a-z0-9_.]+\.)?(Array|B)|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.frameworks\.Framework",
+    ),
 ]
 
 

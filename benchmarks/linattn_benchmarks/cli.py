@@ -59,6 +59,8 @@ def bench(
 ) -> None:
     """Time operators against the device's own limits and against other libraries; check what is timed."""
     try:
+        if html or png:
+            check_plots()
         limit_threads(threads)
         if operators[0] in NAMED:
             named(operators, out, html, png)
@@ -86,7 +88,7 @@ def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Pa
     if name == "report":
         if not rest:
             raise OptionError("report: name at least one results file")
-        found = merged([read(Path(path)) for path in rest])
+        found = merged({path: of_operators(Path(path)) for path in rest})
         if out:
             keep(out, found)
         show(found, html, png)
@@ -177,38 +179,62 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
     return document("operators", run(chosen, subjects, seconds, fresh, report))
 
 
-def merged(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def of_operators(path: Path) -> dict[str, Any]:
+    """A results file that ``report`` can show."""
+    content = read(path)
+    found = content.get("benchmark")
+    if found != "operators":
+        raise OptionError(f"{path}: report shows results files of operators only, and this is one of {found}")
+    if damaged(content):
+        raise OptionError(f"{path}: expected what linattn bench --out writes: parts of its environment or rows are missing")
+    return content
+
+
+OF_ENVIRONMENT = {"packages", "cores", "load"}
+OF_ROW = {"operator", "what", "library", "backend", "case", "label", "status", "ms", "graph_ms", "floor", "ratio", "error"}
+
+
+def damaged(content: dict[str, Any]) -> bool:
+    """Whether something is missing that every results file of operators has."""
+    try:
+        rows, environment = content["results"]["rows"], content["environment"]
+        whole = "ceilings" in content["results"] and environment.keys() >= OF_ENVIRONMENT
+        return not (whole and all(row.keys() >= OF_ROW for row in rows))
+    except (KeyError, TypeError, AttributeError):
+        return True
+
+
+def merged(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Rows of several runs in one environment, but for how busy the machine was."""
-    if any(file["benchmark"] != "operators" for file in files):
-        raise OptionError("report shows results files of operators only")
-    environment = shared([file["environment"] for file in files])
-    rows = joined(row for file in files for row in file["results"]["rows"])
-    return files[0] | {"environment": environment, "results": files[0]["results"] | {"rows": rows}}
+    environment = shared({name: file["environment"] for name, file in files.items()})
+    first, *_ = files.values()
+    rows = joined(row for file in files.values() for row in file["results"]["rows"])
+    return first | {"environment": environment, "results": first["results"] | {"rows": rows}}
 
 
 OF_A_RUN = ("load", "cores", "packages")
 """What of its environment belongs to one run, and may be another's otherwise."""
 
 
-def shared(environments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def shared(environments: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The environment of all, as busy as the busiest, with the fewest cores that one of them was held to.
 
     A package that only some had installed is one of it.
     """
-    first = environments[0]
-    packages: dict[str, str] = {}
-    for other in environments:
-        said = {name: value for name, value in other.items() if name not in OF_A_RUN} | other["packages"]
-        held = {name: value for name, value in first.items() if name not in OF_A_RUN} | packages
-        for name in said.keys() & held.keys():
-            if said[name] != held[name]:
+    said: dict[str, tuple[Any, str]] = {}
+    for path, environment in environments.items():
+        one = {name: value for name, value in environment.items() if name not in OF_A_RUN} | environment["packages"]
+        for name, value in one.items():
+            before, where = said.setdefault(name, (value, path))
+            if value != before:
                 raise OptionError(
-                    f"report: these files come from different environments: {name} is {held[name]} and {said[name]}"
+                    f"report: {path} comes from another environment than {where}: {name} is {value}, not {before}"
                 )
-        packages |= other["packages"]
-    loads = [other["load"] for other in environments if other["load"] is not None]
-    cores = min(other["cores"] for other in environments)
-    return first | {"packages": packages, "cores": cores, "load": max(loads, default=None)}
+    every = list(environments.values())
+    packages = {name: version for environment in every for name, version in environment["packages"].items()}
+    loads = [environment["load"] for environment in every if environment["load"] is not None]
+    cores = min(environment["cores"] for environment in every)
+    return every[0] | {"packages": packages, "cores": cores, "load": max(loads, default=None)}
 
 
 ONCE = ("first_call_s", "peak_bytes", "peak_of")
@@ -247,12 +273,18 @@ def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
         draw(found, html, png)
 
 
+def check_plots() -> None:
+    """See that there is what draws plots: before anything is measured."""
+    try:
+        from . import page, plots  # noqa: F401
+    except ImportError as error:
+        raise OptionError(f"--html and --png need {error.name}: pip install 'linattn[bench]'") from error
+
+
 def draw(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
     """The page and the plots."""
-    try:
-        from . import page, plots
-    except ImportError as error:
-        raise typer.BadParameter(f"plots need {error.name}: pip install 'linattn[bench]'") from error
+    from . import page, plots
+
     if html:
         page.write(found, html)
         typer.echo(f"wrote {html}")

@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise OptionError(f"{path} is not JSON: {error}") from error
+        raise OptionError(f"{path}: not JSON: {error}") from error
     found = content.get("schema") if isinstance(content, dict) else None
     if found != SCHEMA:
         raise OptionError(f"{path}: expected a results file of schema {SCHEMA}, got {found}")

@@ -54,6 +54,8 @@ def load(path: Path) -> list[KnownFailure]:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise KnownFailuresError(f"--known-failures {path}: there is no such file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise KnownFailuresError(f"--known-failures {path}: expected a TOML or JSON file: {reason}") from None

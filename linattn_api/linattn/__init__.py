@@ -6,6 +6,7 @@
 from . import errors, feature_maps, gates, ops, plugin
 from .dispatch import use_backend
 from .errors import LinattnError, Unsupported
+from .guards import debug
 from .ops import (
     chunk_delta_rule,
     chunk_dplr,
@@ -74,6 +75,7 @@ __all__ = [
     "chunk_mixed_attn",
     "chunk_rwkv6",
     "chunk_simple_gla",
+    "debug",
     "decode_delta_rule",
     "decode_dplr",
     "decode_gated_delta_rule",

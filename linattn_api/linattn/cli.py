@@ -6,26 +6,21 @@ A package adds a command with an entry point of the group ``linattn.commands`` w
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
-import platform
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from .call import FORMS
 from .dispatch import plan_of
-from .errors import BackendError, LinattnError, OptionError
-from .frameworks import FLOAT_DTYPES, KNOWN, Facts
+from .errors import LinattnError, OptionError
+from .frameworks import FLOAT_DTYPES, KNOWN, Facts, check_device
+from .installed import show_backends, show_extras
 from .ops._family import operator_named
 from .planning import Plan
 from .plugin import API_VERSION
 from .preference import ENVIRONMENT_VARIABLE, preference_of
-from .registry import registry
 from .scaffold.cli import new_backend
-from .spec import FAMILIES, SYMBOLS, Arg, OpSpec
+from .spec import SYMBOLS, Arg, OpSpec
 
 __all__ = ["app", "main"]
 
@@ -33,52 +28,37 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Linear attention, defined once: which backends there are, which one a call takes and why, and whether it is right.",
 )
 
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
-# What each optional package is for, and the extra that installs it.
-OPTIONAL = (
-    ("torch", "torch", "PyTorch arrays"),
-    ("triton", "triton", "NVIDIA kernels"),
-    ("jax", "jax", "JAX arrays"),
-    ("mlx", "mlx", "MLX arrays"),
-    ("pytest", "conformance", "conformance as a pytest plug-in"),
-    ("jinja2", "conformance", "linattn new-backend"),
-    ("matplotlib", "bench", "linattn bench"),
-)
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"linattn {API_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def linattn(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is, and exit.")
+    ] = False,
+) -> None:
+    """Linear attention, defined once: which backends there are, which one a call takes and why, and whether it is right."""
 
 
 @app.command()
 def backends() -> None:
     """List every backend, where it comes from, and what is wrong with those that cannot be used."""
-    table = Table("backend", "from", "arrays", "operators", "status", box=None, pad_edge=False)
-    for name, record in sorted(registry.records.items()):
-        try:
-            backend = registry.load(name)
-        except BackendError as error:
-            table.add_row(name, record.origin, "", "", f"unusable: {error}")
-            continue
-        table.add_row(name, record.origin, ", ".join(backend.frameworks), _operators(backend), "ready")
-    _print(table)
-
-
-def _operators(backend: Any) -> str:
-    """The families it has, with the forms of each where some are missing."""
-    families: list[str] = []
-    for op in FAMILIES:
-        forms = [form for form in FORMS if hasattr(backend, f"{form}_{op}")]
-        if forms:
-            families.append(op if len(forms) == len(FORMS) else f"{op} ({', '.join(forms)})")
-    return "all" if families == list(FAMILIES) else ", ".join(families)
+    show_backends()
 
 
 @app.command()
 def explain(
     operator: Annotated[str, typer.Argument(help="An operator, e.g. chunk_gla, or a family, e.g. gla.")],
     framework: Annotated[str, typer.Option(help=f"One of {', '.join(KNOWN)}.")] = "torch",
-    device: Annotated[str, typer.Option(help="Kind of device, e.g. cpu, cuda, tpu, metal.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device, e.g. cpu, cuda, cuda:1, tpu, metal; it need not be here.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Dtype of q, k and v: fp16, bf16, fp32, fp64 or the full name.")] = "fp32",
     gate_dtype: Annotated[str | None, typer.Option(help="Dtype of the other float arrays. Default: --dtype.")] = None,
     backend: Annotated[list[str] | None, typer.Option(help="A backend to try; repeat for an order.")] = None,
@@ -94,6 +74,7 @@ def explain(
         spec: OpSpec = function.spec
         if framework not in KNOWN:
             raise OptionError(f"unknown framework {framework!r}: known are {', '.join(KNOWN)}")
+        check_device(framework, device)
         sizes = {"B": 1, "T": 1024, "H": 4, "K": 128, "V": 128} | _sizes(size or [])
         sizes.setdefault("HV", sizes["H"])
         sizes.setdefault("L", sizes["K"])
@@ -195,35 +176,12 @@ def _shape(arg: Arg, chosen: str | None, sizes: dict[str, int]) -> tuple[int, ..
 @app.command()
 def doctor() -> None:
     """Say what is installed, what is missing and the command that installs it."""
-    table = Table("package", "version", "for", "to install it", box=None, pad_edge=False)
-    table.add_row("python", platform.python_version(), "", "")
-    table.add_row("linattn", API_VERSION, "", "")
-    table.add_row("numpy", importlib.metadata.version("numpy"), "NumPy arrays, the oracle", "")
-    for package, extra, purpose in OPTIONAL:
-        version = _version(package)
-        table.add_row(package, version or "missing", purpose, "" if version else f"pip install 'linattn[{extra}]'")
-    _print(table)
+    show_extras()
     print()
-    backends()
-
-
-def _version(package: str) -> str | None:
-    """The version installed, or ``None``: a folder of that name on the path can be imported, and is no package."""
-    if importlib.util.find_spec(package) is None:
-        return None
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    show_backends()
 
 
 app.command(name="new-backend")(new_backend)
-
-
-def _print(table: Table) -> None:
-    """A table in the terminal's width, or unwrapped into a file or pipe."""
-    width = None if Console().is_terminal else 10_000
-    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def _add_commands() -> None:

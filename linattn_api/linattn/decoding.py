@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from . import dispatch
+from . import dispatch, guards
 from .errors import ArgumentError, OptionError
 from .feature_maps import FeatureMap
 from .frameworks import Framework, framework_of
@@ -32,6 +32,16 @@ def run(
     """Run one call and return ``o``; arguments as those of :func:`linattn.dispatch.run`."""
     _check_writable(spec, arrays, keywords["state"])
     function, route, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
+    o = _decoded(spec, function, route, framework, arrays, keywords)
+    if guards.debug_was_entered:
+        guards.check_results(spec, f"decode_{spec.name}", framework, arrays, keywords, o)
+    return o
+
+
+def _decoded(
+    spec: OpSpec, function: Any, route: Route | None, framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Run the method that was chosen: one of ``decode_…``, or the recurrent form on copies of the states."""
     if route is None:
         return function(*arrays, **keywords)
     if route.form != "decode":

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from . import feature_maps, preference
+from . import feature_maps, guards, preference
 from .errors import FrameworkError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .planning import Plan, Route, decide
@@ -137,6 +137,7 @@ class _Decided(NamedTuple):
     function: Any
     route: Route | None
     options: dict[str, Any]
+    watch: guards.Watch
 
 
 _decided: dict[Any, _Decided] = {}
@@ -166,7 +167,8 @@ def _look_up(
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
         function = None if plan.backend is None else getattr(registry.loaded[plan.backend], plan.method)
-        decided = _Decided(plan, function, plan.route, dict(plan.options))
+        watch = guards.Watch(spec, _name(spec, form), plan.call)
+        decided = _Decided(plan, function, plan.route, dict(plan.options), watch)
         if key is not None:
             if len(_decided) >= _MOST_DECIDED:
                 _decided.clear()
@@ -197,8 +199,12 @@ def run(
     """
     function, route, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
     if route is None:
-        return function(*arrays, **keywords)
-    return run_rewritten(function, route, framework, arrays, keywords)
+        results = function(*arrays, **keywords)
+    else:
+        results = run_rewritten(function, route, framework, arrays, keywords)
+    if guards.debug_was_entered:
+        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, results)
+    return results
 
 
 def resolve(
@@ -216,7 +222,7 @@ def resolve(
         route = None if route is None else Route(*route)
         return getattr(registry.loaded[name], method), route, framework, arrays, {**keywords, **dict(options)}
     try:
-        plan, function, route, options = _look_up(spec, form, framework, leaves, keywords, backend)
+        plan, function, route, options, watch = _look_up(spec, form, framework, leaves, keywords, backend)
     except ShapeError as error:
         if feature_map is not None:
             error.add_note("K (L in mixed_attn) is the width after the feature map")
@@ -224,6 +230,7 @@ def resolve(
     _check_index(spec, form, framework, arrays, keywords)
     if function is None:
         _refuse(plan)
+    watch(framework, arrays)
     return function, route, framework, arrays, {**keywords, **options}
 
 
@@ -239,9 +246,24 @@ def _prepare(
         arrays = _map_features(spec, form, arrays, keywords, feature_map)
     first: Any = arrays[0]
     framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
+    wanted = framework.autocast(first)
+    if wanted:
+        arrays = _cast_operands(spec, form, framework, arrays, wanted)
     if spec.state_type is None:
         return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
     return arrays, framework, _flatten_state(spec, form, arrays, keywords)
+
+
+def _cast_operands(
+    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], dtype: str
+) -> tuple[Any, ...]:
+    """The operands as autocast wants them; float64 stays what it is, as do gates, states and what is refused later."""
+    cast: list[Any] = []
+    for arg, x in zip(spec.args, arrays, strict=True):
+        if arg.role == "operand" and x is not None and framework_of(x, arg.name, f"{_name(spec, form)}: ") is framework:
+            x = framework.astype(x, dtype) if framework.dtype(x) in ("float16", "bfloat16", "float32") else x
+        cast.append(x)
+    return tuple(cast)
 
 
 def run_rewritten(

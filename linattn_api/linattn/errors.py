@@ -19,7 +19,12 @@
 
 An exception raised inside a backend's kernel is none of these: it reaches the caller unchanged.
 
-One warning, ``SignedWeightsWarning`` (``UserWarning``): a call is valid, and its result may be of no use.
+Of a valid call whose result may be of no use there are warnings::
+
+    UserWarning
+    ├── SignedWeightsWarning    a denominator that can come close to zero
+    ├── InputWarning            inputs that look like a mistake
+    └── NonFiniteWarning        a result that is not finite (inside ``linattn.debug`` only)
 """
 
 from __future__ import annotations
@@ -89,3 +94,11 @@ class Unsupported(BackendError, NotImplementedError):
 
 class SignedWeightsWarning(UserWarning):
     """``normalize=True`` with a feature map whose weights can be negative: the denominator can come close to zero."""
+
+
+class InputWarning(UserWarning):
+    """The inputs of a valid call look like a mistake: a decay that grows, long keys, heads before time. Says how to mend it."""
+
+
+class NonFiniteWarning(UserWarning):
+    """Inside :func:`linattn.debug`: a result is not finite. Says at which token and head first, and the likely cause."""

@@ -6,6 +6,7 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import preference
-from .errors import FrameworkError
+from .errors import FrameworkError, OptionError
 
-__all__ = ["FLOAT_DTYPES", "Facts", "Framework", "framework_of", "has_tangents"]
+__all__ = ["FLOAT_DTYPES", "Facts", "Framework", "check_device", "framework_of", "has_tangents"]
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -45,12 +46,16 @@ class Framework:
     Attributes:
         name: What users call it.
         roots: Top-level modules whose classes are its arrays.
+        devices: The kinds of device that its arrays can be on.
+        numbered: Whether a device may have a number, as in ``"cuda:1"``.
         module: The namespace of its array functions.
     """
 
     name: str
     roots: tuple[str, ...]
     import_name: str
+    devices: tuple[str, ...]
+    numbered: bool = False
 
     def __init__(self) -> None:
         # Whoever has an array has imported its framework. (An import statement would break a torch.compile trace.)
@@ -91,6 +96,14 @@ class Framework:
         """The integers in ``x``; ``None`` where reading them would wait for a device or break a trace."""
         return None
 
+    def glance(self, x: Any) -> NDArray[Any] | None:
+        """The first tokens of ``x``, as NumPy's floats; ``None`` where reading would wait for a device or disturb a trace."""
+        return None
+
+    def fetch(self, x: Any) -> NDArray[Any] | None:
+        """All of ``x``, as NumPy's floats, whatever holds it; ``None`` where a trace or a transform has no numbers."""
+        return None
+
     def unwritable(self, x: Any) -> str | None:
         """Why ``x`` cannot be written to; ``None`` if it can."""
         return None
@@ -101,6 +114,10 @@ class Framework:
         Nothing for an array whose elements lie one after the other.
         """
         return ()
+
+    def autocast(self, x: Any) -> str | None:
+        """The dtype that operands like ``x`` are to be cast to here, as the framework casts those of its own attention."""
+        return None
 
     def forward_mode(self, arrays: Iterable[Any]) -> bool:
         """True if a forward-mode derivative of these arrays is being computed."""
@@ -130,6 +147,10 @@ class Framework:
     def arange(self, stop: int, like: Any) -> Any:
         """``0 … stop-1`` with the dtype and device of ``like``."""
         return self.module.arange(stop).astype(like.dtype)
+
+    def numbers(self, values: Sequence[float], like: Any) -> Any:
+        """A new float32 array of these numbers on the device of ``like``."""
+        return self.module.array(values, dtype=self.module.float32)
 
     def repeat_heads(self, x: Any, heads: int) -> Any:
         """``[B, T, H, …]`` to ``[B, T, heads, …]``: value head ``j`` reads head ``j // (heads / H)``."""
@@ -174,6 +195,22 @@ _SHARED_FUNCTIONS = frozenset(
     }
 )
 
+GLANCE = 4096
+"""Elements, about, that are read at a glance: a few microseconds."""
+
+
+def _first(x: Any) -> Any:
+    """The first tokens of the first batch entry; of an array without tokens, its first rows."""
+    if len(x.shape) < 3:
+        return x[:GLANCE]
+    return x[:1, : max(1, GLANCE // max(1, math.prod(x.shape[2:])))]
+
+
+def _wide(x: NDArray[Any]) -> NDArray[Any]:
+    """In float32, but for float64."""
+    return x if x.dtype == np.float64 else x.astype(np.float32, copy=False)
+
+
 Draw = Callable[..., NDArray[Any]]
 
 
@@ -204,6 +241,7 @@ class Numpy(Framework):
     """NumPy arrays, and the bfloat16 that ml_dtypes adds to them."""
 
     name, roots, import_name = "numpy", ("numpy",), "numpy"
+    devices = ("cpu",)
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype)
@@ -213,6 +251,12 @@ class Numpy(Framework):
 
     def offsets(self, x: Any) -> Sequence[int] | None:
         return x.tolist()
+
+    def glance(self, x: Any) -> NDArray[Any] | None:
+        return _wide(_first(x))
+
+    def fetch(self, x: Any) -> NDArray[Any] | None:
+        return _wide(x)
 
     def unwritable(self, x: Any) -> str | None:
         return None if x.flags.writeable else "it is read-only"
@@ -225,6 +269,7 @@ class Torch(Framework):
     """PyTorch tensors: eager, under ``torch.compile``, fake, and inside ``torch.func`` transforms."""
 
     name, roots, import_name = "torch", ("torch",), "torch"
+    devices, numbered = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "npu", "privateuseone"), True
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,6 +307,30 @@ class Torch(Framework):
         if not plain or self.module._C._functorch.is_functorch_wrapped_tensor(x):
             return None
         return x.tolist()
+
+    def glance(self, x: Any) -> NDArray[Any] | None:
+        return self.fetch(_first(x.detach())) if x.device.type == "cpu" and self._has_numbers(x) else None
+
+    def fetch(self, x: Any) -> NDArray[Any] | None:
+        if not self._has_numbers(x):
+            return None
+        dtype = self.module.float64 if x.dtype == self.module.float64 else self.module.float32
+        return x.detach().to("cpu", dtype).numpy()
+
+    def _has_numbers(self, x: Any) -> bool:
+        """Whether ``x`` is a tensor like any other, and nobody records or replaces what is done with it."""
+        torch = self.module
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta"
+        watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        return plain and not watched and not torch.jit.is_tracing()
+
+    def autocast(self, x: Any) -> str | None:
+        torch = self.module
+        if not torch._C._is_any_autocast_enabled():
+            return None
+        kind = x.device.type
+        enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return str(torch.get_autocast_dtype(kind))[len("torch.") :] if enabled else None
 
     def unwritable(self, x: Any) -> str | None:
         if x.is_inference() and not self.module.is_inference_mode_enabled():
@@ -302,6 +371,9 @@ class Torch(Framework):
     def arange(self, stop: int, like: Any) -> Any:
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
 
+    def numbers(self, values: Sequence[float], like: Any) -> Any:
+        return self.module.tensor(values, dtype=self.module.float32, device=like.device)
+
     def softmax(self, x: Any) -> Any:
         return self.module.softmax(x, -1)
 
@@ -315,6 +387,7 @@ class Jax(Framework):
     """JAX arrays and tracers."""
 
     name, roots, import_name = "jax", ("jax", "jaxlib"), "jax.numpy"
+    devices, numbered = ("cpu", "gpu", "cuda", "rocm", "tpu"), True
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,6 +429,18 @@ class Jax(Framework):
         on_host = self._placed(x) and self.device(x).startswith("cpu")
         return np.asarray(x).tolist() if on_host else None
 
+    def glance(self, x: Any) -> NDArray[Any] | None:
+        on_host = self._placed(x) and len(x.devices()) == 1 and self.device(x).startswith("cpu")
+        return _wide(_first(np.asarray(x))) if on_host else None  # a view: nothing is copied
+
+    def fetch(self, x: Any) -> NDArray[Any] | None:
+        return _wide(np.asarray(x)) if self._placed(x) and x.is_fully_addressable else None
+
+    def numbers(self, values: Sequence[float], like: Any) -> Any:
+        made = super().numbers(values, like)
+        one_place = self._placed(like) and len(like.devices()) == 1
+        return self.jax.device_put(made, *like.devices()) if one_place else made
+
     def matmul(self, x: Any, y: Any) -> Any:
         return self.module.matmul(x, y, precision="highest")  # an accelerator's default rounds float32 operands
 
@@ -368,6 +453,7 @@ class Mlx(Framework):
     """MLX arrays."""
 
     name, roots, import_name = "mlx", ("mlx",), "mlx.core"
+    devices = ("cpu", "metal", "cuda")
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         return self.device(None), *super().key(arrays)  # its arrays live nowhere: the default device runs the call
@@ -388,6 +474,16 @@ class Mlx(Framework):
         except ValueError:  # how MLX says that mx.compile or mx.vmap is tracing: nothing else tells
             return None
 
+    def glance(self, x: Any) -> NDArray[Any] | None:
+        return self.fetch(_first(x)) if self.device(x) == "cpu" else None
+
+    def fetch(self, x: Any) -> NDArray[Any] | None:
+        wide = x if x.dtype == self.module.float64 else x.astype(self.module.float32)
+        try:
+            return np.array(wide)
+        except ValueError:  # as above
+            return None
+
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
 
@@ -402,6 +498,16 @@ IMMUTABLE = ("jax", "mlx")
 LOADED: dict[str, Framework] = {}
 BY_TYPE: dict[Any, Framework] = {}
 """The framework of every array type seen so far."""
+
+
+def check_device(framework: str, device: str) -> None:
+    """Refuse a device that no array of a framework can be on: ``OptionError`` that lists those there are."""
+    cls = _CLASSES[KNOWN.index(framework)]
+    kind, colon, number = device.partition(":")
+    if kind in cls.devices and (not colon or (cls.numbered and number.isdecimal())):
+        return
+    numbers = ", each with a number after a colon or without" if cls.numbered else ""
+    raise OptionError(f"{framework} arrays cannot be on {device!r}: expected one of {', '.join(cls.devices)}{numbers}")
 
 
 def framework_of(x: Any, argument: str = "array", where: str = "") -> Framework:

@@ -6,7 +6,7 @@ Every gate returns ``g ≤ 0``, the argument ``g`` of the operators; the factor 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from .frameworks import framework_of
 
 __all__ = ["gla", "hgrn2", "kda", "lightning", "mamba2", "retnet"]
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def _softplus(x: Any) -> Any:
@@ -25,7 +25,7 @@ def _softplus(x: Any) -> Any:
     return xp.logaddexp(x, xp.zeros_like(x))
 
 
-def gla(x: A, tau: float = 16.0) -> A:
+def gla(x: Array, tau: float = 16.0) -> Array:
     """``logsigmoid(x) / τ`` (GLA, Yang et al. 2024, §4.4).
 
     Args:
@@ -36,7 +36,7 @@ def gla(x: A, tau: float = 16.0) -> A:
     return -_softplus(-raw) / tau
 
 
-def mamba2(dt: A, A_log: A, dt_bias: A) -> A:
+def mamba2(dt: Array, A_log: Array, dt_bias: Array) -> Array:
     """``−exp(A_log) · softplus(dt + dt_bias)`` (Mamba-2, Dao & Gu 2024).
 
     Args:
@@ -48,7 +48,7 @@ def mamba2(dt: A, A_log: A, dt_bias: A) -> A:
     return -framework_of(A_log, "A_log").exp(A_log) * _softplus(step + dt_bias)
 
 
-def kda(x: A, A_log: A, dt_bias: A) -> A:
+def kda(x: Array, A_log: Array, dt_bias: Array) -> Array:
     """``−exp(A_log) · softplus(x + dt_bias)`` per key channel (Kimi Linear, 2025).
 
     Args:
@@ -61,25 +61,73 @@ def kda(x: A, A_log: A, dt_bias: A) -> A:
     return -rate[:, None] * _softplus(raw + dt_bias)
 
 
-def retnet(H: int) -> NDArray[np.float32]:
-    """``log(1 − 2^{−5−h})`` for head ``h = 0 … H−1`` (RetNet, Sun et al. 2023, eq. 8). ``[H]`` float32, NumPy."""
-    return np.log1p(-(2.0 ** (-5.0 - np.arange(_heads(H))))).astype(np.float32)
+@overload
+def retnet(H: int) -> NDArray[np.float32]: ...
 
 
-def lightning(H: int, layer: int, layers: int) -> NDArray[np.float32]:
-    """``−(8/H)(1 − layer/layers) · h`` for head ``h = 0 … H−1`` (Lightning Attention-2, Qin et al. 2024). ``[H]``, NumPy.
+@overload
+def retnet(H: int, like: Array) -> Array: ...
+
+
+def retnet(H: int, like: Any = None) -> Any:
+    """``log(1 − 2^{−5−h})`` for head ``h = 0 … H−1`` (RetNet, Sun et al. 2023, eq. 8). ``[H]`` float32.
+
+    Args:
+        H: Heads.
+        like: An array, such as ``q``, whose framework and device the decays are to have. Default: NumPy's.
+
+    Raises:
+        OptionError: ``H`` is less than 1.
+        FrameworkError: ``like`` is no array.
+    """
+    return _fixed(_retnet_decays(_heads(H)), like)
+
+
+@overload
+def lightning(H: int, layer: int, layers: int) -> NDArray[np.float32]: ...
+
+
+@overload
+def lightning(H: int, layer: int, layers: int, like: Array) -> Array: ...
+
+
+def lightning(H: int, layer: int, layers: int, like: Any = None) -> Any:
+    """``−(8/H)(1 − layer/layers) · h`` for head ``h = 0 … H−1`` (Lightning Attention-2, Qin et al. 2024). ``[H]`` float32.
 
     Args:
         H: Heads.
         layer: Index of this layer, ``0 ≤ layer < layers``.
         layers: Number of layers.
+        like: An array, such as ``q``, whose framework and device the decays are to have. Default: NumPy's.
+
+    Raises:
+        OptionError: ``H`` is less than 1, or there is no such layer.
+        FrameworkError: ``like`` is no array.
     """
     if not 0 <= layer < layers:
         raise OptionError(f"lightning: layer must be in 0 … layers-1 = {layers - 1}, got {layer}")
-    return (-(8.0 / _heads(H)) * (1.0 - layer / layers) * np.arange(H)).astype(np.float32)
+    return _fixed(_lightning_decays(_heads(H), layer, layers), like)
 
 
-def hgrn2(x: A, lower_bound: float = 0.0) -> tuple[A, A]:
+def _retnet_decays(H: int) -> tuple[float, ...]:
+    return tuple(math.log1p(-(2.0 ** (-5.0 - h))) for h in range(H))
+
+
+def _lightning_decays(H: int, layer: int, layers: int) -> tuple[float, ...]:
+    return tuple(-(8.0 / H) * (1.0 - layer / layers) * h for h in range(H))
+
+
+# Dynamo calls them with constants while it traces, and keeps the numbers.
+_retnet_decays._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_lightning_decays._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _fixed(decays: tuple[float, ...], like: Any) -> Any:
+    """A new array: whoever makes a parameter of it may write to it."""
+    return np.array(decays, np.float32) if like is None else framework_of(like, "like").numbers(decays, like)
+
+
+def hgrn2(x: Array, lower_bound: float = 0.0) -> tuple[Array, Array]:
     """``(g, k)``: decay ``f = b + (1 − b) σ(x)`` with lower bound ``b``, ``g = log f`` and ``k = 1 − f`` (HGRN-2, Qin et al.
     2024, eq. 4).
 

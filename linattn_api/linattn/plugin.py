@@ -57,10 +57,10 @@ __all__ = [
 API_VERSION = "1.0.0"
 """Version of the API, of the plug-in contract and of the distribution: one number."""
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
-class MixedState(NamedTuple, Generic[A]):
+class MixedState(NamedTuple, Generic[Array]):
     """State of ``mixed_attn``: constant in size, whatever the number of tokens seen.
 
     Attributes:
@@ -71,11 +71,11 @@ class MixedState(NamedTuple, Generic[A]):
         length: Tokens in the current chunk ``[N]`` int32, ``0 ≤ length < C``.
     """
 
-    kv: A
-    k_quad: A
-    k_lin: A
-    v: A
-    length: A
+    kv: Array
+    k_quad: Array
+    k_lin: Array
+    v: Array
+    length: Array
 
 
 class Backend:
@@ -118,6 +118,13 @@ class Backend:
         """Say whether this backend can run ``call``: ``None`` if so, else an :class:`~linattn.Unsupported` with the reason.
 
         Must be a pure function of ``call``: no I/O, no environment, no context variables. Called once per distinct call.
+        """
+        return None
+
+    def missing_device(self) -> str | None:
+        """What this backend runs on if this machine has none of it, e.g. ``"NVIDIA GPUs"``; ``None``: it can run here.
+
+        For ``linattn backends`` and ``linattn doctor``. No call depends on it, so it may look at the machine.
         """
         return None
 

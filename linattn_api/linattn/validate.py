@@ -54,6 +54,7 @@ def describe(
     _check_required(op, spec, options, facts)
     _check_dtypes(op, spec, options, facts)
     device = _check_devices(op, facts)
+    _check_query_groups(op, framework, facts)
     shapes, sizes = _bind(op, spec, options, facts)
     if form == "decode":
         _check_decoding(op, spec, framework, facts, sizes, needs_grad)
@@ -127,6 +128,30 @@ def _check_devices(op: str, facts: Mapping[str, Facts]) -> str:
         if other != device:
             raise DeviceError(f"{op}: {name} is on {other} but {first} is on {device}: move it, nothing is copied for you")
     return device
+
+
+REPEAT = {
+    "numpy": "np.repeat(x, {n}, axis=2)",
+    "torch": "x.repeat_interleave({n}, 2)",
+    "jax": "jnp.repeat(x, {n}, axis=2)",
+    "mlx": "mx.repeat(x, {n}, axis=2)",
+}
+
+
+def _check_query_groups(op: str, framework: str, facts: Mapping[str, Facts]) -> None:
+    """Queries in groups that share a key head, as softmax attention has them: here every head has a state of its own."""
+    if "q" not in facts or "k" not in facts:
+        return
+    q, k = facts["q"].shape, facts["k"].shape
+    if len(q) != 4 or len(k) != 4 or (*q[:2], q[3]) != (*k[:2], k[3]):
+        return
+    H, fewer = q[2], k[2]
+    if H and fewer and fewer < H and H % fewer == 0:
+        repeated = REPEAT[framework].format(n=H // fewer)
+        raise ShapeError(
+            f"{op}: q has {H} heads and k has {fewer}: queries in groups are not taken, so repeat the heads of k and v, and of "
+            f"gates that have as few: k, v = ({repeated} for x in (k, v))"
+        )
 
 
 def _bind(

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from linattn.registry import registry
 
-rng = np.random.default_rng()
-
 
 @pytest.fixture(autouse=True)
 def fresh_registry(monkeypatch: pytest.MonkeyPatch):
@@ -24,6 +22,7 @@ def fresh_registry(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(params=["numpy", "torch"])
 def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """``make(2, 8, dtype="float32")``: a random array of the framework under test."""
+    rng = np.random.default_rng(0)
     if request.param == "numpy":
         return lambda *shape, dtype="float32": rng.standard_normal(shape).astype(dtype)
     torch = pytest.importorskip("torch")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import linattn
 import numpy as np
 import pytest
+from frameworks_for_tests import INSTALLED, array
 from linattn import errors
 
 B, T, H, HV, K, V = 2, 8, 2, 4, 16, 24
@@ -49,6 +52,30 @@ def test_wrong_shape(good, make, form, change, message):
     with pytest.raises(errors.ShapeError) as caught:
         getattr(linattn, name)(**call)
     assert str(caught.value) == f"{name}: {message}"
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_queries_in_groups_get_the_line_that_repeats_keys(framework):
+    q = array(framework, np.ones((B, T, 6, K)))
+    k, v = (array(framework, np.arange(B * T * 2 * K).reshape(B, T, 2, K)) for _ in range(2))
+    repeat = {
+        "numpy": "np.repeat(x, 3, axis=2)",
+        "torch": "x.repeat_interleave(3, 2)",
+        "jax": "jnp.repeat(x, 3, axis=2)",
+        "mlx": "mx.repeat(x, 3, axis=2)",
+    }[framework]
+    line = f"k, v = ({repeat} for x in (k, v))"
+    with pytest.raises(errors.ShapeError) as caught:
+        linattn.chunk_linear_attn(q, k, v)
+    assert str(caught.value) == (
+        "chunk_linear_attn: q has 6 heads and k has 2: queries in groups are not taken, so repeat the heads of k and v, and of "
+        f"gates that have as few: {line}"
+    )
+    module = importlib.import_module({"jax": "jax.numpy", "mlx": "mlx.core"}.get(framework, framework))
+    names = {"np": module, "jnp": module, "mx": module, "k": k, "v": v}
+    exec(line, names)
+    np.testing.assert_array_equal(np.asarray(names["k"])[:, :, [0, 2, 3, 5]], np.asarray(k)[:, :, [0, 0, 1, 1]])
+    assert linattn.chunk_linear_attn(q, names["k"], names["v"])[0].shape == q.shape
 
 
 DTYPES = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linattn
 import numpy as np
 import pytest
 from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
@@ -32,7 +33,7 @@ def test_gla_gradient(framework):
 
 @pytest.mark.parametrize("framework", INSTALLED)
 def test_mamba2(framework):
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     dt, A_log, bias = rng.standard_normal((2, 3, 4)), rng.standard_normal(4), rng.standard_normal(4)
     found = gates.mamba2(*(array(framework, x) for x in (dt, A_log, bias)))
     np.testing.assert_allclose(np.asarray(found), -np.exp(A_log) * np.logaddexp(0, dt + bias), rtol=1e-5)
@@ -40,7 +41,7 @@ def test_mamba2(framework):
 
 @pytest.mark.parametrize("framework", INSTALLED)
 def test_kda(framework):
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     x, A_log, bias = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal(4), rng.standard_normal((4, 5))
     found = gates.kda(*(array(framework, a) for a in (x, A_log, bias)))
     np.testing.assert_allclose(np.asarray(found), -np.exp(A_log)[:, None] * np.logaddexp(0, x + bias), rtol=1e-5)
@@ -73,6 +74,39 @@ def test_fixed_decays():
     assert gates.retnet(2).dtype == gates.lightning(2, 0, 1).dtype == np.float32
 
 
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_fixed_decays_of_the_call_s_framework(framework):
+    q = array(framework, X)
+    for found, expected in (
+        (gates.retnet(3, like=q), gates.retnet(3)),
+        (gates.lightning(4, 1, 4, like=q), gates.lightning(4, 1, 4)),
+    ):
+        assert type(found) is type(q)
+        assert str(found.dtype).endswith("float32")
+        np.testing.assert_array_equal(np.asarray(found), expected)
+    x = array(framework, np.ones((1, 5, 3, 4)))
+    o, _ = linattn.simple_gla(x, x, x, gates.retnet(3, like=x))
+    assert o.shape == x.shape
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+def test_fixed_decays_are_made_in_compiled_code(framework):
+    call = compiled(framework, lambda x: gates.retnet(3, like=x) + gates.lightning(3, 1, 4, like=x))
+    expected = gates.retnet(3) + gates.lightning(3, 1, 4)
+    np.testing.assert_allclose(np.asarray(call(array(framework, X))), expected, rtol=1e-6)
+
+
+def test_fixed_decays_are_on_the_device_of_the_call(torch):
+    assert gates.retnet(3, like=torch.empty(2, device="meta", dtype=torch.bfloat16)).device.type == "meta"
+
+
+def test_nobody_shares_fixed_decays(torch):
+    """What one makes a parameter of, and learns, is not another's."""
+    x = torch.ones(2)
+    gates.retnet(3, like=x).zero_()
+    assert gates.retnet(3, like=x).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -91,3 +125,5 @@ def test_bad_arguments(call, message):
 def test_not_an_array():
     with pytest.raises(errors.FrameworkError, match=r"^x: expected an array of numpy, torch, jax or mlx, got float$"):
         gates.gla(0.5)
+    with pytest.raises(errors.FrameworkError, match=r"^like: expected an array of numpy, torch, jax or mlx, got str$"):
+        gates.retnet(4, like="torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import sys
 
 import linattn
 import pytest
@@ -21,7 +22,7 @@ SMALL = ("--shape", "T=16/32,H=2,K=8,V=8", "--no-fresh", "--seconds", "0.01")
 def run():
     app = typer.Typer()
     app.command()(cli.bench)
-    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "400", "TERM": "dumb"})
 
 
 def said(done) -> str:
@@ -60,7 +61,30 @@ def test_other_files_are_refused(run, tmp_path):
     path.write_text(json.dumps({"schema": 0}))
     assert f"expected a results file of schema {environment.SCHEMA}, got 0" in said(run("report", str(path)))
     path.write_text("{")
-    assert "is not JSON" in said(run("report", str(path)))
+    assert f"{path}: not JSON: " in said(run("report", str(path)))
+    path.write_text(json.dumps({"schema": environment.SCHEMA, "benchmark": "overhead"}))
+    text = f"{path}: report shows results files of operators only, and this is one of overhead"
+    assert text in said(run("report", str(path)))
+
+
+@pytest.mark.parametrize("results", [None, {}, {"ceilings": {}, "rows": [{}]}, {"ceilings": {}, "rows": None}])
+def test_damaged_files_are_named(run, tmp_path, results):
+    path = tmp_path / "part.json"
+    path.write_text(json.dumps(environment.document("operators", results)))
+    text = f"{path}: expected what linattn bench --out writes: parts of its environment or rows are missing"
+    assert text in said(run("report", str(path)))
+
+
+@pytest.mark.parametrize("flag", ["--html", "--png"])
+def test_without_what_draws_plots_nothing_is_measured(run, tmp_path, monkeypatch, flag):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("page", "plots"):
+        monkeypatch.delitem(sys.modules, f"linattn_benchmarks.{name}", raising=False)
+        monkeypatch.delattr(f"linattn_benchmarks.{name}", raising=False)
+    monkeypatch.setattr(cli, "measure", None)
+    done = run("chunk_gla", flag, str(tmp_path / "x"))
+    assert done.exit_code == 2
+    assert "--html and --png need matplotlib: pip install 'linattn[bench]'" in said(done)
 
 
 def test_a_wrong_backend_fails_the_command(run):
@@ -128,18 +152,20 @@ def test_runs_in_different_environments_are_not_joined(run, tmp_path):
         environment.keep(tmp_path / name, content)
     done = run("report", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert done.exit_code == 2
-    assert "report: these files come from different environments: torch is 2.11.0 and 2.13.0" in said(done)
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    text = f"report: {second} comes from another environment than {first}: torch is 2.13.0, not 2.11.0"
+    assert text in said(done)
 
 
 def test_runs_that_were_held_to_other_cores_are_joined():
     one = {"cores": 32, "load": 1.0, "packages": {}, "device": "x"}
-    assert cli.shared([one, one | {"cores": 8, "load": 3.0}]) == one | {"cores": 8, "load": 3.0}
+    assert cli.shared({"a": one, "b": one | {"cores": 8, "load": 3.0}}) == one | {"cores": 8, "load": 3.0}
 
 
 def test_what_only_some_had_installed_is_part_of_the_environment():
     one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "cores": 8, "load": 1.5}
     other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "cores": 8, "load": 60.0}
-    assert cli.shared([one, other]) == other
+    assert cli.shared({"a": one, "b": other}) == other
 
 
 class Collector(html.parser.HTMLParser):

@@ -77,21 +77,21 @@ class TestJax:
         return jax.tree_util.tree_unflatten(structure, [jax.numpy.asarray(renamed[name]) for name in named])
 
     def test_it_computes_what_the_pytorch_model_does(self, jax):
-        reference, ids = torch_model(), circles(np.random.default_rng())
+        reference, ids = torch_model(), circles(np.random.default_rng(0))
         found, _ = jax.jit(self.loaded(jax, weights(reference)).__call__)(jax.numpy.asarray(ids))
         np.testing.assert_allclose(found, reference(torch.from_numpy(ids).long())[0].detach(), rtol=2e-4, atol=2e-4)
 
     def test_decoding_equals_the_parallel_pass(self, jax):
         import equinox as eqx
 
-        model, ids = eqx.filter_jit(self.model(jax)), circles(np.random.default_rng(), 2, 18)
+        model, ids = eqx.filter_jit(self.model(jax)), circles(np.random.default_rng(0), 2, 18)
         whole, _ = model(jax.numpy.asarray(ids))
         np.testing.assert_allclose(decode(model, ids, jax.numpy.asarray), whole, rtol=2e-4, atol=2e-4)
 
     def test_it_learns(self, jax):
         import equinox as eqx
 
-        model, rng = self.model(jax), np.random.default_rng()
+        model, rng = self.model(jax), np.random.default_rng(0)
 
         @eqx.filter_value_and_grad
         def loss_of(model, ids):
@@ -122,20 +122,20 @@ class TestMlx:
         return LanguageModel(SYMBOLS, WIDTH, DEPTH, HEADS)
 
     def test_it_computes_what_the_pytorch_model_does(self, mx):
-        reference, ids, model = torch_model(), circles(np.random.default_rng()), self.model()
+        reference, ids, model = torch_model(), circles(np.random.default_rng(0)), self.model()
         model.load_weights([(name, mx.array(x)) for name, x in weights(reference).items()])
         found, _ = model(mx.array(ids))
         np.testing.assert_allclose(found, reference(torch.from_numpy(ids).long())[0].detach(), rtol=2e-4, atol=2e-4)
 
     def test_decoding_equals_the_parallel_pass(self, mx):
-        model, ids = self.model(), circles(np.random.default_rng(), 2, 18)
+        model, ids = self.model(), circles(np.random.default_rng(0), 2, 18)
         whole, _ = model(mx.array(ids))
         np.testing.assert_allclose(decode(model, ids, mx.array), whole, rtol=2e-4, atol=2e-4)
 
     def test_it_learns(self, mx):
         from mlx import nn, optimizers
 
-        model, rng = self.model(), np.random.default_rng()
+        model, rng = self.model(), np.random.default_rng(0)
         optimiser = optimizers.Adam(learning_rate=5e-3)
 
         def loss_of(ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import tomllib
 import venv
 from pathlib import Path
 
+import linattn
 import pytest
 from linattn import cli
-from linattn.scaffold import Project, write
+from linattn.scaffold import Project, project, write
 from linattn.scaffold.project import FRAMEWORKS, WITHOUT_TEMPLATE
 from linattn.spec import FAMILIES
 from linattn_conformance.adapters import ADAPTERS
@@ -22,6 +24,7 @@ from typer.testing import CliRunner
 
 FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Every case has shapes of its own and runs once."""
+ROOT = Path(__file__).parents[2]
 MODULES = {"torch": "torch", "jax": "jax", "mlx": "mlx.core", "numpy": "numpy"}
 
 
@@ -49,6 +52,7 @@ def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatc
         "linattn-acme/.gitignore",
         "linattn-acme/README.md",
         "linattn-acme/pyproject.toml",
+        "linattn-acme/requirements.txt",
         "linattn-acme/src/linattn_acme/__init__.py",
         "linattn-acme/src/linattn_acme/backend.py",
         "linattn-acme/src/linattn_acme/loop.py",
@@ -88,6 +92,45 @@ def test_mlx_is_required_with_a_library_to_load(tmp_path):
         Requirement("mlx; platform_system == 'Darwin'"),
         Requirement("mlx[cpu]; platform_system == 'Linux'"),
     ]
+
+
+FOLDER = Path("/no/checkout").as_uri()
+COMMIT = "0123456789012345678901234567890123456789"
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        (None, f"linattn[conformance]=={linattn.API_VERSION}"),
+        (
+            {"url": "https://example.com/linattn", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            f"linattn[conformance] @ git+https://example.com/linattn@{COMMIT}",
+        ),
+        (
+            {"url": "https://example.com/linattn-1.0.0.tar.gz", "archive_info": {}},
+            "linattn[conformance] @ https://example.com/linattn-1.0.0.tar.gz",
+        ),
+        ({"url": FOLDER, "dir_info": {"editable": True}}, f"linattn[conformance] @ {FOLDER}"),
+    ],
+    ids=["index", "git", "archive", "folder"],
+)
+def test_the_linattn_that_is_here_is_pinned(record, line, tmp_path, monkeypatch):
+    told = {"direct_url.json": None if record is None else json.dumps(record)}
+    monkeypatch.setattr(project.metadata.PathDistribution, "read_text", lambda self, name: told[name])
+    project.source.cache_clear()
+    write(Project("acme"), tmp_path / "acme")
+    project.source.cache_clear()
+    assert (tmp_path / "acme" / "requirements.txt").read_text(encoding="utf-8").splitlines()[1:] == [line]
+
+
+def test_a_checkout_is_pinned_by_its_commit(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    record = json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    monkeypatch.setattr(project.metadata.PathDistribution, "read_text", lambda self, name: record)
+    assert project.source.__wrapped__() == f"linattn[conformance] @ git+{project.REPOSITORY}@{head}"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -213,7 +256,7 @@ def run(python: Path, *words: str, **variables: str) -> str:
 
 def test_every_new_backend_is_listed(environment):
     python, _ = environment
-    listed = run(python, "-m", "linattn", "backends").splitlines()
+    listed = run(python, "-m", "linattn", "backends").partition("\n\n")[0].splitlines()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in listed}
     for framework, module in MODULES.items():
         try:
@@ -221,6 +264,21 @@ def test_every_new_backend_is_listed(environment):
         except ImportError:
             continue
         assert rows[f"my-{framework}"] == f"linattn-my-{framework} 0.1.0 {framework} gla (chunk) ready"
+
+
+def test_a_new_backend_installs_as_its_workflow_says(environment):
+    """With the line that pins linattn, here this checkout's folder, before any index has a release."""
+    python, folder = environment
+    (folder / "numpy" / "requirements.txt").write_text(f"linattn[conformance] @ {ROOT.as_uri()}\n", encoding="utf-8")
+    words = ["install", "--dry-run", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    said = subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), *words, "-r", "requirements.txt", ".[test]"],
+        cwd=folder / "numpy",
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1] == f"Would install linattn-{linattn.API_VERSION} linattn-my-numpy-0.1.0"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

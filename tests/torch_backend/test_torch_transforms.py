@@ -303,6 +303,54 @@ def test_autocast_changes_nothing(variant, T):
             assert z.dtype == y.dtype, name
 
 
+@pytest.mark.parametrize("variant", SOME)
+def test_autocast_casts_the_operands_of_a_public_call_and_nothing_else(variant):
+    """The bits are those of operands that were cast before; gradients come back in the dtypes of what was given."""
+    family, arrays, options = draw(variant, 30, dtype=torch.float32)
+    operator = getattr(linattn, f"chunk_{family}")
+    operands = {arg.name for arg in operator.spec.args if arg.role == "operand"}
+    before = {name: x.bfloat16() if name in operands else x for name, x in arrays.items()}
+    expected = outputs(operator(**before, **options))
+    wrt = leaves(arrays)
+    for x in wrt.values():
+        x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = outputs(operator(**arrays, **options))
+    for name, y in expected.items():
+        assert found[name].dtype == y.dtype, name
+        assert torch.equal(found[name], y), name
+    sum(y.float().sum() for y in found.values()).backward()
+    assert all(x.grad is None or x.grad.dtype == torch.float32 for x in wrt.values())
+    assert wrt["v"].grad.abs().sum() > 0
+
+
+def test_autocast_leaves_float64_and_other_devices_alone():
+    q = torch.ones(1, 3, 1, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linattn.linear_attn(q, q, q)[0].dtype == torch.float64
+        meta = torch.ones(1, 3, 1, 4, device="meta")
+        assert linattn.linear_attn(meta, meta, meta, backend="torch")[0].dtype == torch.float32
+        assert linattn.linear_attn(q.float(), q.half(), q.bfloat16())[0].dtype == torch.bfloat16
+
+
+def test_autocast_casts_what_a_feature_map_gives():
+    q = torch.rand(1, 3, 1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = linattn.linear_attn(q, q, q, feature_map="exp")
+    expected, _ = linattn.linear_attn(q.exp().bfloat16(), q.exp().bfloat16(), q.bfloat16())
+    assert torch.equal(found, expected)
+
+
+def test_compiled_code_notices_autocast():
+    q = torch.rand(1, 3, 1, 4)
+    torch._dynamo.reset()
+    call = torch.compile(lambda q: linattn.linear_attn(q, q, q)[0], fullgraph=True, backend="aot_eager")
+    assert call(q).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(q).dtype == torch.bfloat16
+    assert call(q).dtype == torch.float32
+
+
 def test_compile_under_autocast():
     family, arrays, options = draw("kda", 1, dtype=torch.float32)
 

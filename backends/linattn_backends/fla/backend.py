@@ -100,6 +100,9 @@ class FlaBackend(Fla):
         complaint = _complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
+    def missing_device(self) -> str | None:
+        return None if torch.cuda.is_available() else "CUDA devices"
+
 
 def _complaint(call: Call) -> str | None:
     family, form = call.op, call.form

@@ -52,6 +52,9 @@ class FlashQlaBackend(FlashQla):
         complaint = _complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
+    def missing_device(self) -> str | None:
+        return None if torch.cuda.is_available() else "CUDA devices"
+
 
 def _complaint(call: Call) -> str | None:
     if call.device.partition(":")[0] != "cuda":

@@ -46,6 +46,11 @@ class JaxTritonBackend(JaxTriton):
         complaint = device_complaint(call) or call_complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
+    def missing_device(self) -> str | None:
+        from .devices import present
+
+        return None if INTERPRETED or present() else "NVIDIA GPUs"
+
 
 def device_complaint(call: Call) -> str | None:
     """Kernels are compiled for NVIDIA GPUs, and interpreted elsewhere if asked."""

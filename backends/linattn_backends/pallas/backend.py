@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import jax  # noqa: F401 - without it nothing here can be called, and the registry says what to install
+import jax
 from linattn.plugin import Call, Unsupported, form_methods
 
 from .. import Pallas
@@ -44,6 +44,9 @@ class PallasBackend(Pallas):
         """Whether the kernels take this call."""
         complaint = device_complaint(call) or type_complaint(call) or size_complaint(call)
         return None if complaint is None else Unsupported(complaint)
+
+    def missing_device(self) -> str | None:
+        return None if INTERPRETED or jax.default_backend() == "tpu" else "TPUs"
 
 
 def device_complaint(call: Call) -> str | None:

@@ -196,6 +196,9 @@ class TritonBackend(Triton):
         complaint = _device_complaint(call.device) or call_complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
+    def missing_device(self) -> str | None:
+        return None if _ARCHITECTURES or INTERPRETED else "CUDA devices"
+
     def details(self, call: Call) -> str:
         """Which kernels run."""
         kind = call.device.partition(":")[0]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..calls import Failure
+
 if TYPE_CHECKING:
     from ..calls import Run
 
@@ -102,10 +104,19 @@ def vmapped(run: Run) -> None:
 
 
 def autocast(run: Run) -> None:
-    """Autocast changes nothing: the dtypes of the arguments say what is wanted."""
+    """Operands are cast before the backend sees them, as those of PyTorch's attention, and nothing inside is."""
+    operands = {arg.name for arg in run.case.spec.args if arg.role == "operand"}
+
+    def cast() -> dict[str, Any]:
+        return {name: x.to(torch.bfloat16) if name in operands else x for name, x in run.arrays().items()}
+
+    if run.declares(cast()):
+        return
     with torch.autocast(torch.device(run.adapter.device).type, dtype=torch.bfloat16):
-        outputs = named(run, Flat(run)(*leaves_of(run)))
-    run.compare(outputs, run.truth.outputs)
+        found = named(run, Flat(run)(*leaves_of(run)))
+    for name, x in named(run, Flat(run)(*cast().values())).items():
+        if found[name].dtype != x.dtype or not torch.equal(found[name], x):
+            raise Failure(f"{name} under autocast is not what operands give that were cast to bfloat16 before")
 
 
 TRANSFORMS: dict[str, Callable[[Any], None]] = {

@@ -101,9 +101,9 @@ class FollowsAutocast(OnTorch):
     name = "torch-follows-autocast"
 
     def before(self, given: dict[str, Any]) -> dict[str, Any]:
-        q = given["q"]
-        eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        return {**given, "q": torch.matmul(q, eye).to(q.dtype)}
+        g = given["g"]
+        eye = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
+        return {**given, "g": torch.matmul(g, eye).to(g.dtype)}
 
 
 class FallsBack(OnTorch):

@@ -10,7 +10,7 @@ from ..feature_maps import FeatureMap
 from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
 from ._family import decoding, family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def to_gated_delta_rule(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -41,19 +41,19 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _delta_rule(
-    q: A,
-    k: A,
-    v: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
     *,
     scale: float | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Delta rule: ``S_t = S_{t-1} + k_tᵀ (beta_t ∘ (v_t − k_t S_{t-1}))``, ``o_t = scale · q_t S_t`` (DeltaNet, Schlag et
     al. 2021; chunk form Yang et al. 2024b).
 
@@ -71,16 +71,16 @@ delta_rule, chunk_delta_rule, recurrent_delta_rule, parallel_delta_rule = _delta
 
 @decoding
 def decode_delta_rule(
-    q: A,
-    k: A,
-    v: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``delta_rule`` token by token, on states that it overwrites."""
     ...

@@ -9,7 +9,7 @@ from ..feature_maps import FeatureMap
 from ..spec import Arg, OpSpec
 from ._family import decoding, family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 SPEC = OpSpec(
     name="dplr",
@@ -27,21 +27,21 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _dplr(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    a: A,
-    b: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    a: Array,
+    b: Array,
     *,
     scale: float | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Diagonal plus low rank: ``S_t = Diag(e^{g_t}) S_{t-1} + b_tᵀ (a_t S_{t-1}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t``
     (RWKV-7, Peng et al. 2025, eq. 2).
 
@@ -61,18 +61,18 @@ dplr, chunk_dplr, recurrent_dplr, parallel_dplr = _dplr
 
 @decoding
 def decode_dplr(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    a: A,
-    b: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    a: Array,
+    b: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``dplr`` token by token, on states that it overwrites."""
     ...

@@ -9,7 +9,7 @@ from ..feature_maps import FeatureMap
 from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def to_kda(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -34,20 +34,20 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _gated_delta_rule(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
     *,
     scale: float | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Gated delta rule: ``S' = e^{g_t} S_{t-1}``, ``S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))``, ``o_t = scale · q_t S_t``
     (Gated DeltaNet, Yang et al. 2025, eq. 10).
 
@@ -66,17 +66,17 @@ gated_delta_rule, chunk_gated_delta_rule, recurrent_gated_delta_rule, parallel_g
 
 @decoding
 def decode_gated_delta_rule(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``gated_delta_rule`` token by token, on states that it overwrites."""
     ...

@@ -10,7 +10,7 @@ from ..spec import COMMON_OPTIONS, Arg, OpSpec
 from ._family import decoding, family
 from ._normalize import NORMALIZE, normalized_state
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 SPEC = OpSpec(
     name="gla",
@@ -29,21 +29,21 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _gla(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    gv: A | None = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    gv: Array | None = None,
     *,
     scale: float | None = None,
     normalize: bool = False,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Vector gate: ``S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (GLA, Yang et al.
     2024, §4).
 
@@ -65,18 +65,18 @@ gla, chunk_gla, recurrent_gla, parallel_gla = _gla
 
 @decoding
 def decode_gla(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    gv: A | None = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    gv: Array | None = None,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     normalize: bool = False,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``gla`` token by token, on states that it overwrites."""
     ...

@@ -10,7 +10,7 @@ from ..feature_maps import FeatureMap
 from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
 from ._family import decoding, family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def blocked(call: Call) -> str | None:
@@ -54,20 +54,20 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _kda(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
     *,
     scale: float | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Kimi Delta Attention: ``S' = Diag(e^{g_t}) S_{t-1}``, ``S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))``,
     ``o_t = scale · q_t S_t`` (Kimi Linear, 2025, eq. 1).
 
@@ -86,17 +86,17 @@ kda, chunk_kda, recurrent_kda, parallel_kda = _kda
 
 @decoding
 def decode_kda(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    beta: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``kda`` token by token, on states that it overwrites."""
     ...

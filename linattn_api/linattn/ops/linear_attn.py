@@ -11,7 +11,7 @@ from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, Option, Optio
 from ._family import decoding, family
 from ._normalize import NORMALIZE, normalized_state
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def check(form: str | None, options: Options) -> str | None:
@@ -55,20 +55,20 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _linear_attn(
-    q: A,
-    k: A,
-    v: A,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     scale: float | None = None,
     causal: bool = True,
     normalize: bool = False,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Linear attention: ``S_t = S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (Katharopoulos et al. 2020, eqs. 18-20).
 
     Args:
@@ -88,16 +88,16 @@ linear_attn, chunk_linear_attn, recurrent_linear_attn, parallel_linear_attn = _l
 
 @decoding
 def decode_linear_attn(
-    q: A,
-    k: A,
-    v: A,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     normalize: bool = False,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``linear_attn`` token by token, on states that it overwrites."""
     ...

@@ -10,7 +10,7 @@ from ..plugin import MixedState
 from ..spec import OUTPUT_FINAL_STATE, Arg, OpSpec, Option, Options, Sizes
 from ._family import family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 STATE = (
@@ -71,23 +71,23 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _mixed_attn(
-    q_quad: A,
-    k_quad: A,
-    q_lin: A,
-    k_lin: A,
-    v: A,
+    q_quad: Array,
+    k_quad: Array,
+    q_lin: Array,
+    k_lin: Array,
+    v: Array,
     *,
-    bias: A | None = None,
+    bias: Array | None = None,
     quad_scale: float | None = None,
     lin_scale: float | None = None,
     causal: bool = True,
-    initial_state: MixedState[A] | None = None,
+    initial_state: MixedState[Array] | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int = 256,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, MixedState[A] | None]:
+) -> tuple[Array, MixedState[Array] | None]:
     """Mixed chunk attention (FLASH, Hua et al. 2022, eqs. 7 and 8). With ``c(t) = t // C`` and ``C = chunk_size``:
 
     ``o_t = Σ_{c(s)=c(t), s≤t} relu(quad_scale · q_quad_t·k_quad_s + bias)² v_s

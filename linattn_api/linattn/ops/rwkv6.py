@@ -9,7 +9,7 @@ from ..feature_maps import FeatureMap
 from ..spec import Arg, OpSpec
 from ._family import decoding, family
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 SPEC = OpSpec(
     name="rwkv6",
@@ -26,20 +26,20 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _rwkv6(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    u: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    u: Array,
     *,
     scale: float | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """RWKV-6: ``S_t = Diag(e^{g_t}) S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t (S_{t-1} + Diag(u) k_tᵀ v_t)`` (Peng et al.
     2024, eqs. 14-15).
 
@@ -58,17 +58,17 @@ rwkv6, chunk_rwkv6, recurrent_rwkv6, parallel_rwkv6 = _rwkv6
 
 @decoding
 def decode_rwkv6(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
-    u: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    u: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``rwkv6`` token by token, on states that it overwrites."""
     ...

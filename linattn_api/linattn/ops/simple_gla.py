@@ -10,7 +10,7 @@ from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, u
 from ._family import decoding, family
 from ._normalize import NORMALIZE, normalized_state
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def to_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -32,20 +32,20 @@ SPEC = OpSpec(
 
 @family(SPEC)
 def _simple_gla(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
     *,
     scale: float | None = None,
     normalize: bool = False,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Scalar gate: ``S_t = e^{g_t} S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (RetNet; Mamba-2, Dao & Gu 2024).
 
     Args:
@@ -65,17 +65,17 @@ simple_gla, chunk_simple_gla, recurrent_simple_gla, parallel_simple_gla = _simpl
 
 @decoding
 def decode_simple_gla(
-    q: A,
-    k: A,
-    v: A,
-    g: A,
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
     *,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     scale: float | None = None,
     normalize: bool = False,
     feature_map: str | FeatureMap | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``simple_gla`` token by token, on states that it overwrites."""
     ...

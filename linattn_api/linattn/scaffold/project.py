@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ..errors import BackendConflict, OptionError
 from ..ops._family import operator_named
@@ -18,7 +24,9 @@ from ..plugin import API_VERSION
 from ..registry import registry
 from ..spec import FAMILIES, OpSpec
 
-__all__ = ["FRAMEWORKS", "Framework", "Operator", "Project", "write"]
+__all__ = ["FRAMEWORKS", "Framework", "Operator", "Project", "source", "write"]
+
+REPOSITORY = "https://github.com/linattn/linattn"
 
 NAME = re.compile(r"(?!auto$)[a-z]([a-z0-9_-]*[a-z0-9])?")
 SMALL = {"B": 2, "T": 20, "H": 2, "HV": 4, "K": 8, "V": 6}
@@ -188,6 +196,34 @@ class Project:
         return f">={major},<{major + 1}"
 
 
+@functools.cache
+def source() -> str:
+    """The line of requirements that installs this very linattn, wherever it came from.
+
+    A release from an index is pinned by its version; a checkout by its commit; any other folder or archive by its address.
+    """
+    name = "linattn[conformance]"
+    record = metadata.distribution("linattn").read_text("direct_url.json")
+    if record is None:
+        return f"{name}=={API_VERSION}"
+    direct: dict[str, Any] = json.loads(record)
+    if "vcs_info" in direct:
+        return f"{name} @ {direct['vcs_info']['vcs']}+{direct['url']}@{direct['vcs_info']['commit_id']}"
+    commit = _commit(url2pathname(urlsplit(str(direct["url"])).path)) if "dir_info" in direct else None
+    return f"{name} @ git+{REPOSITORY}@{commit}" if commit else f"{name} @ {direct['url']}"
+
+
+def _commit(folder: str) -> str | None:
+    """The commit that is checked out in a folder; ``None`` without git, or if the folder is no checkout."""
+    if not Path(folder, ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
 def _operator(name: str) -> Operator:
     function = operator_named(name)
     spec: OpSpec = function.spec
@@ -232,7 +268,11 @@ def write(project: Project, folder: Path) -> list[Path]:
     )
     texts = {
         _target(template, project): environment.get_template(template).render(
-            project=project, framework=FRAMEWORKS[project.framework], methods=project.methods
+            project=project,
+            framework=FRAMEWORKS[project.framework],
+            methods=project.methods,
+            source=source(),
+            repository=REPOSITORY,
         )
         for template in _templates(files(__package__ or "linattn.scaffold").joinpath("templates"), PurePosixPath())
     }

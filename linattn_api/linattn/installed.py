@@ -1,0 +1,180 @@
+"""What is installed: the backends and the extras, as ``linattn backends`` and ``linattn doctor`` show them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from .call import FORMS
+from .errors import BackendError
+from .plugin import API_VERSION, Backend
+from .registry import registry
+from .spec import FAMILIES
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+__all__ = ["show_backends", "show_extras"]
+
+PURPOSES = {
+    "torch": "PyTorch arrays",
+    "triton": "kernels for NVIDIA GPUs",
+    "jax": "JAX arrays",
+    "jax_triton": "Triton kernels on JAX arrays",
+    "pallas": "kernels for TPUs",
+    "mlx": "MLX arrays",
+    "fla": "flash-linear-attention",
+    "flash_qla": "FlashQLA",
+    "jla": "jax-linear-attention",
+    "mlx_fast": "MLX's own gated delta rule",
+    "mlx_lm": "mlx-lm",
+    "conformance": "pytest plug-in, new-backend",
+    "bench": "pages and plots of linattn bench",
+    "docs": "the documentation",
+    "test": "the project's tests",
+    "all": "everything for contributors",
+}
+"""What each extra is for."""
+
+
+class Row(NamedTuple):
+    """One backend in the list; the note, if it has one, stands below."""
+
+    name: str
+    origin: str
+    arrays: str
+    operators: str
+    status: str
+    note: str = ""
+
+
+def show_backends() -> None:
+    """Print every backend, where it comes from, and why one cannot be used."""
+    rows = [_row(name) for name in sorted(registry.records)]
+    table = Table("backend", "from", "arrays", "operators", "status", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row[:-1])
+    _print(table)
+    noted = [row for row in rows if row.note]
+    if noted:
+        print()
+    for row in noted:
+        print(f"{row.name}: {row.note}")
+
+
+def _row(name: str) -> Row:
+    record = registry.records[name]
+    origin = "linattn" if record.origin == f"linattn {API_VERSION}" else record.origin
+    try:
+        backend = registry.load(name)
+    except BackendError as error:
+        return Row(name, origin, "", "", "unusable", str(error))
+    arrays, operators = ", ".join(backend.frameworks), _operators(backend)
+    try:
+        device = backend.missing_device()
+    except Exception as error:  # a plug-in's own code, which must not hide the others
+        note = f"missing_device raised {type(error).__name__}: {error}"
+        return Row(name, origin, arrays, operators, "unusable", note)
+    if device:
+        return Row(name, origin, arrays, operators, "installed, no device here", f"runs on {device}")
+    return Row(name, origin, arrays, operators, "ready")
+
+
+def _operators(backend: Backend) -> str:
+    """The families it has, with the forms of each where some are missing."""
+    families = {op: tuple(form for form in FORMS if hasattr(backend, f"{form}_{op}")) for op in FAMILIES}
+    by_forms: dict[tuple[str, ...], list[str]] = {}
+    for op, forms in families.items():
+        if forms:
+            by_forms.setdefault(forms, []).append(op)
+    return "; ".join(_families(ops) + _those(forms) for forms, ops in by_forms.items())
+
+
+def _families(ops: list[str]) -> str:
+    """Their names, or those of the others where these are fewer."""
+    others = [op for op in FAMILIES if op not in ops]
+    if len(others) >= len(ops):
+        return ", ".join(ops)
+    return f"all but {', '.join(others)}" if others else "all"
+
+
+def _those(forms: Iterable[str]) -> str:
+    return "" if tuple(forms) == FORMS else f" ({', '.join(forms)})"
+
+
+def show_extras() -> None:
+    """Print the versions of what linattn needs, what there is of every extra, and the commands that install the rest."""
+    core = Table("package", "version", box=None, pad_edge=False)
+    for name, version in (("python", platform.python_version()), ("linattn", API_VERSION)):
+        core.add_row(name, version)
+    for requirement in _requirements(None):
+        core.add_row(requirement.name, _version(requirement.name) or "missing")
+    _print(core)
+    print()
+    extras = Table("extra", "for", "packages", box=None, pad_edge=False)
+    missing: list[str] = []
+    for extra in _extras():
+        packages, complete = _packages(extra)
+        extras.add_row(extra, PURPOSES.get(extra, ""), packages)
+        missing += [] if complete else [extra]
+    _print(extras)
+    if missing:
+        print()
+    for extra in missing:
+        print(f"{extra}: pip install 'linattn[{extra}]'")
+
+
+def _extras() -> list[str]:
+    """Every extra, spelled as the backend is; metadata has dashes."""
+    return [extra.replace("-", "_") for extra in metadata.metadata("linattn").get_all("Provides-Extra") or ()]
+
+
+def _requirements(extra: str | None) -> list[Requirement]:
+    """What linattn, or one of its extras, requires on this Python and system."""
+    from packaging.requirements import Requirement
+
+    found: list[Requirement] = []
+    for text in metadata.requires("linattn") or ():
+        requirement = Requirement(text)
+        of_extra = requirement.marker is not None and "extra" in str(requirement.marker)
+        names = {"extra": (extra or "").replace("_", "-")}
+        if of_extra == (extra is not None) and (requirement.marker is None or requirement.marker.evaluate(names)):
+            found.append(requirement)
+    return found
+
+
+def _packages(extra: str) -> tuple[str, bool]:
+    """The versions that are installed and true; where some are missing or too old, what these are and false."""
+    requirements = _requirements(extra)
+    complaints = [complaint for requirement in requirements if (complaint := _complaint(requirement))]
+    if complaints:
+        return ", ".join(complaints), False
+    found = [f"{requirement.name} {_version(requirement.name)}" for requirement in requirements]
+    return ", ".join(found) or "none for this Python and system", True
+
+
+def _complaint(requirement: Requirement) -> str | None:
+    version = _version(requirement.name)
+    if version is None:
+        return f"{requirement.name} is missing"
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return None if fits else f"{requirement.name} {version} is not {requirement.specifier}"
+
+
+def _version(package: str) -> str | None:
+    """The version installed, or ``None``."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _print(table: Table) -> None:
+    """A table in the terminal's width, or unwrapped into a file or pipe."""
+    width = None if Console().is_terminal else 10_000
+    Console(highlight=False, markup=False, width=width).print(table)
