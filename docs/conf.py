@@ -105,10 +105,10 @@ def render_reports(app: Any, failure: Exception | None) -> None:
         return
     folder = Path(app.outdir, "conformance", "reports")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = sorted(Path(app.srcdir, "conformance", "reports").glob("*.json"))
+    paths = sorted(Path(app.srcdir, "conformance", "reports").glob("*.json.gz"))
     reports = [reading.read(path) for path in paths]
     for path, report in zip(paths, reports, strict=True):
-        (folder / f"{path.stem}.html").write_text(rendering.html(report), encoding="utf-8")
+        (folder / f"{path.name.removesuffix('.json.gz')}.html").write_text(rendering.html(report), encoding="utf-8")
     (folder / "index.html").write_text(rendering.matrix_html(reports, manifest.load()), encoding="utf-8")
 
 

@@ -1,1 +1,1 @@
-"""What ``linattn bench`` runs, and under ``results/`` the figures it wrote."""
+"""What ``linattn bench`` runs."""

@@ -17,8 +17,9 @@ from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
 from rich.console import Console
 
+from . import rows
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
-from .environment import RESULTS, document, keep, read, write
+from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
 
 NAMED = ("overhead", "torch-cpu", "report")
@@ -95,29 +96,28 @@ def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Pa
         return
     if rest:
         raise OptionError(f"{name} takes no operators, got {', '.join(rest)}")
-    target = out or RESULTS / f"{name.replace('-', '_')}.json"
-    overhead(target) if name == "overhead" else torch_cpu(target)
-    typer.echo(f"wrote {target}")
+    results = overhead() if name == "overhead" else torch_cpu()
+    if out:
+        write(out, name, results)
+        typer.echo(f"wrote {out}")
+    else:
+        typer.echo(rows.text(results), nl=False)
 
 
-def overhead(target: Path) -> None:
+def overhead() -> dict[str, Any]:
     """Import and dispatch."""
     from .overhead import run
 
-    results = run()
-    write(target, "overhead", results)
-    typer.echo(f"import beyond numpy: {results['import']['beyond_numpy_ms']:.1f} ms")
-    for framework, added in results["dispatch_us"].items():
-        typer.echo(f"dispatch of one {framework} call: {added:.2f} µs")
+    return run()
 
 
-def torch_cpu(target: Path) -> None:
+def torch_cpu() -> dict[str, Any]:
     """The PyTorch backend against ``torch.bmm``."""
     try:
-        from . import torch_cpu as benchmark
+        from .torch_cpu import run
     except ImportError as error:
         raise OptionError(f"torch-cpu cannot run: {error}; pip install 'linattn[torch,bench]'") from error
-    write(target, "torch-cpu", benchmark.run(target))
+    return run()
 
 
 def one_of(flag: str, value: str, known: Sequence[str]) -> str:

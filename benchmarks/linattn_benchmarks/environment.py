@@ -13,7 +13,8 @@ from typing import Any
 import linattn
 from linattn.errors import OptionError
 
-RESULTS = Path(__file__).parent / "results"
+from . import rows
+
 SCHEMA = 1
 """Version of the layout of results files; raised when a field changes its meaning or goes away."""
 
@@ -93,7 +94,7 @@ def keep(path: Path, content: dict[str, Any]) -> None:
     """Write a results file, in a folder that is made if need be; all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    part.write_text(rows.text(content), encoding="utf-8")
     part.replace(path)
 
 

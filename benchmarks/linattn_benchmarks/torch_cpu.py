@@ -145,11 +145,8 @@ def measure_memory(family: str, T: int, backward: bool) -> dict[str, Any]:
 
 def memory(family: str, T: int, backward: bool) -> dict[str, Any]:
     """:func:`measure_memory` in a fresh process."""
-    code = f"import json; from {__name__ if __name__ != '__main__' else 'torch_cpu'} import measure_memory as m; "
-    code += f"print(json.dumps(m({family!r}, {T}, {backward})))"
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    env = {**os.environ, "PYTHONPATH": path}
-    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    code = f"import json; from {__name__} import measure_memory as m; print(json.dumps(m({family!r}, {T}, {backward})))"
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return json.loads(answer.stdout)
 
 
@@ -163,8 +160,8 @@ def decode() -> dict[str, Any]:
     return {"median_s": statistics.median(runs), "spread_s": [min(runs), max(runs)]}
 
 
-def run(out_path: str | Path, quick: bool = False) -> dict[str, Any]:
-    """Measure everything and write ``out_path``."""
+def run(quick: bool = False) -> dict[str, Any]:
+    """Measure everything."""
     families = ("gla", "gla_strong", "simple_gla", "kda") if quick else FAMILIES
     lengths = (2048, 8192, 65536) if quick else (2048, 8192, 16384, 65536)
     result = {
@@ -180,10 +177,4 @@ def run(out_path: str | Path, quick: bool = False) -> dict[str, Any]:
         "decode": decode(),
     }
     result["load_after"] = os.getloadavg()
-    Path(out_path).parent.mkdir(parents=True, exist_ok=True)
-    Path(out_path).write_text(json.dumps(result, indent=1) + "\n")
     return result
-
-
-if __name__ == "__main__":
-    run(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "results" / "torch_cpu.json")

@@ -18,6 +18,7 @@
 ``known_failures``     what a vendor knows to be broken
 ``verdict``            profiles; manifest minus results
 ``report``             versioned JSON
+``packed``             files that are compressed if their name says so
 ``reading``            is a report what a run wrote?
 ``comparing``          what changed between two
 ``rendering``          pages of one report, and the matrix of several

@@ -36,7 +36,9 @@ def conformance(
     device: Annotated[str, typer.Option(help="Device of the arrays, as the framework writes it.")] = "cpu",
     profile: Annotated[str, typer.Option(help=f"What to be judged for: {', '.join(verdict.PROFILES)}.")] = "full",
     framework: Annotated[str | None, typer.Option(help="One of the backend's frameworks; the first by default.")] = None,
-    report_path: Annotated[Path | None, typer.Option("--report", help="Write the report here, as JSON.")] = None,
+    report_path: Annotated[
+        Path | None, typer.Option("--report", help="Write the report here, as JSON; compressed if the name ends in .gz.")
+    ] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="Run only the ids that match, as in a shell; repeat for more. No verdict then.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import comparing, joining, manifest, reading, rendering, report
+from . import comparing, joining, manifest, packed, reading, rendering, report
 
 __all__ = ["compare_reports", "join_reports", "render_report", "verify_report"]
 
@@ -32,9 +32,9 @@ def unedited(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a result; a path that cannot be written to is a usage error."""
+    """Write a result, compressed if its name ends in ``.gz``; a path that cannot be written to is a usage error."""
     try:
-        path.write_text(text, encoding="utf-8")
+        packed.write(path, text)
     except OSError as error:
         raise typer.BadParameter(f"--output {path}: {error.strerror}") from None
 

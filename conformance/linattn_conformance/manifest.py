@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,33 @@ class Manifest:
 
     @property
     def hash(self) -> str:
-        """Hash over the manifest itself, as a report quotes it."""
-        return hashlib.sha256(self.text().encode()).hexdigest()
+        """Hash over the manifest itself, a case a line, as a report quotes it."""
+        lines = (f"  {json.dumps(name)}: {json.dumps(_packed(entry))}" for name, entry in sorted(self.entries.items()))
+        return hashlib.sha256(self._written("{}", lines).encode()).hexdigest()
 
     def text(self) -> str:
-        """As it is checked in: one line a case."""
-        lines = [f"  {json.dumps(name)}: {json.dumps(_packed(entry))}" for name, entry in sorted(self.entries.items())]
-        head = {"api": self.api, "suite": self.suite, "content": self.content}
-        start = json.dumps(head, indent=1)[:-2]
-        return start + ',\n "cases": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        """As it is checked in: a line for the cases of a family, form and dtype that have the rest in common."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, entry in sorted(self.entries.items()):
+            of, case = _of(name)
+            group = {"of": of, **_packed(entry)}
+            groups.setdefault(json.dumps(group), {**group, "cases": []})["cases"].append(case)
+        return self._written("[]", (f"  {json.dumps(group)}" for group in groups.values()))
+
+    def _written(self, brackets: str, lines: Iterable[str]) -> str:
+        head = json.dumps({"api": self.api, "suite": self.suite, "content": self.content}, indent=1)[:-2]
+        body = ",\n".join(lines)
+        return f'{head},\n "cases": {brackets[0]}\n{body}\n {brackets[1]}\n}}\n'
 
     def applicable(self, framework: str, device: str, memory: float = 0.0) -> dict[str, Entry]:
         """The cases for a framework and device."""
         return {name: entry for name, entry in self.entries.items() if entry.applies(framework, device, memory)}
+
+
+def _of(name: str) -> tuple[str, str]:
+    """Family, form and dtype of an id, and the rest."""
+    *of, case = name.split("/", 3)
+    return "/".join(of), case
 
 
 def _packed(entry: Entry) -> dict[str, Any]:
@@ -111,7 +126,8 @@ def manifest_path(api: str = API_VERSION) -> Path:
 def load(api: str = API_VERSION) -> Manifest:
     """The manifest that is checked in."""
     data = json.loads(manifest_path(api).read_text(encoding="utf-8"))
-    return Manifest(data["api"], data["suite"], data["content"], {name: _unpacked(x) for name, x in data["cases"].items()})
+    entries = {f"{group['of']}/{case}": _unpacked(group) for group in data["cases"] for case in group["cases"]}
+    return Manifest(data["api"], data["suite"], data["content"], dict(sorted(entries.items())))
 
 
 if __name__ == "__main__":

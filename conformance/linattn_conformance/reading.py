@@ -6,7 +6,9 @@ Trust in a report comes from where it was published: next to the log of the run 
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 
 from linattn.plugin import API_VERSION
 
-from . import manifest
+from . import manifest, packed
 from .manifest import SUITE_VERSION, Manifest
 from .report import SCHEMA, report_hash, results_hash
 from .runner import STATUSES
@@ -72,9 +74,11 @@ class ReportError(ValueError):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a report; ``ReportError`` says what is wrong with the file."""
+    """Read a report, compressed if its name ends in ``.gz``; ``ReportError`` says what is wrong with the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
+        found = json.loads(packed.read(path), parse_constant=_no_number, object_pairs_hook=_once)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ReportError(f"{path}: expected what gzip compressed, as its name ends in .gz: {error}") from None
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from linattn.plugin import API_VERSION
 
+from . import packed
 from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
@@ -92,12 +93,12 @@ def whole(report: dict[str, Any], judged: Verdict) -> dict[str, Any]:
 
 
 def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:
-    """Write a report with its verdict, a result a line; numbers that are not finite are nowhere in it."""
-    path.write_text(text(whole(report, judged)), encoding="utf-8")
+    """Write a report with its verdict, a result a line, compressed if the name ends in ``.gz``."""
+    packed.write(path, text(whole(report, judged)))
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """A whole report as it is written: JSON in which each result, and each reason against, is a line."""
+    """A whole report as it is written: JSON of finite numbers in which each result, and each reason against, is a line."""
     verdict = report["verdict"]
     lines = {"results": report["results"], "problems": verdict["problems"]}
     told = {**report, "results": [], "verdict": {**verdict, "problems": []}}

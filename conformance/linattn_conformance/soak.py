@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from linattn.spec import FAMILIES
 
+from . import packed
 from .cases import DTYPES
 from .options import check_number, check_writable
 from .pool import TIME_LIMIT, Pool, PoolError
@@ -58,7 +59,7 @@ def conformance_soak(
         subject = asdict(pool.subject)
         found = [asdict(finding) for finding in search.findings]
         told = {"subject": subject, "seconds": round(seconds, 1), "examples": search.examples, "seeds": search.seeds}
-        report_path.write_text(json.dumps({**told, "findings": found}, indent=1) + "\n", encoding="utf-8")
+        packed.write(report_path, json.dumps({**told, "findings": found}, indent=1) + "\n")
     rounds = f"{len(search.seeds)} rounds from seed {first}"
     print(f"{search.examples} cases in {seconds:.0f} s, {rounds}: {len(search.findings)} found wrong")
     raise typer.Exit(int(bool(search.findings)))

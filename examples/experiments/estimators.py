@@ -15,7 +15,7 @@ from linattn.feature_maps import Performer, Rfa
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
-from .record import COLOURS, Record, axes, options
+from .record import COLOURS, Record, Tables, axes, options
 
 COSINES = (-1.0, -0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 WAYS: dict[str, tuple[Callable[..., Any], bool]] = {
@@ -42,15 +42,19 @@ def error(name: str, cosine: float, chosen: Any) -> float:
 
 def main() -> None:
     chosen = options(__doc__, K=16, norm=0.6, maps=100000, seed=0)
-    record = Record("estimators", chosen)
+    record = Record("estimators", chosen, shown)
     results: dict[str, dict[str, float]] = {name: {} for name in WAYS}
     with Progress() as progress:
         for cosine in progress.track(COSINES, description="estimating"):
             for name in WAYS:
                 work = lambda n=name, c=cosine: error(n, c, chosen)  # noqa: E731
                 results[name][str(cosine)] = record.once(f"{name} at {cosine}", work)
-    rows = [(name, *(results[name][str(c)] for c in COSINES[::2])) for name in WAYS]
-    record.finish(results, ["features", *(f"cos={c:g}" for c in COSINES[::2])], rows, plot(results))
+    record.finish(results)
+
+
+def shown(results: dict[str, dict[str, float]], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    rows = [(name, *(found[str(c)] for c in COSINES[::2])) for name, found in results.items()]
+    return {"": (["features", *(f"cos={c:g}" for c in COSINES[::2])], rows)}, plot(results)
 
 
 def plot(results: dict[str, dict[str, float]]) -> Figure:

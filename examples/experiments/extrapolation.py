@@ -18,7 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from .language import Text, bits_by_place, read, train, windows
-from .record import COLOURS, Record, axes, numbers, options
+from .record import COLOURS, Record, Tables, axes, numbers, options
 
 MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "softmax, RoPE": Attention,
@@ -53,7 +53,7 @@ def main() -> None:
         mixers="softmax, RoPE;RetNet;GLA",
     )  # fmt: skip
     torch.set_num_threads(1)
-    record, text = Record("extrapolation", chosen), read()
+    record, text = Record("extrapolation", chosen, shown), read()
     mixers = chosen.mixers.split(";")
     runs = [(name, seed) for seed in numbers(chosen.seeds) for name in mixers]
     results: dict[str, list[Any]] = {name: [] for name in mixers}
@@ -65,10 +65,13 @@ def main() -> None:
             progress.update(task, completed=(i + 1) * chosen.steps)
     ends = list(results[mixers[0]][0]["bits"])
     means = {name: {end: mean(one["bits"][end] for one in found) for end in ends} for name, found in results.items()}
-    rows = [(name, *of.values()) for name, of in means.items()]
-    record.finish(
-        {"means": means, "runs": results}, ["model", *(f"to {end}" for end in ends)], rows, plot(results, chosen.length)
-    )
+    record.finish({"means": means, "runs": results})
+
+
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    means = results["means"]
+    header = ["model", *(f"to {end}" for end in next(iter(means.values())))]
+    return {"": (header, [(name, *of.values()) for name, of in means.items()])}, plot(results["runs"], chosen["length"])
 
 
 def plot(results: dict[str, list[Any]], length: int) -> Figure:

@@ -19,7 +19,7 @@ from models.flash import flash, flash_quad
 from rich.progress import Progress
 
 from .language import Text, bits_by_place, read, train, windows
-from .record import COLOURS, Record, axes, numbers, options
+from .record import COLOURS, Record, Tables, axes, numbers, options
 
 KINDS: dict[str, Callable[[Any], LanguageModel]] = {
     "local only": lambda c: flash(256, c.width, c.units, c.chunk, keys=c.keys, linear=False),
@@ -63,7 +63,7 @@ def main() -> None:
         kinds=";".join(KINDS), tokens=8192, contexts="256,512,1024,2048,4096,8192",
     )  # fmt: skip
     torch.set_num_threads(1)
-    record, text = Record("flash", chosen), read()
+    record, text = Record("flash", chosen, shown), read()
     kinds = chosen.kinds.split(";")
     runs = [(kind, seed) for seed in numbers(chosen.seeds) for kind in kinds]
     scores: dict[str, list[Any]] = {kind: [] for kind in kinds}
@@ -78,12 +78,15 @@ def main() -> None:
             for kind in TIMED:
                 times[kind][str(T)] = record.once(f"{kind} at {T}", lambda k=kind, n=T: seconds(k, n, chosen))
     means = {kind: mean(one["bits"] for one in found) for kind, found in scores.items()}
+    record.finish({"means": means, "runs": scores, "seconds": times})
+
+
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    means, scores, times = results["means"], results["runs"], results["seconds"]
+    header = ["model", "bits per byte", *(f"seed {seed}" for seed in numbers(chosen["seeds"])), "parameters"]
     rows = [(kind, means[kind], *(one["bits"] for one in found), found[0]["parameters"]) for kind, found in scores.items()]
-    header = ["model", "bits per byte", *(f"seed {seed}" for seed in numbers(chosen.seeds)), "parameters"]
-    record.also(
-        "flash.latency", ["model", *(f"context {T}" for T in times["FLASH"])], [(k, *t.values()) for k, t in times.items()]
-    )
-    record.finish({"means": means, "runs": scores, "seconds": times}, header, rows, plot(scores, times))
+    latency = ["model", *(f"context {T}" for T in times["FLASH"])], [(kind, *of.values()) for kind, of in times.items()]
+    return {"": (header, rows), "latency": latency}, plot(scores, times)
 
 
 def plot(scores: dict[str, list[Any]], times: dict[str, dict[str, float]]) -> Figure:

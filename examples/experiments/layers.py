@@ -23,7 +23,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from .record import COLOURS, Record, axes, numbers, options
+from .record import COLOURS, Record, Tables, axes, numbers, options
 
 HEAD = 64  # width of the heads of softmax and Hedgehog
 
@@ -104,19 +104,22 @@ def main() -> None:
         contexts="1024,2048,4096,8192,16384,32768",
         compiler="",
     )  # fmt: skip
-    record, contexts = Record("layers", chosen), numbers(chosen.contexts)
+    record, contexts = Record("layers", chosen, shown), numbers(chosen.contexts)
     costs: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     with Progress() as progress:
         for kind in progress.track(KINDS, description="layers"):
             for T in contexts:
                 costs[kind][str(T)] = record.once(f"{kind} at {T}", lambda k=kind, n=T: cost(k, n, chosen))
     device = torch.cuda.get_device_name() if chosen.device == "cuda" else "CPU"
-    header = ["layer", *(f"{what}, {T}" for what in next(iter(costs["softmax"].values())) for T in (contexts[0], contexts[-1]))]
-    rows = [
-        (kind, *(of[str(T)][what] for what in of[str(contexts[0])] for T in (contexts[0], contexts[-1])))
-        for kind, of in costs.items()
-    ]
-    record.finish({"device": device, "costs": costs}, header, rows, plot(costs))
+    record.finish({"device": device, "costs": costs})
+
+
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    costs = results["costs"]
+    first, *_, last = costs["softmax"]
+    columns = [(what, T) for what in costs["softmax"][first] for T in (first, last)]
+    rows = [(kind, *(of[T][what] for what, T in columns)) for kind, of in costs.items()]
+    return {"": (["layer", *(f"{what}, {T}" for what, T in columns)], rows)}, plot(costs)
 
 
 def plot(costs: dict[str, dict[str, Any]]) -> Figure:

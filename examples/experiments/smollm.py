@@ -32,7 +32,7 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
-from .record import COLOURS, Record, axes, options, publish, whole_run
+from .record import COLOURS, LABELS, Record, Tables, axes, options, publish, whole_run
 from .schedule import rise_and_fall
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -438,14 +438,13 @@ def main() -> None:
     if chosen.results:
         redraw(Path(chosen.results), Path(chosen.out))
     else:
-        run(Record("smollm", chosen), chosen, *prepare(chosen))
+        run(Record("smollm", chosen, shown), chosen, *prepare(chosen))
 
 
 def redraw(path: Path, out: Path) -> None:
-    """What a run writes at its end, from the file that it wrote, or from the partial one if it was cut off."""
+    """What a run writes at its end, from the partial file of one that was cut off."""
     saved = json.loads(path.read_text(encoding="utf-8"))
-    whole = saved if "results" in saved else whole_run("smollm", saved, collected(saved["parts"]))
-    publish(out, whole, *shown(whole["results"]))
+    publish(out, whole_run("smollm", saved, collected(saved["parts"])), shown)
 
 
 def packaged() -> Path:
@@ -496,8 +495,7 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
             if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
                 learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, long, *tuning, score, show))
-    results = collected(record.parts)
-    record.finish(results, *shown(results))
+    record.finish(collected(record.parts))
 
 
 ABOUT, COURSE = "about", ", course"
@@ -524,14 +522,16 @@ def ran(decoder: Decoder, name: str) -> str:
 STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
-def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Figure]:
-    """The table's header and rows, and the plot."""
+def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
     ordered = sorted(maps, key=lambda name: -min(of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))
     rows = [
-        (f"`{name}`", *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths))
+        (
+            f"`{LABELS.get(name, name)}`",
+            *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths),
+        )
         for name in ordered
     ]
     learners = [name for name in maps if any(COURSE in key for key in maps[name])]
@@ -544,14 +544,14 @@ def shown(results: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]], Fi
     bars.set_xscale("log")
     bars.set_xlim(1)
     bars.set_xlabel(f"perplexity, contexts of {lengths[0]} tokens of held-out text")
-    bars.set_yticks(range(len(ordered)), ordered)
+    bars.set_yticks(range(len(ordered)), [LABELS.get(name, name) for name in ordered])
     handles = {label: handle for handle, label in zip(*bars.get_legend_handles_labels(), strict=True)}
     bars.legend(
         [handles[stage] for stage in stages], stages, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3
     )
     if learners:
         courses(lines[0], {name: maps[name] for name in learners}, lengths[0])
-    return ["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows, figure
+    return {"": (["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows)}, figure
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
@@ -561,7 +561,7 @@ def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
         stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
         for stage in stages:
             points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in maps[name][stage + COURSE])]
-            style, label = "--" if stage == "distilled" else "-", name if stage == stages[-1] else None
+            style, label = "--" if stage == "distilled" else "-", LABELS.get(name, name) if stage == stages[-1] else None
             ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
             spent, last = points[-1]
     ax.set_yscale("log")

@@ -197,7 +197,7 @@ OPTIONS = [
     ("chunk_size", 0, "chunk_size must be at least 1, got 0"),
     ("chunk_size", 64.0, "chunk_size must be int or None, a static Python value, got 64.0"),
     ("chunk_size", True, "chunk_size must be int or None, a static Python value, got True"),
-    ("output_final_state", np.bool_(True), "output_final_state must be bool, a static Python value, got np.True_"),
+    ("output_final_state", np.bool_(True), f"output_final_state must be bool, a static Python value, got {np.bool_(True)!r}"),
 ]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from linattn_benchmarks import document, environment
+from figures import RESULTS, document
+from linattn_benchmarks import environment
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,10 +16,10 @@ PAGES = [page for page in WRITTEN if document.BLOCK.search(page.read_text(encodi
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page_is_up_to_date(page):
     text = page.read_text(encoding="utf-8")
-    assert document.fill(text) == text, f"run: python -m linattn_benchmarks.document {page.relative_to(ROOT)}"
+    assert document.fill(text) == text, f"run: python -m figures.document {page.relative_to(ROOT)}"
 
 
-@pytest.mark.parametrize("path", sorted(environment.RESULTS.glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
 def test_results_files_are_of_this_schema(path):
     content = environment.read(path)
     assert content["benchmark"] in document.RENDERERS

@@ -56,6 +56,15 @@ def test_wrong_arguments(run, words, message):
     assert message in said(done)
 
 
+def test_what_linattn_costs_is_printed_or_written(run, tmp_path, monkeypatch):
+    found = {"import": {"beyond_numpy_ms": 12.5, "frameworks_loaded": []}, "dispatch_us": {"numpy": 1.5}}
+    monkeypatch.setattr("linattn_benchmarks.overhead.run", lambda: found)
+    assert json.loads(run("overhead").stdout) == found
+    path = tmp_path / "overhead.json"
+    assert run("overhead", "--out", str(path)).stdout == f"wrote {path}\n"
+    assert environment.read(path)["results"] == found
+
+
 def test_other_files_are_refused(run, tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": 0}))

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from linattn_conformance import cli
+from linattn_conformance import cli, packed
 from linattn_conformance.cases import every_case
 from linattn_conformance.options import check_writable
 from linattn_conformance.report import report_hash, results_hash
@@ -122,7 +122,7 @@ def test_the_command_that_runs_a_case_again_has_all_that_it_depends_on():
 
 def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     """The core comes first, and the second run takes over what the first has done."""
-    part, whole = tmp_path / "part.json", tmp_path / "whole.json"
+    part, whole = tmp_path / "part.json", tmp_path / "whole.json.gz"
     arguments = "--backend", HONEST, "--profile", "core", "--environment", "tuned=no"
     conformance(*arguments, "--budget", "0.01", "--report", str(part))
     report = json.loads(part.read_text())
@@ -138,9 +138,9 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     report["results_hash"] = results_hash(report["results"])
     part.write_text(json.dumps({**report, "hash": report_hash(report)}))
     done = conformance(*arguments, "--resume", str(part), "--report", str(whole))
-    results = json.loads(whole.read_text())["results"]
+    results = json.loads(packed.read(whole))["results"]
     assert done.returncode == 1
-    assert json.loads(whole.read_text())["complaints"] == ["loading the backend again, the process died"]
+    assert json.loads(packed.read(whole))["complaints"] == ["loading the backend again, the process died"]
     assert [result["id"] for result in results if result["status"] == "failed"] == [report["results"][1]["id"]]
     assert results[1]["message"] == "as found before"
     assert {result["status"] for result in results} == {"failed", "passed", "declared-unsupported"}

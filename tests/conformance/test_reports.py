@@ -1,6 +1,7 @@
 """Reports: are they intact, what changed between two, and what the pages say."""
 
 import copy
+import gzip
 import json
 import re
 from collections import Counter
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 import report_cases
 import typer
-from linattn_conformance import commands, rendering, report
+from linattn_conformance import commands, packed, rendering, report
 from linattn_conformance.comparing import compare
 from linattn_conformance.reading import ReportError, read, verify
 from typer.testing import CliRunner
@@ -244,6 +245,39 @@ def test_a_file_that_is_not_there(tmp_path):
     done = command(commands.verify_report, str(tmp_path / "none.json"))
     assert done.exit_code == 2
     assert "No such file or directory" in " ".join(done.output.replace("│", " ").split())
+
+
+# -- compressed ------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_whose_name_ends_in_gz_is_compressed_and_every_command_reads_it(tmp_path):
+    path, page = tmp_path / "report.json.gz", tmp_path / "report.md"
+    packed.write(path, report.text(GOOD))
+    assert len(path.read_bytes()) * 8 < len(report.text(GOOD))
+    assert read(path) == GOOD
+    assert command(commands.verify_report, str(path)).exit_code == 0
+    assert command(commands.compare_reports, str(path), written(tmp_path, GOOD)).stdout.endswith("no case changed\n")
+    assert command(commands.render_report, str(path), "--output", str(page)).exit_code == 0
+    assert page.read_text() == rendering.markdown(GOOD)
+    assert command(commands.join_reports, str(path), "--output", str(tmp_path / "whole.json.gz")).exit_code == 0
+    assert (tmp_path / "whole.json.gz").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (json.dumps(GOOD).encode(), "Not a gzipped file (b'{\"')"),
+        (gzip.compress(json.dumps(GOOD).encode())[:-100], "Compressed file ended before the end-of-stream marker was reached"),
+        (gzip.compress(b"{}")[:10] + b"\xff" * 20, "Error -3 while decompressing data: invalid block type"),
+    ],
+    ids=["not compressed", "cut off", "damaged"],
+)
+def test_what_only_its_name_says_is_compressed(tmp_path, content, complaint):
+    path = tmp_path / "report.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ReportError) as raised:
+        read(path)
+    assert str(raised.value).startswith(f"{path}: expected what gzip compressed, as its name ends in .gz: {complaint}")
 
 
 # -- compare-reports -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from experiments import estimators, layers, recall_by_map  # noqa: E402
 from experiments.extrapolation import by_octave  # noqa: E402
 from experiments.language import Text, bits_by_place, read, windows  # noqa: E402
 from experiments.recall import Recaller, Task, accuracy, train  # noqa: E402
-from experiments.record import DOCS, Record, axes, table  # noqa: E402
+from experiments.record import DOCS, Record, again, axes, table  # noqa: E402
 from experiments.schedule import one_cycle, rise_and_fall  # noqa: E402
 from models.blocks import Attention, transformer  # noqa: E402
 from models.hedgehog import HedgehogAttention  # noqa: E402
@@ -163,24 +163,30 @@ def test_a_model_with_rotary_positions_reads_long_texts_as_it_decodes_them():
     torch.testing.assert_close(model(ids[:, 30:], state, 30)[0], whole[:, 30:])
 
 
+def shown(results, options):
+    tables = {"": (["what", "value"], results.items()), "more": (["seed"], [(options["seed"],)])}
+    return tables, axes(1)[0]
+
+
 def test_a_record_goes_on_where_it_stopped(tmp_path):
     options = argparse.Namespace(out=str(tmp_path), seed=3, weights="/somewhere/weights")
-    first = Record("some", options)
+    first = Record("some", options, shown)
     assert first.once("a", lambda: 1.5) == 1.5
-    again = Record("some", options)
-    assert again.once("a", lambda: pytest.fail("worked out twice")) == 1.5
-    again.finish({"a": 1.5}, ["what", "value"], [("a", 1.5)], axes(1)[0])
+    second = Record("some", options, shown)
+    assert second.once("a", lambda: pytest.fail("worked out twice")) == 1.5
+    second.finish({"a": 1.5})
     assert not list(tmp_path.glob("*.partial.json"))
     whole = json.loads((tmp_path / "some.json").read_text())
     assert (whole["results"], whole["options"]) == ({"a": 1.5}, {"seed": 3})
     assert (tmp_path / "some.table.md").read_text() == "| what | value |\n| --- | --- |\n| a | 1.500 |\n"
-    assert (tmp_path / "some.svg").stat().st_size > 1000
+    assert (tmp_path / "some.more.table.md").read_text() == "| seed |\n| --- |\n| 3 |\n"
+    assert (tmp_path / "some.png").stat().st_size > 1000
 
 
 def test_a_record_of_other_options_is_not_mixed_in(tmp_path):
-    Record("some", argparse.Namespace(out=str(tmp_path), seed=3)).once("a", lambda: 1)
+    Record("some", argparse.Namespace(out=str(tmp_path), seed=3), shown).once("a", lambda: 1)
     with pytest.raises(SystemExit, match=r"some\.partial\.json is of other options, \{'seed': 3\}: remove it or use those"):
-        Record("some", argparse.Namespace(out=str(tmp_path), seed=4))
+        Record("some", argparse.Namespace(out=str(tmp_path), seed=4), shown)
 
 
 def test_tables():
@@ -191,15 +197,24 @@ def test_tables():
 def test_every_recorded_experiment_has_its_table_plot_and_page(path):
     page, within = (DOCS / f"{path.stem}.md").read_text(encoding="utf-8"), path.relative_to(DOCS).with_suffix("")
     assert f"{{include}} {within}.table.md" in page
-    plot = path.with_suffix(".svg").is_file()
+    plot = path.with_suffix(".png").is_file()
     assert plot or path.parent != DOCS  # the same with other options may do without
-    assert (f"({within}.svg)" in page) == plot
+    assert (f"({within}.png)" in page) == plot
     cells = path.with_suffix(".table.md").read_text(encoding="utf-8").split()
     numbers = [cell for cell in cells if "." in cell and cell.lstrip("-")[0].isdigit()]
     recorded = path.read_text(encoding="utf-8")
     found = {f"{float(x):.3f}" for x in _numbers(json.loads(recorded)["results"])}
     assert numbers
     assert set(numbers) <= found
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.json")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_what_is_shown_of_an_experiment_is_made_of_its_record(path, tmp_path):
+    """Write it again: PYTHONPATH=examples python -m experiments.record PATH."""
+    again(path, tmp_path)
+    kept = [path, path.with_suffix(".table.md"), *path.parent.glob(f"{path.stem}.*.table.md")]
+    assert {file.name: file.read_text() for file in kept} == {file.name: (tmp_path / file.name).read_text() for file in kept}
+    assert (tmp_path / f"{path.stem}.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def _numbers(x):

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from experiments import smollm  # noqa: E402
-from experiments.record import Record  # noqa: E402
+from experiments.record import Record, again  # noqa: E402
 from experiments.smollm import Conversion, Decoder, Pace, Sizes, initial, perplexity, softmax, windows  # noqa: E402
 
 SIZES, SYMBOLS = Sizes(layers=2, heads=4, kv_heads=2, K=8, base=1e4, eps=1e-5), 13
@@ -118,7 +118,7 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     with monkeypatch.context() as context:
         context.setattr(smollm, "distil", lambda *given: pytest.fail("cut off") if given[1] == "t2r" else distil(*given))
         with pytest.raises(pytest.fail.Exception):
-            smollm.run(Record("smollm", options), options, decoder, training, held_out)
+            smollm.run(Record("smollm", options, smollm.shown), options, decoder, training, held_out)
     assert len(list(out.glob("smollm.partial.*.pt"))) == 4
     smollm.redraw(out / "smollm.partial.json", tmp_path / "cut off")
     half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
@@ -133,10 +133,10 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     monkeypatch.setattr(
         smollm, "distil", lambda *given: pytest.fail("distilled twice") if given[1] != "t2r" else distil(*given)
     )
-    smollm.run(Record("smollm", options), options, decoder, training, held_out)
-    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.svg"}
-    smollm.redraw(out / "smollm.json", tmp_path / "again")
-    assert all(path.read_text() == (tmp_path / "again" / path.name).read_text() for path in out.iterdir())
+    smollm.run(Record("smollm", options, smollm.shown), options, decoder, training, held_out)
+    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.png"}
+    again(out / "smollm.json", tmp_path / "again")
+    assert all(path.read_bytes() == (tmp_path / "again" / path.name).read_bytes() for path in out.iterdir())
     found = json.loads((out / "smollm.json").read_text())["results"]
     assert found["ran"] == dict.fromkeys(("relu", "hedgehog", "t2r"), "torch.chunk_linear_attn")
     assert list(found["maps"]) == ["softmax", "relu", "hedgehog", "t2r"]
@@ -153,8 +153,8 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
 def test_courses_are_drawn_if_there_are_any(learns):
     course = {"distilled, course": [{"seconds": 1.0, "score": 5.0}], "distilled": {"16": 5.0}} if learns else {}
     maps = {"softmax": {"converted": {"16": 3.0}}, "t2r": {"converted": {"16": 9.0}, **course}}
-    _, rows, figure = smollm.shown({"maps": maps})
-    assert [len(row) for row in rows] == [2 + learns] * 2
+    tables, figure = smollm.shown({"maps": maps}, {})
+    assert [len(row) for row in tables[""][1]] == [2 + learns] * 2
     assert len(figure.axes) == 1 + learns
 
 

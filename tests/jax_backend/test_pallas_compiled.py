@@ -9,10 +9,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from figures import tpu_static
 from jax_cases import draw
 from linattn_backends.pallas import PallasBackend
 from linattn_backends.pallas.calls import longest_chunk
-from linattn_benchmarks import tpu_static
 
 backend = PallasBackend()
 WITH_LIBTPU = importlib.util.find_spec("libtpu") is not None
@@ -127,7 +127,7 @@ def dots(jaxpr):
 
 COMPILE = """
 import json, sys
-from linattn_benchmarks import tpu_static
+from figures import tpu_static
 
 for one in json.load(sys.stdin):
     tpu_static.compile_case(one)
@@ -160,7 +160,7 @@ def test_compiles(generation):
 
 @needs_libtpu
 def test_kernels_cost_no_more_than_recorded():
-    """Bundles and VMEM of a few kernels against ``results/tpu_static.json``; a kernel that got better wants a new file."""
+    """Bundles and VMEM of a few kernels against those in ``benchmarks/results/``; a kernel that got better wants a new file."""
     results = json.loads(tpu_static.RESULT.read_text())["results"]
     recorded = {key(row): row for row in results if "inverse" not in row}
     cases = [

@@ -1,48 +1,19 @@
-"""What is checked in makes sense on any machine."""
+"""What is checked in fits together."""
 
 from __future__ import annotations
 
 import re
-import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import linattn
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-THIS = Path(__file__).relative_to(ROOT).as_posix()
-
-# Spelled in pieces, so that this file does not find itself.
-LOCAL = {
-    "the host of a package registry": "pypi" + r"\.org|pythonhosted" + r"\.|registry\.npm",
-    "a path of one machine": r"(?<![\w.}])/(wor" + r"k|home|root|Users)/\w",
-    "an address of one machine": r"file:/" + r"/",
-    "an issue number": r"(?i)\b(issue|pull request|PR) #?\d+",
-}
-
-
-def tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    return listed.stdout.split("\n")[:-1]
-
-
-@pytest.mark.parametrize("what", LOCAL)
-def test_no_file_mentions(what: str):
-    found = []
-    for name in tracked():
-        path = ROOT / name
-        if name == THIS or not path.is_file():
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        found += [f"{name}:{n}: {line}" for n, line in enumerate(text.splitlines(), 1) if re.search(LOCAL[what], line)]
-    assert not found
+NOTES = sorted((ROOT / "benchmarks" / "notes").glob("*.md"))
 
 
 def test_constraints_pin_every_requirement_exactly():
@@ -56,8 +27,62 @@ def test_constraints_pin_every_requirement_exactly():
     assert "linattn" not in names
 
 
-def test_changelog_knows_this_version():
-    assert f"## [{linattn.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def required(lines: list[Any], groups: dict[str, list[Any]], extras: dict[str, list[str]]) -> set[str]:
+    """Names of what these lines require, those of the groups and of the project's own extras that they include."""
+    found: set[str] = set()
+    for line in lines:
+        if isinstance(line, dict):
+            found |= required(groups[line["include-group"]], groups, extras)
+            continue
+        requirement = Requirement(line)
+        if requirement.name != "linattn":
+            found.add(canonicalize_name(requirement.name))
+        for extra in requirement.extras if requirement.name == "linattn" else ():
+            found |= required(extras[extra], groups, extras)
+    return found
+
+
+def test_constraints_cover_what_the_readme_installs():
+    told = re.search(r'-e "\.\[([\w,]+)\]" --group (\w+)', (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert told
+    extras, groups = project()["project"]["optional-dependencies"], project()["dependency-groups"]
+    lines = [*project()["project"]["dependencies"], f"linattn[{told[1]}]", *groups[told[2]], "pip"]
+    needed = required(lines, groups, extras)
+    assert {"torch", "numpy", "jinja2", "ruff", "sphinx", "jax-triton"} < needed
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert needed <= {canonicalize_name(line.partition("==")[0]) for line in pinned if not line.startswith("#")}
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_changelog_and_citation_know_this_version():
+    assert f"## [{linattn.__version__}]" in read("CHANGELOG.md")
+    assert f"\nversion: {linattn.__version__}\n" in read("CITATION.cff")
+
+
+def test_ruff_is_the_same_before_a_commit_and_after_it():
+    hook = re.search(r"ruff-pre-commit\n +rev: v([\d.]+)\n", read(".pre-commit-config.yaml"))
+    assert hook
+    assert f"\nruff=={hook[1]}\n" in read("constraints.txt")
+
+
+def test_the_page_of_versions_has_the_bounds_which_are_what_is_tried():
+    told, extras = project()["project"], project()["project"]["optional-dependencies"]
+    lines = [*told["dependencies"], *extras["torch"], *extras["triton"], *extras["jax"], *extras["mlx"]]
+    bounds = {"python": told["requires-python"]}
+    bounds |= {found.name: str(found.specifier) for found in map(Requirement, lines) if found.name != "linattn"}
+    rows = re.findall(r"^\| (\w+) \| `(>=[\d.]+)` \| ([\d.]+) \|", read("docs/versions.md"), re.MULTILINE)
+    names = {"Python": "python", "NumPy": "numpy", "PyTorch": "torch", "Triton": "triton", "JAX": "jax", "MLX": "mlx"}
+    assert [name for name, *_ in rows] == list(names)
+    for name, bound, tried in rows:
+        assert bounds[names[name]] == bound, name
+        assert Version(tried) == Version(bound.removeprefix(">=")), name
 
 
 def test_every_random_generator_is_seeded():
@@ -76,7 +101,7 @@ def test_licence_is_apache_2():
 
 def test_links_between_pages_lead_somewhere():
     broken = []
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *NOTES]:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
@@ -84,8 +109,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_entry_points_lead_somewhere():
-    tomllib = pytest.importorskip("tomllib")
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    groups = project()["project"]["entry-points"]
     values = [value for group in groups.values() for value in group.values()]
     roots = {path.name: path for path in ROOT.glob("*/linattn*")}
     for module in (value.partition(":")[0].split(".") for value in values):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,23 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "conformance"
 TOOLS = ("first_configuration", "in_interpreter", "side_by_side")
 PEERS = ("fla", "flash_qla", "jla", "mlx_fast", "mlx_lm")
-REPORTS = sorted(path for path in (PAGES / "reports").glob("*.json") if path.stem.partition("-")[0] in PEERS)
+REPORTS = sorted(path for path in (PAGES / "reports").glob("*.json.gz") if path.name.partition("-")[0] in PEERS)
 REPRODUCTIONS = sorted(path for path in (ROOT / "examples" / "peers").glob("*.py") if path.stem not in TOOLS)
 
 
 @pytest.mark.parametrize("name", ["jla-sizes-h200", "flash_qla-sizes-h200"])
 def test_selected_cases_are_of_the_suite_as_it_is(name):
-    found = reading.read(PAGES / f"{name}.json")
+    found = reading.read(PAGES / f"{name}.json.gz")
     assert reading.edits(found) == []
     assert found["manifest"] == manifest.load().hash
 
 
-@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
 def test_what_a_library_fails_our_pytorch_path_passes(path):
     """On the same inputs, against the same bounds: so the fault is not the case's."""
     ours, theirs = (
-        {result["id"]: result["status"] for result in json.loads(report.read_text(encoding="utf-8"))["results"]}
-        for report in (PAGES / "reports" / "torch-cpu.json", path)
+        {result["id"]: result["status"] for result in reading.read(report)["results"]}
+        for report in (PAGES / "reports" / "torch-cpu.json.gz", path)
     )
     failed = {name for name, status in theirs.items() if status == "failed" and not name.endswith("/large")}  # no CPU's
     assert failed <= {name for name, status in ours.items() if status == "passed"}
