@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from linattn.ops._family import operator_named
-from linattn_benchmarks import table
+from linattn_benchmarks import reports, table
 from linattn_benchmarks.environment import read
+from linattn_benchmarks.sections import grid, markdown
 
 from . import RESULTS
 
@@ -285,12 +286,6 @@ def seconds(s: float) -> str:
     return f"{table.milliseconds(s * 1e3)} ms"
 
 
-def grid(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
-    """A Markdown table; all columns after the first are figures or short words."""
-    rule = ("---", *["---:"] * (len(head) - 1))
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
-
-
 RENDERERS = {
     "overhead": overhead,
     "operators": operators,
@@ -299,6 +294,7 @@ RENDERERS = {
     "jax_cuda": jax_cuda,
     "mlx_memory": mlx_memory,
     "tpu_static": tpu_static,
+    **{name: lambda results, name=name: markdown(reports.sections(name, results)) for name in reports.SECTIONS},
 }
 
 

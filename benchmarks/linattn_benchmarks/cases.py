@@ -15,11 +15,19 @@ from linattn.errors import OptionError
 from linattn.ops._family import operator_named
 from linattn.spec import DECODING, SYMBOLS, Arg, OpSpec
 
+from . import packing
+
 WHAT = ("fwd", "fwdbwd", "decode")
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4}
 
-GATES = {"weak": 1 / 64, "model": 1.0, "strong": 8.0}
-"""Factors on the gates of a fresh model: a log decay near zero, the model's own, one that forgets within a token or two."""
+GATES = {"weak": 1 / 64, "mixed": 1 / 16, "model": 1.0, "strong": 8.0}
+"""Factors on the gates of a fresh model: a log decay near zero, the model's own, one that forgets within a token or two.
+
+Of mixed gates the last quarter of the heads has none, and never forgets, as in FlashQLA's benchmark.
+"""
+
+PERIOD = 1021
+"""Tokens after which arrays of packed sequences repeat: making them takes no time. A prime, so that no two chunks are equal."""
 
 DIVISOR = {"gla": 16.0}
 """What a fresh model divides ``logsigmoid(x)`` by: the temperature of GLA; one elsewhere."""
@@ -46,6 +54,8 @@ class Case:
         gate_dtype: Of the other float arrays, the state apart.
         gates: A key of :data:`GATES`.
         seed: Makes the arrays, the same ones in every process.
+        lengths: Of sequences packed end to end, ``B`` is one and ``T`` their sum; none for a batch.
+        states: Whether initial states are given and final ones asked for, besides decoding.
     """
 
     operator: str
@@ -56,6 +66,8 @@ class Case:
     gate_dtype: str = "float32"
     gates: str = "model"
     seed: int = 0
+    lengths: tuple[int, ...] = ()
+    states: bool = False
 
     @property
     def spec(self) -> OpSpec:
@@ -64,10 +76,16 @@ class Case:
 
     @property
     def size(self) -> dict[str, int]:
-        """Sizes by symbol; ``N`` and ``P`` are ``B``, and a decoding step has one token unless it is ``decode_*``."""
+        """Sizes by symbol; ``N`` and ``P`` are ``B`` unless packed, and a decoding step has one token unless ``decode_*``."""
         sizes = dict(self.sizes)
+        count = len(self.lengths) or sizes["B"]
         one = self.what == "decode" and not self.in_place
-        return {**sizes, "N": sizes["B"], "P": sizes["B"]} | ({"T": 1} if one else {})
+        return {**sizes, "N": count, "P": count} | ({"T": 1} if one else {})
+
+    @property
+    def offsets(self) -> np.ndarray | None:
+        """``cu_seqlens`` of packed sequences."""
+        return np.cumsum((0, *self.lengths), dtype=np.int32) if self.lengths else None
 
     @property
     def in_place(self) -> bool:
@@ -77,7 +95,8 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the call."""
-        options: dict[str, Any] = {"output_final_state": True} if self.what == "decode" and not self.in_place else {}
+        final = self.states or (self.what == "decode" and not self.in_place)
+        options: dict[str, Any] = {"output_final_state": True} if final else {}
         return options | ({"chunk_size": self.size["C"]} if self.spec.name == "mixed_attn" else {})
 
     @property
@@ -87,9 +106,9 @@ class Case:
 
     @property
     def state(self) -> tuple[Arg, ...]:
-        """The arrays of the state; none but for decoding."""
+        """The arrays of the state that is given."""
         defaults = {option.name: option.default for option in self.spec.options}
-        return self.spec.state(defaults | self.options) if self.what == "decode" else ()
+        return self.spec.state(defaults | self.options) if self.what == "decode" or self.states else ()
 
     def shape(self, arg: Arg) -> tuple[int, ...]:
         """Shape of an array, in the first form that the spec allows."""
@@ -114,17 +133,19 @@ class Case:
         used = {symbol.partition("+")[0] for arg in (*self.arrays, *self.state) for symbol in arg.shapes[0]} - {"N", "P"}
         used |= {"C"} if "chunk_size" in self.options else set()
         used -= {"HV"} if self.size["HV"] == self.size["H"] else set()
-        return " ".join(f"{symbol}{size}" for symbol, size in self.size.items() if symbol in used)
+        sizes = " ".join(f"{symbol}{size}" for symbol, size in self.size.items() if symbol in used)
+        return f"{sizes}, {packing.name(self.lengths)}" if self.lengths else sizes
 
     def as_json(self) -> dict[str, Any]:
         """What a results file and a worker process are told."""
-        return asdict(self) | {"sizes": self.size}
+        fields = asdict(self) | {"sizes": self.size}
+        return {name: x for name, x in fields.items() if x or name not in ("lengths", "states")}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Case:
         """The inverse of :meth:`as_json`."""
         sizes = {symbol: size for symbol, size in fields["sizes"].items() if symbol not in ("N", "P")}
-        return Case(**{**fields, "sizes": tuple(sizes.items())})
+        return Case(**{**fields, "sizes": tuple(sizes.items()), "lengths": tuple(fields.get("lengths", ()))})
 
 
 def cases(operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mapping[str, int]], **settings: Any) -> list[Case]:
@@ -186,7 +207,7 @@ class Inputs:
 
     Attributes:
         arrays: By parameter name.
-        state: The arrays of the state; empty but for decoding.
+        state: The arrays of the state that is given.
         d_o: The gradient of the output.
     """
 
@@ -196,8 +217,21 @@ class Inputs:
 
 
 def draw(case: Case) -> Inputs:
-    """Fresh random arrays from the case's seed; gates are never zero, keys of the delta families have unit length."""
-    return drawn(replace(case, what="decode" if case.state else "fwd"))
+    """Fresh random arrays from the case's seed; keys of the delta families have unit length.
+
+    No gate is zero, but for mixed ones. Packed sequences get the first :data:`PERIOD` tokens only.
+    """
+    if case.what == "decode":
+        return drawn(case)
+    inputs = drawn(replace(case, what="fwd", sizes=one_period(case), lengths=(), states=False))
+    rng = np.random.default_rng((case.seed, len(case.lengths)))
+    return replace(inputs, state=tuple(draw_state(case, arg, rng) for arg in case.state))
+
+
+def one_period(case: Case) -> tuple[tuple[str, int], ...]:
+    """The sizes of the arrays that are drawn."""
+    sizes = dict(case.sizes)
+    return tuple((sizes | {"T": min(sizes["T"], PERIOD)}).items()) if case.lengths else case.sizes
 
 
 @functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
@@ -223,7 +257,10 @@ def draw_array(case: Case, arg: Arg, rng: np.random.Generator) -> np.ndarray:
     """One array by the role that its name gives it."""
     x = rng.standard_normal(case.shape(arg), np.float32)
     if arg.name == "g":
-        return log_decay(x, GATES[case.gates] / DIVISOR.get(case.spec.name, 1.0))
+        g = log_decay(x, GATES[case.gates] / DIVISOR.get(case.spec.name, 1.0))
+        if case.gates == "mixed":
+            g[:, :, math.ceil(0.75 * g.shape[2]) :] = 0
+        return g
     if arg.name == "beta":
         return 1 / (1 + np.exp(-x))
     unit = case.spec.name in ("delta_rule", "gated_delta_rule", "kda", "dplr") and arg.name in ("q", "k")

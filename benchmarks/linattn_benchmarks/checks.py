@@ -20,7 +20,9 @@ from .environment import installed
 from .runners import RUNNERS, Call, Outputs, Runner
 
 BOUND = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 2e-3, "float64": 1e-8}
-ORACLE_TOKENS = 4096
+ORACLE_TOKENS = {"cpu": 4096}
+"""Most tokens that the oracle is asked for, by device; elsewhere :data:`FEW_TOKENS`: an accelerator should not wait for it."""
+FEW_TOKENS = 512
 
 
 def ends(case: Case, arg: Arg, x: Any) -> list[Any]:
@@ -34,14 +36,14 @@ def ends(case: Case, arg: Arg, x: Any) -> list[Any]:
     return [x[(*before, slice(0, width))], x[(*before, slice(-width, None))]]
 
 
-def check(case: Case, runner: Runner, arrays: Mapping[str, Any], d_o: Any, call: Call) -> dict[str, Any]:
+def check(case: Case, runner: Runner, arrays: Mapping[str, Any], pulled: Mapping[str, Any], call: Call) -> dict[str, Any]:
     """Run it once: errors of every output, relative to its largest value, the largest of them and the bound."""
     given = {arg.name: sliced(case, runner, arg, arrays[arg.name]) for arg in case.arrays}
     if case.state:
         name = case.spec.state_name
         given[name] = sliced_state(case, runner, arrays[name])  # before the call, which may write to it
-    values = next(arg for arg in case.arrays if arg.name == "v")
-    source, expected = reference(case, given, None if d_o is None else sliced(case, runner, values, d_o))
+    args = output_args(case)
+    source, expected = reference(case, given, {name: sliced(case, runner, args[name], x) for name, x in pulled.items()})
     found = flatten(case, runner, call())
     errors = {name: relative_error(found[name], flat) for name, flat in expected.items()}
     bound = max(BOUND[case.dtype], BOUND[case.gate_dtype])
@@ -72,15 +74,22 @@ def sliced_state(case: Case, runner: Runner, state: Any) -> Any:
     return case.spec.state_type(*whole)
 
 
+def output_args(case: Case) -> dict[str, Arg]:
+    """By the name of an output or of a gradient, the array whose shape it has."""
+    args = {arg.name: arg for arg in (*case.arrays, *case.state)}
+    gradients = {f"d{name}": arg for name, arg in args.items()}
+    return gradients | {"o": args["v"]} | ({"final_state": case.state[0]} if case.state else {})
+
+
 def flatten(case: Case, runner: Runner, outputs: Outputs) -> dict[str, np.ndarray]:
     """The checked part of every output, arrays of a state apart."""
-    args = {arg.name: arg for arg in case.arrays}
+    args = output_args(case)
     found = {}
     for name, x in outputs.items():
         if name == "final_state":
             found |= state_leaves(case, sliced_state(case, runner, x))
         else:
-            found[name] = sliced(case, runner, args["v" if name == "o" else name[1:]], x)
+            found[name] = sliced(case, runner, args[name], x)
     return found
 
 
@@ -90,45 +99,48 @@ def state_leaves(case: Case, state: Any) -> dict[str, np.ndarray]:
     return {arg.name.replace("initial", "final"): np.asarray(x) for arg, x in zip(case.state, parts, strict=True)}
 
 
-def reference(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> tuple[str, dict[str, np.ndarray]]:
+def reference(case: Case, given: dict[str, Any], pulled: dict[str, np.ndarray]) -> tuple[str, dict[str, np.ndarray]]:
     """What computed the right outputs, and the outputs."""
-    long = case.size["B"] * case.size["T"] > ORACLE_TOKENS
-    if long and installed("torch") and not case.state:
-        return "torch, float64", by_torch(case, given, d_o)
-    return "oracle, float64", by_oracle(case, given, d_o)
+    long = case.size["B"] * case.size["T"] > ORACLE_TOKENS.get(case.device, FEW_TOKENS)
+    if long and installed("torch") and case.what != "decode":
+        return "torch, float64", by_torch(case, given, pulled)
+    return "oracle, float64", by_oracle(case, given, pulled)
 
 
-def by_oracle(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> dict[str, np.ndarray]:
+def by_oracle(case: Case, given: dict[str, Any], pulled: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The definition."""
     from linattn_backends.numpy import NumpyBackend
 
+    packed = {} if case.offsets is None else {"cu_seqlens": case.offsets}
     if case.in_place:
         start = {**given, "initial_state": given["state"]}
         del start["state"]
         o, state = operator_named(f"recurrent_{case.spec.name}")(**start, output_final_state=True, backend="numpy")
     else:
-        o, state = operator_named(case.operator)(**given, **case.options, backend="numpy")
+        o, state = operator_named(case.operator)(**given, **packed, **case.options, backend="numpy")
     expected = {"o": o} | ({} if state is None else state_leaves(case, state))
-    if d_o is None:
+    if not pulled:
         return expected
     absent = dict.fromkeys((*case.spec.keyword_arrays, *(arg.name for arg in case.spec.args)))
     options = {option.name: option.default for option in case.spec.options} | case.options
-    gradients = NumpyBackend().vjp(case.spec.name, absent | given, options, d_o, None)
+    d_state = pulled.get("final_state")
+    gradients = NumpyBackend().vjp(case.spec.name, absent | given | packed, options, pulled["o"], d_state)
     return expected | {f"d{name}": gradients[name] for name in given}
 
 
-def by_torch(case: Case, given: dict[str, Any], d_o: np.ndarray | None) -> dict[str, np.ndarray]:
+def by_torch(case: Case, given: dict[str, Any], pulled: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The chunk form of the PyTorch backend, in float64."""
     device = case.device if RUNNERS["torch"](case.device).refusal() is None else "cpu"
     runner = RUNNERS["torch"](device)
     operator = operator_named(f"chunk_{case.spec.name}")
+    packed = {} if case.offsets is None else {"cu_seqlens": runner.array(case.offsets, "int32")}
 
     def function(arrays: dict[str, Any]) -> tuple[Any, Any]:
-        return operator(**arrays, **case.options, backend="torch")
+        return operator(**arrays, **packed, **case.options, backend="torch")
 
     arrays = {name: runner.array(x, "float64") for name, x in given.items()}
-    if d_o is not None:
-        call = runner.forward_backward(function, arrays, runner.array(d_o, "float64"))
+    if pulled:
+        call = runner.forward_backward(function, arrays, {name: runner.array(x, "float64") for name, x in pulled.items()})
     else:
         call = runner.forward(function, arrays)
     return {name: runner.numpy(x) for name, x in call().items()}

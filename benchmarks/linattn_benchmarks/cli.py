@@ -17,41 +17,71 @@ from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
 from rich.console import Console
 
-from . import rows
+from . import commands, reports, rows, sections
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
 from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
 
-NAMED = ("overhead", "torch-cpu", "report")
+NAMED = ("overhead", "torch-cpu", "report", "table", "grid")
+SWEEPS = ("table", "grid")
 
 
 def bench(
     operators: Annotated[
         list[str],
         typer.Argument(
-            help="Operators, e.g. chunk_gla recurrent_kda; or one of: overhead (import and dispatch), torch-cpu (the PyTorch "
-            "backend against torch.bmm), report FILE… (show results files again)."
+            help="Operators, e.g. chunk_gla recurrent_kda; or one of: table FILE (run a published table again), grid [FAMILY…] "
+            "(families over heads and packings), overhead (import and dispatch; with --device cuda, eager calls), torch-cpu "
+            "(the PyTorch backend against torch.bmm), report FILE… (show results files again)."
         ),
     ],
     backend: Annotated[list[str] | None, typer.Option(help="A backend to time; repeat for more. Default: auto.")] = None,
     framework: Annotated[
         str | None, typer.Option(help=f"Whose arrays: {', '.join(KNOWN)}. Default: the backend's first.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Kind of device: cpu, cuda, tpu or metal.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Dtype of q, k and v: fp16, bf16, fp32, fp64 or the full name.")] = "fp32",
+    device: Annotated[
+        str | None, typer.Option(help="Kind of device: cpu, cuda, tpu or metal. Default: cpu; of table and grid, cuda.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtype of q, k and v: fp16, bf16, fp32, fp64 or the full name. Default: fp32; of table and grid, bf16."
+        ),
+    ] = None,
     gate_dtype: Annotated[str, typer.Option(help="Dtype of the other float arrays.")] = "fp32",
-    gates: Annotated[str, typer.Option(help="How much the gates forget: weak, model or strong.")] = "model",
+    gates: Annotated[
+        str | None, typer.Option(help=f"How much the gates forget: {', '.join(GATES)}. Default: model; of table, mixed.")
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(help="SYMBOL=SIZE,…, e.g. B=1,T=1024/4096,H=4,K=64,V=64; '/' lists sizes. Repeat for more."),
     ] = None,
     what: Annotated[
-        str, typer.Option(help="Comma-separated: fwd, fwdbwd, decode; operators named decode_* only decode.")
-    ] = "fwd,fwdbwd",
+        str | None,
+        typer.Option(help="Comma-separated: fwd, fwdbwd, decode; operators named decode_* only decode. Default: fwd,fwdbwd."),
+    ] = None,
     peers: Annotated[bool, typer.Option(help="Time installed peers on the same arrays.")] = True,
     peer: Annotated[list[str] | None, typer.Option(help="Only this peer; repeat for more. Default: every one.")] = None,
-    fresh: Annotated[bool, typer.Option(help="Time first calls, and look at memory, in fresh processes.")] = True,
-    seconds: Annotated[float, typer.Option(min=0.01, help="Time to spend on the repeats of one row.")] = 1.0,
+    fresh: Annotated[
+        bool | None, typer.Option(help="Time first calls, and look at memory, in fresh processes. Default: do, of operators.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Time to spend on the repeats of one row. Default: 1; of table and grid, 0.2."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Of table and grid: only rows with such a name, as in a shell; repeat for more.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=10, help="Of table and grid: seconds for everything; what is left then is not timed.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Of table and grid: a results file to go on with.")] = None,
+    check: Annotated[
+        bool | None, typer.Option(help="Of table and grid: hold results against float64 first. Default: do.")
+    ] = None,
+    warm: Annotated[
+        int | None, typer.Option(min=1, help="Of these and overhead on a device: processes that make first calls beforehand.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of PyTorch. Default: its own choice.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Makes the arrays. Default: another one every time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
@@ -63,24 +93,51 @@ def bench(
         if html or png:
             check_plots()
         limit_threads(threads)
-        if operators[0] in NAMED:
+        name, *words = operators
+        on_device = name in SWEEPS or (name == "overhead" and device not in (None, "cpu"))
+        refuse(name, SWEEPS, {"--rows": rows, "--budget": budget, "--resume": resume, "--check": check})
+        refuse(name, (name,) if on_device else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
+        if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
+        usual = commands.DEFAULTS[name] if on_device else USUAL
         settings = {
-            "device": device,
-            "dtype": dtype_named("--dtype", dtype),
+            "device": device or usual["device"],
+            "dtype": dtype_named("--dtype", dtype or usual["dtype"]),
             "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
-            "gates": one_of("--gates", gates, list(GATES)),
+            "gates": one_of("--gates", gates or usual["gates"], list(GATES)),
             "seed": secrets.randbits(32) if seed is None else seed,
         }
-        chosen = wanted_cases(operators, what, shape or default_shapes(operators, device), settings)
-        timed = wanted_subjects(backend or ["auto"], framework, (peer or list(PEERS)) if peers else [])
-        found = measure(chosen, timed, seconds, fresh, out)
+        seconds = seconds or usual["seconds"]
+        if on_device:
+            refuse(name, (), {"--shape": shape, "--what": what, "--fresh": fresh, "--framework": framework})
+            timed = wanted_subjects(backend or ["auto"], "torch", (peer or commands.PEERS[name]) if peers else [])
+            asked = commands.Asked(settings, timed, seconds, check is not False, budget, resume, rows or (), warm or 0, out)
+            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
+        else:
+            chosen = wanted_cases(
+                operators, what or "fwd,fwdbwd", shape or default_shapes(operators, settings["device"]), settings
+            )
+            timed = wanted_subjects(backend or ["auto"], framework, (peer or list(PEERS)) if peers else [])
+            found = measure(chosen, timed, seconds, fresh is not False, out)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
     show(found, html, png)
     if not all_well(found):
         raise typer.Exit(1)
+
+
+USUAL = {"device": "cpu", "dtype": "fp32", "gates": "model", "seconds": 1.0}
+"""What is not said of operators."""
+
+
+def refuse(name: str, known: Sequence[str], flags: dict[str, Any]) -> None:
+    """``OptionError`` for a flag that was given to a benchmark that does not take it."""
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given and name not in known:
+        *some, last = known or ("",)
+        told = f"goes with {', '.join(some)} and {last}, not with {name}" if known else f"does not go with {name}"
+        raise OptionError(f"{given[0]} {told}")
 
 
 def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Path | None) -> None:
@@ -89,7 +146,7 @@ def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Pa
     if name == "report":
         if not rest:
             raise OptionError("report: name at least one results file")
-        found = merged({path: of_operators(Path(path)) for path in rest})
+        found = merged({path: to_report(Path(path)) for path in rest})
         if out:
             keep(out, found)
         show(found, html, png)
@@ -179,12 +236,15 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
     return document("operators", run(chosen, subjects, seconds, fresh, report))
 
 
-def of_operators(path: Path) -> dict[str, Any]:
+def to_report(path: Path) -> dict[str, Any]:
     """A results file that ``report`` can show."""
     content = read(path)
     found = content.get("benchmark")
+    if found in reports.SECTIONS:
+        return content
     if found != "operators":
-        raise OptionError(f"{path}: report shows results files of operators only, and this is one of {found}")
+        known = ", ".join(("operators", *reports.SECTIONS))
+        raise OptionError(f"{path}: report shows results files of {known}, and this is one of {found}")
     if damaged(content):
         raise OptionError(f"{path}: expected what linattn bench --out writes: parts of its environment or rows are missing")
     return content
@@ -206,8 +266,13 @@ def damaged(content: dict[str, Any]) -> bool:
 
 def merged(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Rows of several runs in one environment, but for how busy the machine was."""
-    environment = shared({name: file["environment"] for name, file in files.items()})
+    kinds = list(dict.fromkeys(file["benchmark"] for file in files.values()))
     first, *_ = files.values()
+    if len(files) == 1 and kinds[0] in reports.SECTIONS:
+        return first
+    if kinds != ["operators"]:
+        raise OptionError(f"report: expected results files of operators, or one of {', '.join(reports.SECTIONS)}, got {kinds}")
+    environment = shared({name: file["environment"] for name, file in files.items()})
     rows = joined(row for file in files.values() for row in file["results"]["rows"])
     return first | {"environment": environment, "results": first["results"] | {"rows": rows}}
 
@@ -265,6 +330,13 @@ def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
 
     rows = found["results"]["rows"]
     console = Console(width=None if Console().is_terminal else 160, highlight=False, markup=False)
+    if found["benchmark"] in reports.SECTIONS:
+        for section in reports.sections(found["benchmark"], found["results"]):
+            console.print(*filter(None, (section.title, section.note)), sep="\n", style="bold", soft_wrap=True)
+            console.print(sections.console(section), "")
+        if html or png:
+            draw(found, html, png)
+        return
     console.print(table.ceilings(found["results"]["ceilings"]), soft_wrap=True)
     console.print(table.console(rows))
     for remark in table.remarks(rows):
@@ -288,12 +360,15 @@ def draw(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
     if html:
         page.write(found, html)
         typer.echo(f"wrote {html}")
-    for path in plots.write_png(found["results"]["rows"], png) if png else ():
+    figures = reports.figures(found["benchmark"], found["results"]) if png else {}
+    for path in plots.write_png(figures, png) if png else ():
         typer.echo(f"wrote {path}")
 
 
 def all_well(found: dict[str, Any]) -> bool:
     """No row of linattn's is wrong or failed."""
+    if found["benchmark"] in reports.SECTIONS:
+        return commands.succeeded(found)
     from .operators import succeeded
 
     return succeeded(found["results"]["rows"])

@@ -32,6 +32,29 @@ def wall_times(call: Callable[[], Any], seconds: float = 1.0, least: int = 5, mo
     return times
 
 
+QUEUED = 20
+"""Calls in a row, few enough that no queue is full."""
+
+
+def queueing_times(
+    call: Callable[[], Any],
+    wait: Callable[[Any], None],
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Milliseconds of the host for a call that another device runs: means of :data:`QUEUED` calls in a row, ``wait`` apart."""
+    wait(call())
+    times: list[float] = []
+    begin = clock()
+    while not times or clock() - begin < seconds:
+        start = clock()
+        for _ in range(QUEUED):
+            result = call()
+        times.append((clock() - start) * 1e3 / QUEUED)
+        wait(result)
+    return times
+
+
 def spread(times: list[float]) -> dict[str, float | int]:
     """Median, tenth and ninetieth percentile, smallest and number."""
     q10, median, q90 = np.quantile(times, (0.1, 0.5, 0.9))

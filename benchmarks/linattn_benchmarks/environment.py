@@ -29,6 +29,7 @@ PACKAGES = (
     "flash-linear-attention",
     "jax-linear-attention",
     "flash-qla",
+    "flashinfer-python",
     "nvidia-cudnn-frontend",
 )
 

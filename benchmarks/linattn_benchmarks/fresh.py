@@ -13,6 +13,9 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
+from linattn.spec import Arg
+
 from .cases import Case, draw
 from .clocks import resident_peak
 from .subjects import Subject, subject_named
@@ -55,31 +58,42 @@ def nothing() -> dict[str, Any]:
 
 
 def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
-    """The runner, its arrays and the gradient of the output, on the device."""
+    """The runner, its arrays and the gradients of the outputs by name, on the device; no gradients where none are pulled."""
     runner, inputs = subject.runner(case), draw(case)
     wanted = subject.names(case)
-    arrays = {arg.name: runner.array(inputs.arrays[arg.name], case.dtype_of(arg)) for arg in case.arrays if arg.name in wanted}
+    arrays = {arg.name: placed(case, runner, arg, inputs.arrays[arg.name]) for arg in case.arrays if arg.name in wanted}
     if case.state:
         parts = [runner.array(x, case.dtype_of(arg)) for arg, x in zip(case.state, inputs.state, strict=True)]
         arrays[case.spec.state_name] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
-    d_o = runner.array(inputs.d_o, case.dtype) if case.what == "fwdbwd" else None
+    pulled = {}
+    if case.what == "fwdbwd":
+        values = next(arg for arg in case.arrays if arg.name == "v")
+        pulled["o"] = placed(case, runner, values, inputs.d_o)
+        if case.states:
+            pulled["final_state"] = runner.array(inputs.state[0][::-1], case.dtype_of(case.state[0]))
     runner.wait(arrays)
-    return runner, arrays, d_o
+    return runner, arrays, pulled
 
 
-def call_of(case: Case, subject: Subject, runner: Any, arrays: dict[str, Any], d_o: Any) -> Any:
+def placed(case: Case, runner: Any, arg: Arg, x: np.ndarray) -> Any:
+    """An array on the device, where the tokens of packed sequences are repeated."""
+    short = runner.array(x, case.dtype_of(arg))
+    return short if x.shape == case.shape(arg) else runner.repeated(short, case.size["T"])
+
+
+def call_of(case: Case, subject: Subject, runner: Any, arrays: dict[str, Any], pulled: dict[str, Any]) -> Any:
     """The call that is timed."""
-    function = subject.function(case)
-    return runner.forward_backward(function, arrays, d_o) if case.what == "fwdbwd" else runner.forward(function, arrays)
+    function, given = subject.function(case), subject.given(case, arrays)
+    return runner.forward_backward(function, given, pulled) if pulled else runner.forward(function, given)
 
 
 def main() -> None:
     """Time the first call, then look at the memory of the second."""
     request = json.load(sys.stdin)
     case, subject = Case.from_json(request["case"]), subject_named(**request["subject"])
-    runner, arrays, d_o = prepared(case, subject)
+    runner, arrays, pulled = prepared(case, subject)
     start = time.perf_counter()
-    call = call_of(case, subject, runner, arrays, d_o)
+    call = call_of(case, subject, runner, arrays, pulled)
     runner.wait(call())
     seconds = time.perf_counter() - start
     on_device = runner.peak(call)

@@ -88,15 +88,15 @@ def empty_row(case: Case, subject: Subject, measured: dict[str, Any]) -> Row:
 
 def figures(case: Case, subject: Subject, seconds: float) -> Row:
     """Run, check and time it."""
-    runner, arrays, d_o = fresh.prepared(case, subject)
+    runner, arrays, pulled = fresh.prepared(case, subject)
     found: Row = {"note": subject.note(case)}
     if isinstance(subject, Linattn):
         if case.what == "fwdbwd" and runner.name == "numpy":
             raise Unsupported("NumPy arrays carry no gradient")
         found["ran"] = subject.plan(case, arrays)
-    call = fresh.call_of(case, subject, runner, arrays, d_o)
+    call = fresh.call_of(case, subject, runner, arrays, pulled)
     if subject.checked:
-        found["error"] = checks.check(case, runner, arrays, d_o, call)
+        found["error"] = checks.check(case, runner, arrays, pulled, call)
         found["status"] = "ok" if found["error"]["ok"] else "wrong"
     found["ms"] = spread(runner.times(call, seconds))
     if times := runner.graph_times(call):

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from . import plots, table
+from . import plots, reports, table
 
 TEMPLATES = Environment(
     loader=PackageLoader("linattn_benchmarks", "."), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
@@ -16,16 +16,19 @@ TEMPLATES = Environment(
 
 def html(document: dict[str, Any]) -> str:
     """The page."""
-    rows = document["results"]["rows"]
+    name, results = document["benchmark"], document["results"]
+    shared = {"environment": document["environment"], "figures": plots.svg(reports.figures(name, results))}
+    if name in reports.SECTIONS:
+        return TEMPLATES.get_template("sections.html").render(sections=reports.sections(name, results), **shared)
+    rows = results["rows"]
     columns, lines = table.filled(table.called(rows))
     return TEMPLATES.get_template("page.html").render(
-        environment=document["environment"],
-        ceilings=table.ceilings(document["results"]["ceilings"]),
+        ceilings=table.ceilings(results["ceilings"]),
         columns=columns,
         right=table.RIGHT,
         rows=[(row["status"], line) for row, line in zip(table.called(rows), lines, strict=True)],
         remarks=table.remarks(rows),
-        figures=plots.svg(rows),
+        **shared,
     )
 
 

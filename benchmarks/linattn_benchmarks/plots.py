@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -126,22 +129,43 @@ def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
     return figure
 
 
-def write_png(rows: Sequence[Row], folder: Path) -> list[Path]:
+def heatmap(title: str, lines: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], float]) -> Figure:
+    """Ratios by line and column, written in their fields: white at one, red above, blue below, blank where there is none."""
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        size = (max(5.6, 2.0 + 0.62 * len(columns)), 0.9 + 0.26 * len(lines))
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        values = [[cells.get((line, column), math.nan) for column in columns] for line in lines]
+        limit = max([1.5, *(max(x, 1 / x) for x in cells.values())])
+        axes.pcolormesh(values, cmap="RdBu_r", norm=LogNorm(1 / limit, limit), edgecolors="white", linewidth=0.6)
+        axes.invert_yaxis()
+        for (line, column), x in cells.items():
+            strong = abs(math.log(x)) > 0.6 * math.log(limit)
+            place = (columns.index(column) + 0.5, lines.index(line) + 0.5)
+            axes.text(*place, f"{x:.2f}", ha="center", va="center", fontsize=7, color="white" if strong else "#212529")
+        axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, fontsize=8)
+        axes.set_yticks([i + 0.5 for i in range(len(lines))], lines, fontsize=8)
+        axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+        axes.spines[:].set_visible(False)
+        axes.set_title(title, fontsize=10)
+    return figure
+
+
+def write_png(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     """Every figure as a PNG file in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure in figures(rows).items():
-        path = folder / f"{name.lower().replace(' ', '-').replace('_', '-')}.png"
+    for name, figure in figures.items():
+        path = folder / f"{'-'.join(re.findall(r'[a-z0-9]+', name.lower()))}.png"
         figure.savefig(path, dpi=150, metadata={"Software": None})
         plt.close(figure)
         paths.append(path)
     return paths
 
 
-def svg(rows: Sequence[Row]) -> dict[str, str]:
+def svg(figures: Mapping[str, Figure]) -> dict[str, str]:
     """Every figure as an SVG element."""
     found = {}
-    for name, figure in figures(rows).items():
+    for name, figure in figures.items():
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         plt.close(figure)

@@ -17,6 +17,8 @@ Function = Callable[[Arrays], tuple[Any, Any]]
 """A subject: arrays by parameter name to ``(o, final_state)``."""
 Outputs = dict[str, Any]
 """``o``, ``final_state`` where there is one, and the gradient of ``x`` as ``dx``."""
+Pulled = dict[str, Any]
+"""Gradients of ``o`` and of a ``final_state``, by these names."""
 Call = Callable[[], Outputs]
 
 
@@ -26,6 +28,9 @@ def outputs_of(result: tuple[Any, Any]) -> Outputs:
     return {"o": o} | ({} if state is None else {"final_state": state})
 
 
+REPLAYS = 10
+"""How often ``do_bench_cudagraph`` replays what it recorded."""
+MOST_COPIES = 64
 JAX_BATCH = 20
 """Calls that are queued before waiting, where they run beside the host."""
 
@@ -64,17 +69,32 @@ class Runner:
         """A call that runs ``function``; it may return before the device is done."""
         return lambda: outputs_of(function(arrays))
 
-    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
-        """A call that also pulls ``d_o`` back to every array."""
+    def repeated(self, x: Any, count: int) -> Any:
+        """``x`` with ``count`` tokens (axis 1), its own again and again."""
+        return x[:, np.arange(count) % x.shape[1]]
+
+    def forward_kept(self, function: Function, arrays: Arrays) -> Call:
+        """As :meth:`forward`, where gradients of every array may be asked for: what they need is kept."""
+        raise OptionError(f"{self.name} arrays carry no gradient")
+
+    def forward_backward(self, function: Function, arrays: Arrays, pulled: Pulled) -> Call:
+        """A call that also pulls the gradients of outputs back to every array."""
         raise OptionError(f"{self.name} arrays carry no gradient")
 
     def times(self, call: Call, seconds: float) -> list[float]:
         """Milliseconds of calls."""
         return wall_times(call, seconds)
 
-    def graph_times(self, call: Call) -> list[float] | None:
+    def graph_times(self, call: Call, seconds: float = 0.2) -> list[float] | None:
         """Milliseconds without the host's share, where the device can replay a recorded call; else None."""
         return None
+
+    def copies(self, arrays: Arrays) -> list[Arrays]:
+        """As many copies of the arrays, themselves among them, as no cache can hold: by turns, each is cold."""
+        return [arrays]
+
+    def release(self) -> None:
+        """Give memory that is no longer used back to the device."""
 
     def wait(self, result: Any) -> None:
         """Wait until the device has computed ``result``."""
@@ -124,16 +144,21 @@ class Torch(Runner):
 
         return call
 
-    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+    def forward_kept(self, function: Function, arrays: Arrays) -> Call:
+        leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}
+        return lambda: outputs_of(function(leaves))
+
+    def forward_backward(self, function: Function, arrays: Arrays, pulled: Pulled) -> Call:
         import torch
 
         leaves = {name: x.detach().requires_grad_() for name, x in arrays.items()}
         names = [f"d{name}" for name in leaves]
 
         def call() -> Outputs:
-            o, _ = function(leaves)
-            gradients = torch.autograd.grad(o, tuple(leaves.values()), d_o)
-            return {"o": o, **dict(zip(names, gradients, strict=True))}
+            outputs = outputs_of(function(leaves))
+            outer = tuple(outputs[name] for name in pulled)
+            gradients = torch.autograd.grad(outer, tuple(leaves.values()), tuple(pulled.values()))
+            return {**outputs, **dict(zip(names, gradients, strict=True))}
 
         return call
 
@@ -145,15 +170,30 @@ class Torch(Runner):
 
         return do_bench(call, warmup=25, rep=max(100, int(seconds * 1e3)), return_mode="all")
 
-    def graph_times(self, call: Call) -> list[float] | None:
+    def graph_times(self, call: Call, seconds: float = 0.2) -> list[float] | None:
         if self.device != "cuda":
             return None
         from triton.testing import do_bench_cudagraph
 
         try:
-            return do_bench_cudagraph(call, return_mode="all")
+            return do_bench_cudagraph(call, rep=seconds * 1e3 / REPLAYS, return_mode="all")
         except RuntimeError:  # a call that waits for the device cannot be recorded
             return None
+
+    def copies(self, arrays: Arrays) -> list[Arrays]:
+        if self.device != "cuda":
+            return [arrays]
+        import torch
+
+        cache = torch.cuda.get_device_properties().L2_cache_size
+        count = min(MOST_COPIES, -(-2 * cache // sum(x.nbytes for x in arrays.values())))
+        return [arrays, *({name: x.clone() for name, x in arrays.items()} for _ in range(count - 1))]
+
+    def release(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
 
     def wait(self, result: Any) -> None:
         if self.device == "cuda":
@@ -209,15 +249,15 @@ class Jax(Runner):
         compiled = jax.jit(lambda x: outputs_of(function(x)))
         return lambda: compiled(arrays)
 
-    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+    def forward_backward(self, function: Function, arrays: Arrays, pulled: Pulled) -> Call:
         import jax
 
         @jax.jit
-        def both(x: Arrays, d: Any) -> Outputs:
-            o, pull = jax.vjp(lambda leaves: function(leaves)[0], x)
-            return {"o": o} | {f"d{name}": gradient for name, gradient in pull(d)[0].items()}
+        def both(x: Arrays, d: Pulled) -> Outputs:
+            outputs, pull = jax.vjp(lambda leaves: {name: outputs_of(function(leaves))[name] for name in d}, x)
+            return outputs | {f"d{name}": gradient for name, gradient in pull(d)[0].items()}
 
-        return lambda: both(arrays, d_o)
+        return lambda: both(arrays, pulled)
 
     def times(self, call: Call, seconds: float) -> list[float]:
         """On an accelerator: batches of calls in a row, so that the host's share overlaps with the device's."""
@@ -260,15 +300,19 @@ class Mlx(Runner):
     def forward(self, function: Function, arrays: Arrays) -> Call:
         return lambda: evaluated(outputs_of(function(arrays)))
 
-    def forward_backward(self, function: Function, arrays: Arrays, d_o: Any) -> Call:
+    def forward_backward(self, function: Function, arrays: Arrays, pulled: Pulled) -> Call:
         import mlx.core as mx
 
         names = list(arrays)
 
+        def only(*x: Any) -> list[Any]:
+            outputs = outputs_of(function(dict(zip(names, x, strict=True))))
+            return [outputs[name] for name in pulled]
+
         def call() -> Outputs:
-            only = lambda *x: function(dict(zip(names, x, strict=True)))[0]  # noqa: E731
-            (o,), gradients = mx.vjp(only, list(arrays.values()), [d_o])
-            return evaluated({"o": o, **{f"d{name}": x for name, x in zip(names, gradients, strict=True)}})
+            outputs, gradients = mx.vjp(only, list(arrays.values()), list(pulled.values()))
+            found = dict(zip(pulled, outputs, strict=True))
+            return evaluated({**found, **{f"d{name}": x for name, x in zip(names, gradients, strict=True)}})
 
         return call
 

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from linattn.errors import BackendError
 from linattn.ops._family import operator_named
 from linattn.registry import registry
@@ -54,6 +55,16 @@ class Subject:
         """The arrays it is given."""
         return [arg.name for arg in case.arrays]
 
+    def given(self, case: Case, arrays: Arrays) -> Arrays:
+        """The arrays as it wants them laid out, which is not timed."""
+        return arrays
+
+    def keywords(self, case: Case) -> dict[str, Any]:
+        """What the call is told besides arrays: options, and where packed sequences begin."""
+        offsets = case.offsets
+        packed = {} if offsets is None else {"cu_seqlens": self.runner(case).array(offsets, "int32")}
+        return packed | case.options
+
     def note(self, case: Case) -> str | None:
         """What a reader of its figures must know."""
         return None
@@ -75,14 +86,14 @@ class Linattn(Subject):
         return next((name for name in known if importlib.util.find_spec(name)), known[0])
 
     def function(self, case: Case) -> Function:
-        operator, options, backend = operator_named(case.operator), case.options, self.backend
+        operator, options, backend = operator_named(case.operator), self.keywords(case), self.backend
         if case.in_place:
             return lambda arrays: (operator(**arrays, **options, backend=backend), arrays["state"])
         return lambda arrays: operator(**arrays, **options, backend=backend)
 
     def plan(self, case: Case, arrays: Arrays) -> str:
         """The backend and method that run."""
-        plan = operator_named(case.operator).explain(**arrays, **case.options, backend=self.backend)
+        plan = operator_named(case.operator).explain(**arrays, **self.keywords(case), backend=self.backend)
         return f"{plan.backend}.{plan.method}"
 
 
@@ -160,7 +171,7 @@ class Fla(Peer):
         renamed, extra = self.spelling(case, recurrent)
         if self.forced(case):
             importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
-        options = {"output_final_state": True} if case.in_place else case.options
+        options = {"output_final_state": True} if case.in_place else self.keywords(case)
         return lambda arrays: operator(**{renamed.get(key, key): x for key, x in arrays.items()}, **extra, **options)
 
     def spelling(self, case: Case, recurrent: bool) -> tuple[dict[str, str], dict[str, Any]]:
@@ -203,6 +214,9 @@ class Jla(Peer):
         "kda": "kda",
     }
 
+    def limits(self, case: Case) -> str | None:
+        return "is not called with packed sequences" if case.lengths else None
+
     def function(self, case: Case) -> Function:
         from jla.ops import linear_attention
 
@@ -219,7 +233,38 @@ class FlashQla(Peer):
     def function(self, case: Case) -> Function:
         from flash_qla import chunk_gated_delta_rule
 
-        return lambda arrays: (chunk_gated_delta_rule(**arrays)[0], None)
+        keywords = self.keywords(case)
+        return lambda arrays: chunk_gated_delta_rule(**arrays, **keywords)
+
+
+class FlashInfer(Peer):
+    """FlashInfer: the gated delta rule of packed sequences, forward; it takes decays, not their logarithms."""
+
+    library, distribution, module = "FlashInfer", "flashinfer-python", "flashinfer"
+    families: ClassVar = {"gated_delta_rule": "chunk_gated_delta_rule"}
+    whats = ("fwd",)
+
+    def limits(self, case: Case) -> str | None:
+        return None if case.gate_dtype == "float32" else f"takes float32 gates, not {case.gate_dtype}"
+
+    def given(self, case: Case, arrays: Arrays) -> Arrays:
+        state = {"initial_state": arrays["initial_state"].mT.contiguous()} if case.states else {}
+        packed = {name: x.flatten(0, 1) for name, x in arrays.items() if name != "initial_state"}
+        return packed | state | {"g": packed["g"].exp()}
+
+    def function(self, case: Case) -> Function:
+        from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+        B, T = case.size["B"], case.size["T"]
+        offsets = case.offsets if case.lengths else np.arange(0, B * T + 1, T)
+        starts = self.runner(case).array(offsets, "int64")
+
+        def function(arrays: Arrays) -> tuple[Any, Any]:
+            found = chunk_gated_delta_rule(**arrays, **case.options, cu_seqlens=starts)
+            o, state = found if case.states else (found, None)
+            return o.unflatten(0, (B, T)), None if state is None else state.mT
+
+        return function
 
 
 class Cudnn(Peer):
@@ -229,14 +274,15 @@ class Cudnn(Peer):
     families: ClassVar = {"kda": "kimi_delta_attention"}
 
     def limits(self, case: Case) -> str | None:
+        if case.states:
+            return "is not called with states"
         return None if case.gate_dtype == "float32" else f"takes float32 gates, not {case.gate_dtype}"
 
     def function(self, case: Case) -> Function:
-        import torch
         from cudnn.linear_attention import kimi_delta_attention
 
         B, T = case.size["B"], case.size["T"]
-        offsets = torch.arange(0, B * T + 1, T, device="cuda", dtype=torch.int32)
+        offsets = self.runner(case).array(case.offsets if case.lengths else np.arange(0, B * T + 1, T), "int32")
 
         def function(arrays: Arrays) -> tuple[Any, Any]:
             packed = {name: x.flatten(0, 1) for name, x in arrays.items()}
@@ -259,6 +305,8 @@ class Softmax(Peer):
     )
 
     def limits(self, case: Case) -> str | None:
+        if case.lengths:
+            return "is not called with packed sequences"
         if case.size["HV"] != case.size["H"]:
             return "is not called with grouped value heads"
         return None if case.size["K"] == case.size["V"] else "its fast kernels want K = V"
@@ -279,7 +327,7 @@ class Softmax(Peer):
         return function
 
 
-PEERS: dict[str, Callable[[], Peer]] = {peer.library: peer for peer in (Fla, Jla, FlashQla, Cudnn, Softmax)}
+PEERS: dict[str, Callable[[], Peer]] = {peer.library: peer for peer in (Fla, Jla, FlashQla, FlashInfer, Cudnn, Softmax)}
 
 
 def subject_named(library: str, backend: str | None, framework: str) -> Subject:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from linattn.registry import registry
-from linattn_benchmarks import ceilings, operators
+from linattn_benchmarks import ceilings, cli, operators
 from linattn_benchmarks.cases import Case, complete
 from linattn_benchmarks.subjects import PEERS, subjects
+from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,3 +50,11 @@ def rows():
         return operators.run(cases, chosen, seconds=0.01, fresh_process=False)["rows"]
 
     return run
+
+
+@pytest.fixture
+def run():
+    """``run("chunk_gla", "--seconds", "0.01")``: the command, and what it said."""
+    app = typer.Typer()
+    app.command()(cli.bench)
+    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from figures import RESULTS, document
-from linattn_benchmarks import environment
+from linattn_benchmarks import environment, reports
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,6 +24,10 @@ def test_results_files_are_of_this_schema(path):
     content = environment.read(path)
     assert content["benchmark"] in document.RENDERERS
     assert content["environment"]["linattn"]
+
+
+def test_every_report_of_tables_can_stand_in_a_page():
+    assert set(reports.SECTIONS) <= set(document.RENDERERS)
 
 
 def test_fill_is_idempotent(tmp_path):

@@ -69,7 +69,7 @@ def test_grouped_heads(case, rows):
 
 
 def test_long_sequences_are_held_against_torch(case, rows, monkeypatch):
-    monkeypatch.setattr(checks, "ORACLE_TOKENS", 16)
+    monkeypatch.setattr(checks, "ORACLE_TOKENS", {"cpu": 16})
     (row,) = rows([case("chunk_gla", "fwdbwd")], ["torch"])
     assert (row["status"], row["error"]["reference"]) == ("ok", "torch, float64")
 

@@ -9,20 +9,11 @@ import sys
 
 import linattn
 import pytest
-import typer
 from linattn_benchmarks import cli, environment, operators, table
-from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
 SMALL = ("--shape", "T=16/32,H=2,K=8,V=8", "--no-fresh", "--seconds", "0.01")
-
-
-@pytest.fixture
-def run():
-    app = typer.Typer()
-    app.command()(cli.bench)
-    return lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "400", "TERM": "dumb"})
 
 
 def said(done) -> str:
@@ -36,7 +27,7 @@ def said(done) -> str:
         (("chunk_glaa",), "did you mean 'chunk_gla'?"),
         (("chunk_gla", "--dtype", "bf17"), "--dtype bf17: expected float16, bfloat16, float32, float64"),
         (("chunk_gla", "--gate-dtype", "int8"), "--gate-dtype int8: expected"),
-        (("chunk_gla", "--gates", "zero"), "--gates zero: expected weak, model, strong"),
+        (("chunk_gla", "--gates", "zero"), "--gates zero: expected weak, mixed, model, strong"),
         (("chunk_gla", "--what", "fwd,bwd"), "--what bwd: expected fwd, fwdbwd, decode"),
         (("chunk_gla", "--shape", "T=-1"), "T must be a positive whole number"),
         (("chunk_gla", "--backend", "nobody"), "nobody"),
@@ -110,7 +101,7 @@ def test_only_the_peers_that_were_named_are_timed(run, tmp_path):
     call = ("chunk_gla", "--backend", "torch", "--what", "fwd", *SMALL, "--out", str(path))
     assert run(*call, "--peer", "jla", "--peer", "softmax (SDPA)").exit_code == 0
     assert {row["library"] for row in environment.read(path)["results"]["rows"]} == {"linattn", "jla", "softmax (SDPA)"}
-    assert "--peer fls: expected fla, jla, FlashQLA, cuDNN, softmax (SDPA)" in said(run(*call, "--peer", "fls"))
+    assert "--peer fls: expected fla, jla, FlashQLA, FlashInfer, cuDNN, softmax (SDPA)" in said(run(*call, "--peer", "fls"))
 
 
 def test_a_run_that_is_cut_off_leaves_what_it_had(run, tmp_path, monkeypatch):
@@ -203,7 +194,7 @@ def test_table_json_page_and_plots(run, tmp_path):
     assert re.search(r"decode_delta_rule +B1 T1 H2 K8 V8 +decode +linattn:torch", done.stdout)
     assert "fla skipped: flash-linear-attention is not installed" in done.stdout
     rows = environment.read(files["x.json"])["results"]["rows"]
-    assert len(rows) == (2 * 2 + 2) * 6
+    assert len(rows) == (2 * 2 + 2) * 7
     assert sorted(path.name for path in files["plots"].iterdir()) == [
         "ratio-to-floor.png",
         "time-chunk-delta-rule-fwd-b1-h2-k8-v8.png",

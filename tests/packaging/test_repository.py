@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import linattn
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -55,6 +57,14 @@ def test_constraints_cover_what_the_readme_installs():
     assert {"torch", "numpy", "jinja2", "ruff", "sphinx", "jax-triton"} < needed
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert needed <= {canonicalize_name(line.partition("==")[0]) for line in pinned if not line.startswith("#")}
+
+
+def tracked() -> list[str]:
+    """The files that git knows."""
+    found = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("no checkout")
+    return found.stdout.split("\n")[:-1]
 
 
 def read(name: str) -> str:
