@@ -430,8 +430,8 @@ def aggregate(cls):
     """Several values that travel as one: ``__init__`` sets the fields that are annotated, all of them and no others."""
     fields, begin = list(cls.__annotations__), cls.__init__
 
-    def __init__(self, *args):
-        begin(self, *args)
+    def __init__(self, *args, **given):
+        begin(self, *args, **given)
         found = ", ".join(vars(self))
         assert vars(self).keys() == set(fields), f"{cls.__name__}.__init__ sets {found}, not {', '.join(fields)}"
 

@@ -12,7 +12,7 @@ from triton_cases import arrays, check, place_of, pretend
 LONG = [0, 3, 3, 1900, 2000, 2000]
 SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
 SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
-GRADIENTS = "diagonal/resident_sm90.py:diagonal_scalar_gradients_bwd_sm90"
+GRADIENTS = "diagonal/gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90"
 DELTA_GRADIENTS = "delta/gradients_sm90.py:delta_gradients_bwd_sm90"
 DELTA_SCORES = "delta/scores_sm90.py:delta_scores_fwd_sm90"
 KDA_GRADIENTS = "delta/vector_sm90.py:delta_vector_gradients_bwd_sm90"

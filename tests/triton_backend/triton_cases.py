@@ -28,7 +28,7 @@ def pretend(monkeypatch, **facts):
 
 
 def place_of(kernel):
-    """Where a kernel stands, and its name: ``diagonal/gate.py:running_sums``."""
+    """Where a kernel stands, and its name: ``diagonal/resident.py:diagonal_scan``."""
     return f"{kernel.fn.__module__.partition('.triton.')[2].replace('.', '/')}.py:{kernel.__name__}"
 
 

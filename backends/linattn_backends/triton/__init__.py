@@ -23,7 +23,7 @@ section like the others. ``tests/triton_backend/test_map.py`` holds all this aga
               or dv, in float32 and of wide heads             memory.py:diagonal_outputs
               states and their gradients                      memory.py:diagonal_states
               dq, dk, dg, simple_gla only                     memory.py:diagonal_scalar_gradients_bwd
-                on Hopper, simple_gla only                    resident_sm90.py:diagonal_scalar_gradients_bwd_sm90
+                on Hopper, simple_gla only                    gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90
               or dq, dk, dg, in float32 and of wide heads     memory.py:diagonal_gradients_bwd
               segments: the states that they begin with       memory.py:diagonal_carries
 

@@ -253,7 +253,7 @@ def resident_backward(facts: Facts, grouped: bool, device: Properties, unaligned
             scan_dq=scan_stage(facts, tiles, why(narrow, reads=("do", "v", "k"))),
         )
     elif everywhere is None:
-        from .resident_sm90 import diagonal_scalar_gradients_bwd_sm90
+        from .gradients_sm90 import diagonal_scalar_gradients_bwd_sm90
 
         stages |= dict(scan_gradients=Stage(diagonal_scalar_gradients_bwd_sm90, tiles["scan_gradients"]))
     else:

@@ -1,10 +1,12 @@
-"""The walk of :mod:`.resident` in Gluon, for Hopper, with 256 key channels: forwards, or in reverse for ``dv``.
+"""The scan of :mod:`.resident` in Gluon, for Hopper, with 256 key channels: forwards, or in reverse for ``dv``.
 
-A state that wide fills a warpgroup's registers. So the first of four has the state's tile, transposed, ``[BV, W]``, and leaves
-a copy in shared memory before each chunk; the second makes of it, and of the scores inside the chunk, what comes out; the third
-copies what chunks bring into rings, and the fourth stores. Decays are as in :mod:`.resident_sm90`. In reverse the scale goes
+A state that wide fills a warpgroup's registers. So of the four partitions ``state`` has its tile, transposed, ``[BV, W]``, and
+leaves a copy in shared memory before each chunk; ``output`` makes of it, and of the scores inside the chunk, what comes out;
+``load`` copies the chunks into rings, and ``store`` stores. Decays are as in :mod:`.resident_sm90`. In reverse the scale goes
 into the state, else to what comes out.
 """
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,141 +16,171 @@ from ..lib.indexing import nth, span_of
 from ..lib.sm90 import issue, left, sums
 from ..lib.sm90_pipeline import put
 from .gate import SCALAR
-from .resident_sm90 import load_partition
+from .resident_sm90 import Arrays, ScanConstants, Span, Strides, load_partition
 
 __all__ = ["diagonal_scan_wide_sm90"]
 
 
+class WideRings(NamedTuple):
+    """Buffers of a scan in shared memory, rings of ``STAGES`` chunks but for the last; what a call does not need is another's.
+
+    Attributes:
+        rows, others: ``a`` and ``b [C, W]``.
+        ys: ``y [C, BV]``.
+        outs: What comes out, ``[C, BV]``.
+        rates: A gate's sums, the third of three lines of ``[4C]``.
+        state: A copy of the state: ``[BV, W]``, or ``[W, BV]``, as states lie in memory, where they are kept.
+    """
+
+    rows: gl.shared_memory_descriptor
+    others: gl.shared_memory_descriptor
+    ys: gl.shared_memory_descriptor
+    outs: gl.shared_memory_descriptor
+    rates: gl.shared_memory_descriptor
+    state: gl.shared_memory_descriptor
+
+
+class WideBarriers(NamedTuple):
+    """Barriers of a scan, one a place of the rings but for the last two.
+
+    Attributes:
+        ready: What a chunk loads is there.
+        free: Both have read it.
+        made: What comes out is there.
+        stored: It is stored.
+        copied: The copy of the state is there.
+        read: All have read it.
+    """
+
+    ready: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    made: gl.shared_memory_descriptor
+    stored: gl.shared_memory_descriptor
+    copied: gl.shared_memory_descriptor
+    read: gl.shared_memory_descriptor
+
+
 @gluon.jit
-def state_partition(
-    start, end, others, ys, rates, whole, ready, free, copied, read, low, high, scale, at, to, iv,
-    W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr,
-    START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The state's walk: a copy of it, then what the chunk adds."""
+def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
+    """Scan the state: a copy of it, then what the chunk adds."""
+    low, high, _skip = span
     wide: gl.constexpr = sums(128)  # of two products: one of 256 columns has more registers than the assembler allows
-    by_token: gl.constexpr = gl.SliceLayout(0, left(C))
-    S = gl.zeros((BV, W), gl.float32, wide)
-    columns_k = gl.arange(0, W, gl.SliceLayout(0, wide))[None, :]
-    columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
-    there = columns_k * V + columns_v
-    if START:
+    by_token: gl.constexpr = gl.SliceLayout(0, left(c.C))
+    S = gl.zeros((c.BV, c.W), gl.float32, wide)
+    columns_k = gl.arange(0, c.W, gl.SliceLayout(0, wide))[None, :]
+    columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
+    there = columns_k * c.V + columns_v
+    if c.START:
         S = S + gl.load(start + at + there).to(gl.float32)
     for n in range(high - low):
-        stage = n % STAGES
-        mbarrier.wait(read, (n & 1) ^ 1)
-        if KEEP:
-            whole.permute((1, 0)).store(S.to(gl.bfloat16))
+        stage = n % c.STAGES
+        mbarrier.wait(barriers.read, (n & 1) ^ 1)
+        if c.KEEP:
+            rings.state.permute((1, 0)).store(S.to(gl.bfloat16))
         else:
-            whole.store(S.to(gl.bfloat16))
+            rings.state.store(S.to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
-        mbarrier.arrive(copied, count=1)
-        mbarrier.wait(ready.index(stage), (n // STAGES) & 1)
+        mbarrier.arrive(barriers.copied, count=1)
+        mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
         fence_async_shared()
-        added = ys.index(stage).permute((1, 0)).load(left(C))
-        if GATE == SCALAR:
-            line = rates.index(stage)
-            S = S * gl.exp2(line.slice(3 * C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-            rate = line.slice(2 * C, C).load(by_token)
-            if REVERSE:
+        added = rings.ys.index(stage).permute((1, 0)).load(left(c.C))
+        if c.GATE == SCALAR:
+            line = rings.rates.index(stage)
+            S = S * gl.exp2(line.slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
+            rate = line.slice(2 * c.C, c.C).load(by_token)
+            if c.REVERSE:
                 rate = gl.exp2(rate) * scale
             else:
-                rate = gl.exp2(gl.minimum(line.slice(3 * C - 1, 1).load(by_token) - rate, 0.0))
+                rate = gl.exp2(gl.minimum(line.slice(3 * c.C - 1, 1).load(by_token) - rate, 0.0))
             added = (added.to(gl.float32) * rate[None, :]).to(gl.bfloat16)
-        elif REVERSE:
+        elif c.REVERSE:
             added = (added.to(gl.float32) * scale).to(gl.bfloat16)
         added = gl.convert_layout(added, left(128))
-        S = issue(added, others.index(stage), S, False)
+        S = issue(added, rings.others.index(stage), S, False)
         S, added = warpgroup_mma_wait(0, [S, added])
         gl.thread_barrier()
-        mbarrier.arrive(free.index(stage), count=1)
-    if END:
+        mbarrier.arrive(barriers.free.index(stage), count=1)
+    if c.END:
         gl.store(end + to + there, S)
 
 
 @gluon.jit
-def output_partition(
-    rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale,
-    W: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """What comes out: from the state, and from the chunk's own tokens."""
-    square: gl.constexpr = sums(C)
-    acc: gl.constexpr = sums(BV)
+def output_partition(c, rings, barriers, span, scale):
+    """Make what comes out, from the state and from the chunk's own tokens."""
+    low, high, _skip = span
+    square: gl.constexpr = sums(c.C)
+    acc: gl.constexpr = sums(c.BV)
     by_row: gl.constexpr = gl.SliceLayout(1, acc)
-    t = gl.arange(0, C, gl.SliceLayout(1, square))
-    s = gl.arange(0, C, gl.SliceLayout(0, square))
-    zeros = gl.zeros((C, C), gl.float32, square)
-    none = gl.zeros((C, BV), gl.float32, acc)
+    t = gl.arange(0, c.C, gl.SliceLayout(1, square))
+    s = gl.arange(0, c.C, gl.SliceLayout(0, square))
+    zeros = gl.zeros((c.C, c.C), gl.float32, square)
+    none = gl.zeros((c.C, c.BV), gl.float32, acc)
     for n in range(high - low):
-        stage = n % STAGES
-        phase = (n // STAGES) & 1
-        mbarrier.wait(ready.index(stage), phase)
+        stage = n % c.STAGES
+        phase = (n // c.STAGES) & 1
+        mbarrier.wait(barriers.ready.index(stage), phase)
         fence_async_shared()
-        A = issue(rows.index(stage), others.index(stage).permute((1, 0)), zeros, True)
-        mbarrier.wait(copied, n & 1)
-        if KEEP:
-            o = issue(rows.index(stage), whole, none, True)
+        A = issue(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
+        mbarrier.wait(barriers.copied, n & 1)
+        if c.KEEP:
+            o = issue(rings.rows.index(stage), rings.state, none, True)
         else:
-            o = issue(rows.index(stage), whole.permute((1, 0)), none, True)
-        line = rates.index(stage)
-        if GATE == SCALAR:
-            between = line.slice(2 * C, C).load(gl.SliceLayout(1, square))[:, None]
-            between -= line.slice(2 * C, C).load(gl.SliceLayout(0, square))[None, :]
-            if REVERSE:
+            o = issue(rings.rows.index(stage), rings.state.permute((1, 0)), none, True)
+        line = rings.rates.index(stage)
+        if c.GATE == SCALAR:
+            between = line.slice(2 * c.C, c.C).load(gl.SliceLayout(1, square))[:, None]
+            between -= line.slice(2 * c.C, c.C).load(gl.SliceLayout(0, square))[None, :]
+            if c.REVERSE:
                 between = -between
             D = gl.exp2(gl.minimum(between, 0.0)) * scale
         else:
             D = scale
         A = warpgroup_mma_wait(1, [A])
-        if REVERSE:
+        if c.REVERSE:
             A = gl.where(t[:, None] <= s[None, :], A * D, 0.0)
         else:
             A = gl.where(s[None, :] <= t[:, None], A * D, 0.0)
-        A = gl.convert_layout(A.to(gl.bfloat16), left(BV))
+        A = gl.convert_layout(A.to(gl.bfloat16), left(c.BV))
         o = warpgroup_mma_wait(0, [o])
         gl.thread_barrier()
-        mbarrier.arrive(read, count=1)
-        if GATE == SCALAR:
-            rate = line.slice(2 * C, C).load(by_row)
-            if REVERSE:
-                rate = gl.exp2(gl.minimum(line.slice(3 * C - 1, 1).load(by_row) - rate, 0.0))
+        mbarrier.arrive(barriers.read, count=1)
+        if c.GATE == SCALAR:
+            rate = line.slice(2 * c.C, c.C).load(by_row)
+            if c.REVERSE:
+                rate = gl.exp2(gl.minimum(line.slice(3 * c.C - 1, 1).load(by_row) - rate, 0.0))
             else:
                 rate = gl.exp2(rate) * scale
             o = o * rate[:, None]
-        elif not REVERSE:
+        elif not c.REVERSE:
             o = o * scale
-        o = issue(A, ys.index(stage), o, False)
+        o = issue(A, rings.ys.index(stage), o, False)
         o, A = warpgroup_mma_wait(0, [o, A])
         gl.thread_barrier()
-        mbarrier.arrive(free.index(stage), count=1)
-        mbarrier.wait(stored.index(stage), phase ^ 1)
-        outs.index(stage).store(o.to(gl.bfloat16))
+        mbarrier.arrive(barriers.free.index(stage), count=1)
+        mbarrier.wait(barriers.stored.index(stage), phase ^ 1)
+        rings.outs.index(stage).store(o.to(gl.bfloat16))
         gl.thread_barrier()
-        mbarrier.arrive(made.index(stage), count=1)
+        mbarrier.arrive(barriers.made.index(stage), count=1)
 
 
 @gluon.jit
-def wide_store_partition(
-    kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV,
-    W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, REVERSE: gl.constexpr, KEEP: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def wide_store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV):
     """Store states, if ``KEEP``, and outputs."""
+    low, high, _skip = span
     for n in range(high - low):
-        chunk = nth(low + n, low, high, REVERSE)
-        stage = n % STAGES
-        if KEEP:
-            mbarrier.wait(copied, n & 1)
-            put(kept + (chunk0 + chunk) * HV * (W * V), whole, V, W, W, BV)
+        chunk = nth(low + n, low, high, c.REVERSE)
+        stage = n % c.STAGES
+        if c.KEEP:
+            mbarrier.wait(barriers.copied, n & 1)
+            put(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
             gl.thread_barrier()
-            mbarrier.arrive(read, count=1)
-        mbarrier.wait(made.index(stage), (n // STAGES) & 1)
-        row = chunk * C
-        put(out + row.to(gl.int64) * (HV * V), outs.index(stage), HV * V, limit - row, C, BV)
+            mbarrier.arrive(barriers.read, count=1)
+        mbarrier.wait(barriers.made.index(stage), (n // c.STAGES) & 1)
+        row = chunk * c.C
+        put(out + row.to(gl.int64) * (HV * c.V), rings.outs.index(stage), HV * c.V, limit - row, c.C, c.BV)
         gl.thread_barrier()
-        mbarrier.arrive(stored.index(stage), count=1)
+        mbarrier.arrive(barriers.stored.index(stage), count=1)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -160,7 +192,7 @@ def diagonal_scan_wide_sm90(
     PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
     RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`.resident_sm90.fused`; nobody shares a walk, and the state is never ``TRANSPOSED``."""
+    """Scan as :func:`.resident_sm90.diagonal_scan_sm90`; nobody shares a scan, and the state is never ``TRANSPOSED``."""
     gl.static_assert(not TRANSPOSED and not SHARE)
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
@@ -197,9 +229,9 @@ def diagonal_scan_wide_sm90(
     ys = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], square)
     outs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, BV], square)
     if KEEP:
-        whole = gl.allocate_shared_memory(gl.bfloat16, [W, BV], square)  # as states lie in memory
+        state = gl.allocate_shared_memory(gl.bfloat16, [W, BV], square)  # as states lie in memory
     else:
-        whole = gl.allocate_shared_memory(gl.bfloat16, [BV, W], wide)
+        state = gl.allocate_shared_memory(gl.bfloat16, [BV, W], wide)
     rates = outs
     if GATE == SCALAR:
         rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)
@@ -217,23 +249,21 @@ def diagonal_scan_wide_sm90(
         mbarrier.init(stored.index(stage), count=1)
     mbarrier.init(copied, count=1)
     mbarrier.init(read, count=2 if KEEP else 1)
+    rings = WideRings(rows=rows, others=others, ys=ys, outs=outs, rates=rates, state=state)
+    barriers = WideBarriers(ready=ready, free=free, made=made, stored=stored, copied=copied, read=read)
+    span = Span(low=low, high=high, skip=low * 0)
+    arrays = Arrays(a=a, b=b, y=y, G=G)
+    c = ScanConstants(
+        W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=False, SHARE=0, RAW=True, RATED=False,
+        START=START, END=END, KEEP=KEEP, STAGES=STAGES,
+    )  # fmt: skip
     gl.warp_specialize(
         [
-            (state_partition, (
-                start, end, others, ys, rates, whole, ready, free, copied, read, low, high, scale, head, to, iv, W, V, C, BV,
-                GATE, REVERSE, START, END, KEEP, STAGES,
-            )),
-            (output_partition, (
-                rows, others, ys, outs, rates, whole, ready, free, copied, read, made, stored, low, high, scale, W, C, BV, GATE,
-                REVERSE, KEEP, STAGES,
-            )),
+            (state_partition, (c, rings, barriers, span, start, end, scale, head, to, iv)),
+            (output_partition, (c, rings, barriers, span, scale)),
             (load_partition, (
-                a, b, y, G, rows, others, ys, rates, ready, free, low, high, 0, limit, scale, at, et, yt, gt, W, C, BV, GATE,
-                REVERSE, 0, True, STAGES,
+                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt),
             )),
-            (wide_store_partition, (
-                kept, out, whole, outs, copied, read, made, stored, chunk0, low, high, limit, HV, W, V, C, BV, REVERSE, KEEP,
-                STAGES,
-            )),
+            (wide_store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
         ], [4, 4, 4], [144, 72, 64],
     )  # fmt: skip

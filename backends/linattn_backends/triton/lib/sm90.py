@@ -10,10 +10,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .indexing import sequence_of
 from .tiles import FLOOR, LOG2E, in_loop
+
+
+def constants(names):
+    """A class of compile-time constants, made of one that names them, to hand to the parts of a kernel: built by keywords."""
+
+    def __init__(self, **given):
+        for name, value in given.items():
+            setattr(self, name, gl.constexpr(value))
+
+    names.__annotations__ = dict.fromkeys(names.__annotations__, gl.constexpr)
+    names.__init__ = gluon.constexpr_function(__init__)
+    return aggregate(names)
 
 
 @gluon.constexpr_function
