@@ -228,7 +228,7 @@ def make(
 
 def forbidden(spec: OpSpec, form: str, flags: tuple[str, ...]) -> bool:
     """True if the spec refuses the form and options that the flags stand for."""
-    options = {option.name: option.default for option in spec.options} | {"initial_state": None, "chunk_size": 16}
+    options = {**spec.defaults, "initial_state": None, "chunk_size": 16}
     options |= {"causal": "noncausal" not in flags, "output_final_state": bool({"state", "final"}.intersection(flags))}
     options["initial_state"] = True if "state" in flags else None
     return spec.check(None if form == "auto" else form, options) is not None

@@ -82,7 +82,7 @@ def map_name(flags: tuple[str, ...]) -> str | None:
 
 def static_options(case: Case) -> dict[str, Any]:
     """The options that the flags stand for; those absent keep their default."""
-    options: dict[str, Any] = {option.name: option.default for option in case.spec.options}
+    options: dict[str, Any] = {**case.spec.defaults}
     for name in options:
         if name.endswith("scale") and "scale" in case.flags:
             options[name] = 0.37 if name != "lin_scale" else -0.21

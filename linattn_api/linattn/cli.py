@@ -111,7 +111,7 @@ def _pair(text: str, flag: str, form: str) -> tuple[str, str]:
 
 def _options(spec: OpSpec, pairs: list[str]) -> dict[str, Any]:
     """Every static option of the family, defaults where none is given."""
-    options: dict[str, Any] = {o.name: o.default for o in spec.options} | {"initial_state": None}
+    options: dict[str, Any] = {**spec.defaults, "initial_state": None}
     for text in pairs:
         name, value = _pair(text, "--option", "NAME=VALUE")
         if name not in spec.option_names:

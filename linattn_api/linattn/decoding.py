@@ -15,7 +15,7 @@ from . import dispatch, guards
 from .errors import ArgumentError, OptionError
 from .feature_maps import FeatureMap
 from .frameworks import Framework, framework_of
-from .planning import Plan, Route
+from .planning import Plan
 from .spec import FAMILIES, OpSpec
 
 __all__ = ["explain_call", "run"]
@@ -31,26 +31,31 @@ def run(
 ) -> Any:
     """Run one call and return ``o``; arguments as those of :func:`linattn.dispatch.run`."""
     _check_writable(spec, arrays, keywords["state"])
-    function, route, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
-    o = _decoded(spec, function, route, framework, arrays, keywords)
+    function, rewriting, framework, arrays, keywords = dispatch.resolve(spec, form, arrays, keywords, feature_map, backend)
+    o = _decoded(spec, function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
         guards.check_results(spec, f"decode_{spec.name}", framework, arrays, keywords, o)
     return o
 
 
 def _decoded(
-    spec: OpSpec, function: Any, route: Route | None, framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+    spec: OpSpec,
+    function: Any,
+    rewriting: dispatch.Rewriting | None,
+    framework: Framework,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> Any:
     """Run the method that was chosen: one of ``decode_…``, or the recurrent form on copies of the states."""
-    if route is None:
+    if rewriting is None:
         return function(*arrays, **keywords)
-    if route.form != "decode":
-        return _by_recurrence(spec, function, route, framework, arrays, keywords)
+    if rewriting.form != "decode":
+        return _by_recurrence(spec, function, rewriting, framework, arrays, keywords)
 
     def with_state(*args: Any, **options: Any) -> tuple[Any, Any]:
         return function(*args, **options), None
 
-    return dispatch.run_rewritten(with_state, route, framework, arrays, keywords)[0]
+    return dispatch.run_rewritten(with_state, rewriting, framework, arrays, keywords)[0]
 
 
 def explain_call(
@@ -129,21 +134,18 @@ _check_apart._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _by_recurrence(
     spec: OpSpec,
     function: Any,
-    route: Route,
+    rewriting: dispatch.Rewriting,
     xp: Framework,
     arrays: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
     """Copy the states out, run the recurrent form, and write what comes out back. Nothing waits for a device."""
-    state, indices = keywords["state"], keywords["state_indices"]
-    options = {option.name: option.default for option in FAMILIES[spec.name].options} | {"cu_seqlens": None}
-    options |= {option.name: keywords[option.name] for option in spec.options}
+    state, indices = keywords.pop("state"), keywords.pop("state_indices")
+    options = {**FAMILIES[spec.name].defaults, **keywords, "cu_seqlens": None, "output_final_state": True}
     N, dtype = arrays[0].shape[0], xp.dtype(state)
 
     def recurrent(start: Any) -> tuple[Any, Any]:
-        o, final = dispatch.run_rewritten(
-            function, route, xp, arrays, {**options, "initial_state": start, "output_final_state": True}
-        )
+        o, final = dispatch.run_rewritten(function, rewriting, xp, arrays, {**options, "initial_state": start})
         return o, xp.astype(final, dtype)
 
     if indices is None:

@@ -17,11 +17,12 @@ from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .planning import Plan, Route, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import CU_SEQLENS, FAMILIES, Finish, OpSpec, lowerings_of, spec_of
+from .spec import CU_SEQLENS, FAMILIES, Finish, Lowering, OpSpec, lowerings_of, spec_of
 from .validate import check_offsets, check_slots, describe
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
+    "Rewriting",
     "explain_call",
     "plan_of",
     "resolve",
@@ -130,14 +131,48 @@ def _name(spec: OpSpec, form: str | None) -> str:
     return spec.name if form is None else f"{form}_{spec.name}"
 
 
+class Rewriting(NamedTuple):
+    """A route with everything looked up that running it needs.
+
+    Attributes:
+        form: The form that runs.
+        given: Names of the call's positional arrays.
+        lowerings: What is done to its arguments, in order.
+        wanted: Names of the method's positional arrays.
+        omitted: Keywords that the method does not take.
+    """
+
+    form: str
+    given: tuple[str, ...]
+    lowerings: tuple[Lowering, ...]
+    wanted: tuple[str, ...]
+    omitted: tuple[str, ...]
+
+
+def _rewriting(route: Route | None) -> Rewriting | None:
+    if route is None:
+        return None
+    form, applied, steps, omitted = route
+    given, wanted = (tuple([arg.name for arg in FAMILIES[step].args]) for step in (steps[0], steps[-1]))
+    return Rewriting(form, given, tuple(lowerings_of(applied, steps)), wanted, omitted)
+
+
 class _Decided(NamedTuple):
-    """A memoised plan with what running it needs."""
+    """A memoised plan with what running it needs: of options and keyword arrays, those that are passed on."""
 
     plan: Plan
     function: Any
-    route: Route | None
+    rewriting: Rewriting | None
     options: dict[str, Any]
+    arrays: tuple[str, ...]
     watch: guards.Watch
+
+
+def _passed_on(spec: OpSpec, plan: Plan) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """Options, and names of keyword arrays, that the method takes; all of them where the call is rewritten first."""
+    left_out = plan.omitted if plan.route is None else ()
+    options = tuple((name, value) for name, value in plan.options if name not in left_out)
+    return options, tuple(name for name in spec.keyword_arrays if name not in left_out)
 
 
 _decided: dict[Any, _Decided] = {}
@@ -157,7 +192,7 @@ def _look_up(
     wanted = tuple(backend) if isinstance(backend, list) else backend  # hashable
     key = decided = None
     try:
-        options = [keywords[name] for name in spec.option_names]
+        options = spec.pick_options(keywords)
         wish = (spec.name, form, wanted, context, environment, registry.generation)
         # with the types of the options, because True == 1 == 1.0 and only one of them is right
         key = (*wish, *options, *map(type, options), *framework.key(leaves))
@@ -167,8 +202,9 @@ def _look_up(
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
         function = None if plan.backend is None else getattr(registry.loaded[plan.backend], plan.method)
+        static, names = _passed_on(spec, plan)
         watch = guards.Watch(spec, _name(spec, form), plan.call)
-        decided = _Decided(plan, function, plan.route, dict(plan.options), watch)
+        decided = _Decided(plan, function, _rewriting(plan.route), dict(static), names, watch)
         if key is not None:
             if len(_decided) >= _MOST_DECIDED:
                 _decided.clear()
@@ -197,11 +233,11 @@ def run(
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
     """
-    function, route, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
-    if route is None:
+    function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
+    if rewriting is None:
         results = function(*arrays, **keywords)
     else:
-        results = run_rewritten(function, route, framework, arrays, keywords)
+        results = run_rewritten(function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
         guards.check_results(spec, _name(spec, form), framework, arrays, keywords, results)
     return results
@@ -214,24 +250,29 @@ def resolve(
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
     backend: str | Sequence[str] | None,
-) -> tuple[Any, Route | None, Framework, tuple[Any, ...], dict[str, Any]]:
-    """The method to call, how the call becomes one of it, the framework, and the call's arrays and keywords settled."""
+) -> tuple[Any, Rewriting | None, Framework, tuple[Any, ...], dict[str, Any]]:
+    """The method to call, how the call is rewritten for it, the framework, and the call's arrays and keywords settled."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        name, method, route, options = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
-        route = None if route is None else Route(*route)
-        return getattr(registry.loaded[name], method), route, framework, arrays, {**keywords, **dict(options)}
+        name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        rewriting = _rewriting(None if route is None else Route(*route))
+        settled = {**dict(options), **{name: keywords[name] for name in names}}
+        return getattr(registry.loaded[name], method), rewriting, framework, arrays, settled
     try:
-        plan, function, route, options, watch = _look_up(spec, form, framework, leaves, keywords, backend)
+        plan, function, rewriting, options, names, watch = _look_up(spec, form, framework, leaves, keywords, backend)
     except ShapeError as error:
         if feature_map is not None:
             error.add_note("K (L in mixed_attn) is the width after the feature map")
         raise
-    _check_index(spec, form, framework, arrays, keywords)
+    if keywords[spec.index.name] is not None:
+        _check_index(spec, form, framework, arrays, keywords)
     if function is None:
         _refuse(plan)
     watch(framework, arrays)
-    return function, route, framework, arrays, {**keywords, **options}
+    settled = options.copy()
+    for name in names:
+        settled[name] = keywords[name]
+    return function, rewriting, framework, arrays, settled
 
 
 def _prepare(
@@ -267,17 +308,22 @@ def _cast_operands(
 
 
 def run_rewritten(
-    function: Any, route: Route, framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
+    function: Any, rewriting: Rewriting, framework: Framework, arrays: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Rewrite the arguments step by step until they are the method's, call it, and undo the steps on its results."""
-    named = dict(zip([arg.name for arg in FAMILIES[route.steps[0]].args], arrays, strict=True))
     options = keywords
     finishes: list[Finish] = []
-    for lowering in lowerings_of(route.applied, route.steps):
-        named, options, finish = lowering.apply(framework, named, options)
-        finishes.append(finish)
-    taken = {name: value for name, value in options.items() if name not in route.omitted}
-    o, state = function(*[named.get(arg.name) for arg in FAMILIES[route.steps[-1]].args], **taken)
+    if rewriting.lowerings:
+        named = dict(zip(rewriting.given, arrays, strict=True))
+        for lowering in rewriting.lowerings:
+            named, options, finish = lowering.apply(framework, named, options)
+            finishes.append(finish)
+        arrays = tuple([named.get(name) for name in rewriting.wanted])
+    if rewriting.omitted:
+        options = options.copy()
+        for name in rewriting.omitted:
+            del options[name]
+    o, state = function(*arrays, **options)
     for finish in reversed(finishes):
         o, state = finish(o, state)
     return o, state
@@ -324,9 +370,8 @@ _warn_of_signed_weights._dynamo_marked_constant = True  # type: ignore[attr-defi
 def _check_index(
     spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> None:
-    """The values of ``cu_seqlens``, or of ``state_indices``, where they are at hand."""
-    index = keywords[spec.index.name]
-    values = None if index is None else framework.offsets(index)
+    """The values of ``cu_seqlens``, or of ``state_indices``, which is given, where they are at hand."""
+    values = framework.offsets(keywords[spec.index.name])
     if values is None:
         return
     if spec.index is CU_SEQLENS:
@@ -395,7 +440,7 @@ def _decide_from_constants(
     plan = plan_of(spec, form, framework, given, options, wanted, needs_grad, forward_mode)
     if plan.backend is None:
         _refuse(plan)
-    return plan.backend, plan.method, None if plan.route is None else tuple(plan.route), plan.options
+    return plan.backend, plan.method, None if plan.route is None else tuple(plan.route), *_passed_on(spec, plan)
 
 
 # What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.
@@ -416,5 +461,6 @@ def explain_call(
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
     arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
     plan = _look_up(spec, form, framework, leaves, keywords, backend).plan
-    _check_index(spec, form, framework, arrays, keywords)
+    if keywords[spec.index.name] is not None:
+        _check_index(spec, form, framework, arrays, keywords)
     return plan

@@ -191,7 +191,7 @@ def check_results(
     if found:
         given = {arg.name: x for arg, x in zip(spec.args, arrays, strict=True)}
         others = (spec.index.name, "state")  # a state of decode_… is overwritten by now
-        given |= {name: keywords[name] for name in spec.keyword_arrays if name not in others}
+        given |= {name: keywords.get(name) for name in spec.keyword_arrays if name not in others}
         readable = {name: x for name, x in given.items() if hasattr(x, "dtype")}
         cause = _cause(spec, Reader(readable, framework.fetch), framework.dtype(o))
         _warn(operator, Complaint("result", f"{found}: {cause}"), NonFiniteWarning)

@@ -30,7 +30,7 @@ class Passed(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How a call becomes one of a method that does not take it as it is.
+    """How a call is rewritten for a method that does not take it as it is.
 
     Attributes:
         form: The form that runs.
@@ -75,11 +75,10 @@ class Plan:
 
     @property
     def route(self) -> Route | None:
-        """From the call to the method; ``None`` where that gets the call's own arguments, all of them."""
+        """From the call to the method; ``None`` where that gets the call's own arguments."""
         on_copies = self.form != self.call.form == "decode"
-        if len(self.steps) == 1 and not self.applied and not self.omitted and not on_copies:
-            return None
-        return Route(self.form, self.applied, self.steps, self.omitted)
+        direct = len(self.steps) == 1 and not self.applied and not on_copies
+        return None if direct else Route(self.form, self.applied, self.steps, self.omitted)
 
     @property
     def method(self) -> str:
@@ -144,11 +143,9 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
         fits = (_fit(backend, way, reasons) for way in ways if backend)
         fit = next((fit for fit in fits if fit), None)
         if backend and fit:
-            form, applied, steps, omitted = fit.route
+            (form, applied, steps, omitted), static = fit.route, tuple(options.items())
             details = backend.details(fit.call)
-            return Plan(
-                call, preference, tuple(passed), name, steps, form, tuple(options.items()), details, applied, omitted
-            )  # fmt: skip
+            return Plan(call, preference, tuple(passed), name, steps, form, static, details, applied, omitted)
         passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 

@@ -29,7 +29,6 @@ resolved to a float and feature maps applied.
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -111,8 +110,12 @@ class Backend:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         """An object of the subclass that has the methods, where that is another one."""
-        found = vars(cls).get("implementation")
-        return super().__new__(cls if found is None else pkgutil.resolve_name(found))
+        elsewhere = vars(cls).get("implementation")
+        if elsewhere is None:
+            return super().__new__(cls)
+        from pkgutil import resolve_name  # which only making such a backend needs
+
+        return super().__new__(resolve_name(elsewhere))
 
     def supports(self, call: Call) -> Unsupported | None:
         """Say whether this backend can run ``call``: ``None`` if so, else an :class:`~linattn.Unsupported` with the reason.
@@ -178,9 +181,8 @@ def _form_method(owner: str, form: Form, spec: OpSpec, function: Callable[..., A
     """Compiled with the spec's own parameters, so that binding them costs no more than the call."""
     name = f"{form}_{spec.name}"
     positional = [f"{arg.name}=None" if arg.optional else arg.name for arg in spec.args]
-    default = {option.name: option.default for option in spec.options}
     taken = _keywords_taken(spec, function)
-    keywords = [f"{keyword}={default.get(keyword)!r}" for keyword in taken]
+    keywords = [f"{keyword}={spec.defaults.get(keyword)!r}" for keyword in taken]
     arrays = ", ".join(f"{arg.name!r}: {arg.name}" for arg in spec.args)
     passed = ", ".join(f"{keyword}={keyword}" for keyword in taken)
     source = f"""\

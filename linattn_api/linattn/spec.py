@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .call import Call
@@ -257,8 +258,12 @@ class OpSpec:
     """Names of the keyword-only parameters of a backend's method."""
     required_keywords: tuple[str, ...] = field(init=False)
     """Those that a method must take: a call has no meaning without them."""
+    defaults: Mapping[str, Any] = field(init=False)
+    """Of the static keyword arguments."""
     option_names: tuple[str, ...] = field(init=False)
     """Names of the static keyword arguments."""
+    pick_options: Callable[[Options], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    """From the keywords of a call, the values of the static ones."""
     keyword_arrays: tuple[str, ...] = field(init=False)
     """Names of the keyword arguments that are arrays, in the order in which symbols are bound."""
 
@@ -268,15 +273,24 @@ class OpSpec:
         keywords = tuple(sorted((*arrays, *options), key=KEYWORD_ORDER.index))
         object.__setattr__(self, "parameters", (*(arg.name for arg in self.args), *keywords))
         object.__setattr__(self, "keywords", keywords)
-        unset = {option.name: option.default for option in self.options}
-        required = tuple(arg.name for arg in (*self.keyword_args, *self.state(unset)) if not arg.optional)
+        defaults = {option.name: option.default for option in self.options}
+        required = tuple(arg.name for arg in (*self.keyword_args, *self.state(defaults)) if not arg.optional)
+        object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "required_keywords", required)
         object.__setattr__(self, "option_names", options)
+        object.__setattr__(self, "pick_options", _picker(options))
         object.__setattr__(self, "keyword_arrays", arrays)
 
     def arrays(self, options: Options) -> tuple[Arg, ...]:
         """Every array argument under these options, in the order in which symbols are bound."""
         return (*self.args, *self.keyword_args, *self.state(options), self.index)
+
+
+def _picker(names: Sequence[str]) -> Callable[[Options], tuple[Any, ...]]:
+    """The values of one name or more, as fast as they can be had."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda options: (options[names[0]],)
 
 
 def spec_of(op: str, form: str | None) -> OpSpec:
@@ -311,7 +325,6 @@ def as_recurrent(call: Call) -> Call:
         for name, shape, dtype in call.arrays
         if name != "state_indices"
     ]
-    options = {option.name: option.default for option in FAMILIES[call.op].options}
-    options |= {**dict(call.options), "output_final_state": True}
+    options = {**FAMILIES[call.op].defaults, **dict(call.options), "output_final_state": True}
     dims = tuple((symbol, size) for symbol, size in call.dims if symbol != "P")
     return replace(call, form="recurrent", arrays=tuple(arrays), options=tuple(options.items()), dims=dims)

@@ -85,7 +85,7 @@ def signature(function: Any) -> str:
 def family(spec: OpSpec) -> Iterator[str]:
     """Recurrence, arrays, what maps apply to, lowering, and the parameters of a backend's method."""
     yield spec.recurrence
-    options = {option.name: option.default for option in spec.options} | {"initial_state": None}
+    options = {**spec.defaults, "initial_state": None}
     for arg in spec.arrays(options):
         yield f"    {arg.name}: {arg.shape} ({arg.role}{', optional' if arg.optional else ''})"
     for option in spec.options:
