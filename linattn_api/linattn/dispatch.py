@@ -239,7 +239,7 @@ def run(
     else:
         results = run_rewritten(function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
-        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, results)
+        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, *results)
     return results
 
 

@@ -172,7 +172,13 @@ def _warn(operator: str, complaint: Complaint, category: type[Warning]) -> None:
 
 
 def check_results(
-    spec: OpSpec, operator: str, framework: Framework, arrays: Sequence[Any], keywords: Mapping[str, Any], results: Any
+    spec: OpSpec,
+    operator: str,
+    framework: Framework,
+    arrays: Sequence[Any],
+    keywords: Mapping[str, Any],
+    o: Any,
+    state: Any = None,
 ) -> None:
     """Inside :func:`debug`, warn of an output or a state that is not finite.
 
@@ -182,11 +188,11 @@ def check_results(
         framework: Of the arrays.
         arrays: The positional arrays.
         keywords: Every keyword, the state's and other arrays among them.
-        results: ``o``, or ``(o, final_state)``.
+        o: The output.
+        state: The final state, if there is one.
     """
     if framework.tracing() or not _debugging.get():
         return
-    o, state = results if isinstance(results, tuple) else (results, None)
     found = _first_in_output(framework.fetch(o)) or _first_in_state(_fetch_state(framework, state))
     if found:
         given = {arg.name: x for arg, x in zip(spec.args, arrays, strict=True)}
@@ -199,10 +205,10 @@ def check_results(
 
 def _first_in_output(o: Array | None) -> str | None:
     """Where the output ``[B, T, HV, V]`` is first not finite."""
-    bad = None if o is None else ~np.isfinite(o).all(-1)
+    bad = None if o is None else ~np.isfinite(o)
     if bad is None or not bad.any():
         return None
-    t, h, b = np.argwhere(bad.T.swapaxes(0, 1))[0]  # token before head before batch entry
+    t, h, b, _ = np.argwhere(np.moveaxis(bad, 0, 2))[0]
     return f"o is not finite from token {t} on, in head {h} of batch entry {b} first"
 
 
