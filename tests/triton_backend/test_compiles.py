@@ -48,3 +48,15 @@ def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, tmp_path
     """Where shared memory is least, and where tiles are largest."""
     size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width), dtype).split()
     assert int(size) <= KB << 10, kernel
+
+
+@pytest.mark.parametrize("capability", ["80", "90", "100"])
+def test_kernels_of_rows_are_what_memory_wants(capability, tmp_path):
+    """Wide accesses, registers that hold what they should, and sums without atomics."""
+    made = [line.split() for line in run("compile_rows.py", tmp_path, capability, tmp_path).splitlines()]
+    assert {name for name, *_ in made} == {
+        "conv_outputs_fwd", "conv_final_state_fwd", "conv_gradients_bwd", "conv_initial_state_bwd", "conv_tokens_fwd",
+        "norm_outputs_fwd", "norm_gradients_bwd", "column_sums",
+    }  # fmt: skip
+    for name, registers, stack, widest in made:
+        assert (int(registers) <= 176, stack, int(widest) >= 8) == (True, "0", True), name

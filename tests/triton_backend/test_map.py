@@ -18,6 +18,8 @@ import linattn_backends.triton as package
 import pytest
 import torch
 from linattn.plugin import MixedState
+from linattn_backends.triton.conv import decode_short_conv, short_conv
+from linattn_backends.triton.norm import gated_rms_norm
 from linattn_backends.triton.runtime import launch
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.interpreter import InterpretedFunction
@@ -100,6 +102,26 @@ def mixed(T=37, form="chunk", C=16):
         o.sum().backward()
 
 
+def convolution():
+    """One call of ``short_conv`` that goes on from a state, and a step of decoding."""
+    x, weight, state = torch.randn(1, 9, 8).requires_grad_(), torch.randn(8, 4), torch.randn(1, 8, 3)
+    yield "forward"
+    y, end = short_conv(x, weight, initial_state=state, **FINAL)
+    yield "backward"
+    (y.sum() + end.sum()).backward()
+    yield "decode"
+    decode_short_conv(x.detach(), weight, state=state)
+
+
+def norm():
+    """One call of ``gated_rms_norm``."""
+    x = torch.randn(9, 8).requires_grad_()
+    yield "forward"
+    y = gated_rms_norm(x, x, torch.randn(8))
+    yield "backward"
+    y.sum().backward()
+
+
 SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32)]
 WIDE = [dict(K=256, V=192), dict(K=256, V=192, dtype=torch.float32)]
 MORE = {"linear_attn": WIDE, "simple_gla": WIDE, "gla": [dict(gv="plain")]}
@@ -111,6 +133,7 @@ CALLS = {
 }
 CALLS["linear_attn"].append(both_directions)
 CALLS["mixed_attn"] = [mixed, lambda: mixed(T=1, form="recurrent")]
+CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm]}
 """Calls that between them take every kernel of an operator: each says which pass begins."""
 
 

@@ -122,6 +122,26 @@ section like the others. ``tests/triton_backend/test_map.py`` holds all this aga
 
     decode    and the recurrent form, token by token          kernels.py:recurrent_tokens_fwd
 
+`short_conv` in conv/::
+
+    forward   outputs                                         kernels.py:conv_outputs_fwd
+              final states                                    kernels.py:conv_final_state_fwd
+
+    backward  dx, parts of dw and db                          kernels.py:conv_gradients_bwd
+              gradients of initial states                     kernels.py:conv_initial_state_bwd
+
+    decode    a few tokens of every sequence                  kernels.py:conv_tokens_fwd
+
+`gated_rms_norm` in norm/::
+
+    forward   outputs                                         kernels.py:norm_outputs_fwd
+
+    backward  dx, dz, parts of dw                             kernels.py:norm_gradients_bwd
+
+`short_conv`, `gated_rms_norm` in lib/::
+
+    backward  dw and db from their parts                      sums.py:column_sums
+
 Gradients of the recurrent form are the backward pass above.
 """
 
