@@ -1,7 +1,7 @@
 """Wrong calls: every rule of the API broken once, with the exact error expected.
 
 A rule changes the arguments of a valid ``chunk_*`` or ``decode_*`` call of small sizes, ``B=2 T=5 H=2 HV=4 K=3 V=6``
-(``HV=2`` where the family has no value heads of its own).
+(``HV=2`` where the family has no value heads of its own), or of a companion's, ``D=6 W=4``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from linattn import errors
+from linattn import errors, gates
 from linattn.feature_maps import MAPS
 
 __all__ = ["RULES", "SIZES", "Rule"]
 
-SIZES = {"B": 2, "T": 5, "H": 2, "HV": 4, "K": 3, "L": 3, "V": 6, "C": 4, "N": 2, "P": 3}
+SIZES = {"B": 2, "T": 5, "H": 2, "HV": 4, "K": 3, "L": 3, "V": 6, "C": 4, "N": 2, "P": 3, "D": 6, "W": 4}
 
 Change = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
@@ -31,7 +31,7 @@ class Rule:
         error: The exception's type, exactly.
         text: Its text, exactly.
         reads: About values, which are read only where that waits for no device.
-        form: ``chunk`` or ``decode``.
+        form: ``chunk``, ``decode``, or ``direct`` for a companion.
     """
 
     name: str
@@ -66,6 +66,16 @@ def packed(offsets: Any, dtype: str = "int32", B: int = 1) -> Change:
 def slots(values: Any, dtype: str = "int32") -> Change:
     """These ``state_indices``."""
     return lambda make, given: {"state_indices": make(values, dtype)}
+
+
+def gated(kind: str, **parameters: Any) -> Change:
+    """A gate object; a tuple is the shape of a parameter."""
+
+    def change(make: Any, given: dict[str, Any]) -> dict[str, Any]:
+        made = {name: make(x, "float32") if isinstance(x, tuple) else x for name, x in parameters.items()}
+        return {"gate": getattr(gates, kind)(**made)}
+
+    return change
 
 
 S, D, O, F = errors.ShapeError, errors.DtypeError, errors.OptionError, errors.FrameworkError
@@ -138,7 +148,9 @@ RULES = (
         "packed-order", "gla", packed([0, 4, 2, 5]), S,
         "chunk_gla: cu_seqlens must not decrease, got 4 then 2 at index 2", reads=True,
     ),
-    Rule("packed-end", "gla", packed([0, 3]), S, "chunk_gla: cu_seqlens must end at T = 5, got 3", reads=True),
+    Rule(
+        "packed-end", "gla", packed([0, 7]), S, "chunk_gla: cu_seqlens must not pass T = 5, got 7 at the end", reads=True,
+    ),
     Rule("packed-dtype", "gla", packed([0, 5], "float32"), D, "chunk_gla: cu_seqlens must be int32 or int64, got float32"),
     Rule(
         "k-dtype", "gla", shape("k", 2, 5, 2, 3, dtype="float16"), D,
@@ -219,5 +231,87 @@ RULES = (
     Rule(
         "decode-initial-state", "gla", option(initial_state=None), TypeError,
         "decode_gla() got an unexpected keyword argument 'initial_state'", form="decode",
+    ),
+    Rule(
+        "gate-heads", "kda", gated("Softplus", A_log=(3,)), S,
+        "chunk_kda: gate.A_log must be [G] = [4] or [], got [3]",
+    ),
+    Rule(
+        "gate-bias", "gated_delta_rule", gated("Softplus", A_log=(4,), dt_bias=(4, 2)), S,
+        "chunk_gated_delta_rule: gate.dt_bias must be [G] = [4] or [G, K] = [4, 3], got [4, 2]",
+    ),
+    Rule(
+        "gate-name", "gla", option(gate="softplus"), O,
+        "chunk_gla: gate must be an object of linattn.gates or None, got 'softplus'",
+    ),
+    Rule(
+        "gate-ungated", "delta_rule", gated("LogSigmoid"), TypeError,
+        "chunk_delta_rule() got an unexpected keyword argument 'gate'",
+    ),
+    Rule(
+        "gate-fixed", "simple_gla",
+        lambda make, given: {"g": make((4,), "float32"), **gated("LogSigmoid")(make, given)}, O,
+        "chunk_simple_gla: gate maps a projection g of every token, and g is a fixed decay [4]: call the gate object yourself, "
+        "or drop it",
+    ),
+    Rule(
+        "qk-norm-name", "gla", option(qk_norm="l1"), O,
+        "chunk_gla: qk_norm must be 'l2' or None, a static Python value, got 'l1'",
+    ),
+    Rule(
+        "qk-norm-and-map", "gla", option(qk_norm="l2", feature_map="relu"), O,
+        "chunk_gla: qk_norm and feature_map both map q and k: pass one of them",
+    ),
+    Rule(
+        "beta-map-name", "kda", option(beta_map="tanh"), O,
+        "chunk_kda: beta_map must be 'sigmoid' or '2sigmoid' or None, a static Python value, got 'tanh'",
+    ),
+    Rule(
+        "z-shape", "ssd", shape("z", 2, 5, 4, 5), S,
+        "chunk_ssd: z must be [B, T, HV, V] = [2, 5, 4, 6], got [2, 5, 4, 5]",
+    ),
+    Rule("A-width", "ssd", shape("A", 4, 3), S, "chunk_ssd: A must be [HV] = [4], got [4, 3]"),
+    Rule(
+        "B-width", "ssd", shape("C", 2, 5, 2, 4), S,
+        "chunk_ssd: C (output projection) must be [B, T, H, K] = [2, 5, 2, 3], got [2, 5, 2, 4]",
+    ),
+    Rule("B-missing", "ssd", option(B=None), F, "chunk_ssd: B (input projection) is required, got None"),
+    Rule("D-shape", "ssd", shape("D", 2), S, "chunk_ssd: D (skip) must be [HV] = [4] or [HV, V] = [4, 6], got [2]"),
+    Rule(
+        "limits", "ssd", option(dt_limit=(2.0, 1.0)), O,
+        "chunk_ssd: dt_limit must be two numbers, the smaller first, got (2.0, 1.0)",
+    ),
+    Rule(
+        "filter-width", "short_conv", shape("weight", 6, 9), S,
+        "short_conv: W, the width of a filter, must be 1 … 8, got 9", form="direct",
+    ),
+    Rule(
+        "filter-channels", "short_conv", shape("weight", 5, 4), S,
+        "short_conv: weight must be [D, W] = [6, W], got [5, 4]", form="direct",
+    ),
+    Rule("bias-channels", "short_conv", shape("bias", 4), S, "short_conv: bias must be [D] = [6], got [4]", form="direct"),
+    Rule(
+        "state-length", "short_conv", shape("initial_state", 2, 6, 4), S,
+        "short_conv: initial_state must be [N, D, W-1] = [2, 6, 3], got [2, 6, 4]", form="direct",
+    ),
+    Rule(
+        "activation-name", "short_conv", option(activation="relu"), O,
+        "short_conv: activation must be 'silu' or None, a static Python value, got 'relu'", form="direct",
+    ),
+    Rule(
+        "window-length", "short_conv", shape("state", 3, 6, 2), S,
+        "decode_short_conv: L must be at least W-1 = 3, got 2", form="decode",
+    ),
+    Rule(
+        "z-shape", "gated_rms_norm", shape("z", 2, 4, 6), S,
+        "gated_rms_norm: z must be [..., D] = [2, 5, 6], got [2, 4, 6]", form="direct",
+    ),
+    Rule(
+        "z-dtype", "gated_rms_norm", shape("z", 2, 5, 6, dtype="float16"), D,
+        "gated_rms_norm: z must have the dtype of x, float32, got float16", form="direct",
+    ),
+    Rule(
+        "group-size", "gated_rms_norm", option(group_size=4), O,
+        "gated_rms_norm: group_size must divide D = 6, got 4", form="direct",
     ),
 )  # fmt: skip

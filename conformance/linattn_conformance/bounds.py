@@ -34,8 +34,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from linattn.spec import FAMILIES
-from linattn_backends.numpy import oracle
+from linattn.spec import COMPANIONS, FAMILIES, spec_of
+from linattn_backends.numpy import companions, maps, oracle, ssd
 from numpy.typing import NDArray
 
 from .data import Problem
@@ -84,7 +84,7 @@ def accumulation(dtype: str) -> str:
 
 def distance(got: Array, want: Quantity, rows: Any = ...) -> float:
     """The error as a fraction of its bound: above 1 is out of bounds. NaN is infinitely far."""
-    value, noise = want.value[rows], want.noise[rows]
+    value = want.value[rows]
     if got.shape != value.shape:
         return np.inf
     if value.size == 0:
@@ -94,7 +94,7 @@ def distance(got: Array, want: Quantity, rows: Any = ...) -> float:
     error = np.abs(got - value)
     if not np.isfinite(error).all():
         return np.inf
-    noise = np.broadcast_to(noise, value.shape)
+    noise = np.broadcast_to(want.noise, want.value.shape)[rows]
     return max(_ratio(error, ROW * noise).max(), _ratio(_rms(error), OVERALL * _rms(noise)))
 
 
@@ -124,30 +124,183 @@ def truth_of(
         arrays: The arrays as rounded to their dtypes, in float64.
         draw_cotangents: From the outputs, the gradients to feed in, as rounded; None if no gradients are wanted.
     """
-    copies = _copies(problem, arrays)
-    options = {**problem.options}
+    truth = _truth_of(problem, op, arrays, draw_cotangents)
+    for name, quantity in (("o", truth.outputs["o"]), *truth.gradients.items()):
+        _exact_behind_the_last_sequence(problem, arrays, spec_of(op, None).like if name == "o" else name, quantity)
+    return truth
+
+
+def _exact_behind_the_last_sequence(problem: Problem, arrays: Mapping[str, Array], name: str, quantity: Quantity) -> None:
+    """Rows of tokens that belong to no sequence are zero, and nothing near it."""
+    if "cu_seqlens" in arrays and "T" in problem.symbols.get(name, ()):
+        quantity.noise = np.where(
+            np.arange(quantity.value.shape[1]) < arrays["cu_seqlens"][-1], np.moveaxis(quantity.noise, 1, -1), 0.0
+        )
+        quantity.noise = np.moveaxis(quantity.noise, -1, 1)
+
+
+def _truth_of(
+    problem: Problem,
+    op: str,
+    arrays: Mapping[str, Array],
+    draw_cotangents: Callable[[dict[str, Quantity]], dict[str, Array]] | None,
+) -> Truth:
+    """The truth, whatever stands behind the last sequence."""
+    if op == "ssd":
+        return truth_of_ssd(problem, arrays, draw_cotangents)
+    if maps.asked(problem.options):
+        return truth_of_mapped(problem, op, arrays, draw_cotangents)
+    spec, low = spec_of(op, None), next(iter(problem.dtypes.values()))
+    operand = accumulation(low) if op in COMPANIONS else low
+    copies = _copies(problem, arrays, operand)
+    options = spec.resolve(problem.options, problem.sizes)  # what depends on a width depends on that of one copy
     o, state = oracle.forward(op, structured(copies), options)
-    outputs = {"o": (o, 2)} | {name: (x, _head_axis_of_state(name)) for name, x in flat_state(state).items()}
-    low = next(iter(problem.dtypes.values()))
+    outputs = {"o": (o, _head_axis(problem, spec.like))}
+    outputs |= {name: (x, _head_axis_of_state(name)) for name, x in flat_state(state).items()}
     out_dtypes = {"o": low}
     found = {
-        name: _quantity(x, axis, out_dtypes.get(name, "int32" if x.dtype.kind == "i" else accumulation(low)))
+        name: _quantity(x, axis, out_dtypes.get(name, "int32" if x.dtype.kind == "i" else accumulation(low)), op in COMPANIONS)
         for name, (x, axis) in outputs.items()
     }
     if draw_cotangents is None:
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
-    moved = {name: _perturbed(x, _amplitude(problem, low, low), outputs[name][1], name) for name, x in cotangents.items()}
+    moved = {name: _perturbed(x, _amplitude(problem, operand, low), outputs[name][1], name) for name, x in cotangents.items()}
     d_state = structured({name: x for name, x in moved.items() if name != "o"}, "final_state").get("final_state")
     pulled = oracle.vjp(op, structured(copies), options, moved.get("o"), complete(d_state, state))
     flat = flat_gradients(pulled)
     result = {
-        name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name]) for name in problem.floats if name in flat
+        name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name], op in COMPANIONS)
+        for name in problem.floats
+        if name in flat
     }
     _add_noise_of_sums(problem, low, arrays, result)
     if problem.options.get("normalize"):
         _add_noise_of_quotient(problem, op, low, arrays, cotangents["o"], result)
+    if op == "gated_rms_norm":
+        _add_noise_of_projection(problem, low, arrays, options, cotangents["o"], result)
     return Truth(found, result, cotangents)
+
+
+def truth_of_mapped(
+    problem: Problem, op: str, arrays: Mapping[str, Array], draw_cotangents: Callable[..., dict[str, Array]] | None
+) -> Truth:
+    """The truth of what the maps make of the arrays; its gradients, and their noise, pulled back through the maps.
+
+    A map is done in the accumulation dtype, and rounds queries and keys once, as any operand is rounded.
+    """
+    mapped, options = maps.apply(arrays, problem.options)
+    wide = accumulation(next(iter(problem.dtypes.values())))
+    dtypes = {name: dtype for name, dtype in problem.dtypes.items() if name in mapped}
+    dtypes |= {name: wide for name, option in (("g", "gate"), ("beta", "beta_map")) if problem.options.get(option) is not None}
+    inner = truth_of(replace(problem, dtypes=dtypes, options=options), op, mapped, draw_cotangents)
+    if not inner.gradients:
+        return inner
+    values = maps.pull_back(arrays, problem.options, {name: x.value for name, x in inner.gradients.items()})
+    found = {}
+    for name, value in values.items():
+        dtype = problem.dtypes[name]
+        noise = inner.gradients[name].noise if name in inner.gradients else np.zeros(())
+        noise = noise_through_maps(problem, arrays, inner.gradients, name, noise)
+        rounding = ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True) + SMALLEST[dtype]
+        found[name] = Quantity(value, np.hypot(noise, rounding), dtype)
+    return Truth(inner.outputs, found, inner.cotangents)
+
+
+def truth_of_ssd(
+    problem: Problem, arrays: Mapping[str, Array], draw_cotangents: Callable[..., dict[str, Array]] | None
+) -> Truth:
+    """The truth of ``simple_gla`` inside, and of what stands around it; noise is carried along, element by element."""
+    low, wide = problem.dtypes["x"], accumulation(problem.dtypes["x"])
+    given, options = ssd.inner(arrays, problem.options)
+    names = dict(q="C", k="B", v="x", initial_state="initial_state", cu_seqlens="cu_seqlens")
+    dtypes = {name: problem.dtypes[old] for name, old in names.items() if name in given} | {"g": wide}
+    symbols = {name: problem.symbols[old] for name, old in names.items() if name in given} | {"g": problem.symbols["dt"]}
+    around: dict[str, Array] = {}
+
+    def feed(outputs: dict[str, Quantity]) -> dict[str, Array]:
+        drawn = draw_cotangents({**outputs, "o": outside(outputs["o"])})
+        around.update(drawn)
+        return {**drawn, "o": ssd.pull_back_output(arrays, drawn["o"])}
+
+    def outside(o: Quantity) -> Quantity:
+        value, gate = ssd.after(arrays, o.value), ssd.pull_back_output(arrays, np.ones_like(o.value))
+        return Quantity(value, _noise_of(value, low, o.noise * _rms(gate, axis=-1, keepdims=True)), low)
+
+    order = ("q", "k", "v", "g", "initial_state", "cu_seqlens")
+    inner = replace(
+        problem,
+        arrays={name: given[name] for name in order if name in given},
+        dtypes={name: dtypes[name] for name in order if name in dtypes},
+        symbols=symbols,
+        options={**options, "causal": True},
+    )
+    truth = truth_of(inner, "simple_gla", given, None if draw_cotangents is None else feed)
+    outputs = {**truth.outputs, "o": outside(truth.outputs["o"])}
+    if draw_cotangents is None:
+        return Truth(outputs, {}, {})
+    found = _gradients_of_ssd(problem, arrays, truth, around["o"])
+    return Truth(outputs, found, around)
+
+
+def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Truth, do: Array) -> dict[str, Quantity]:
+    """Gradients of ``ssd`` from those of ``simple_gla``: linear in them, so noise adds up in squares."""
+    inside = {name: x.value for name, x in truth.gradients.items()}
+    o = truth.outputs["o"]
+    values = ssd.pull_back(arrays, problem.options, o.value, do, inside)
+    squared = {name: np.square(x) if x.dtype.kind == "f" else x for name, x in arrays.items()}
+    dt, slope = (np.square(x) for x in ssd.steps(arrays, problem.options))
+    low = problem.dtypes["x"]
+    noise = {name: np.square(np.broadcast_to(x.noise, x.value.shape)) for name, x in truth.gradients.items()}
+    d_in = ssd.of_sequences({**arrays, "x": ssd.pull_back_output(arrays, do)})
+    d_in = np.square(d_in * _amplitude(problem, low, low))
+    step = ((noise["v"] * squared["x"]).sum(-1) + noise["g"] * squared["A"]) * slope
+    squares = dict(x=dt[..., None] * noise["v"], dt=step, A=(noise["g"] * dt).sum((0, 1)), B=noise["k"], C=noise["q"])
+    if "z" in arrays:
+        rounding = _amplitude(problem, accumulation(low), low) * ssd.skipped(arrays, o.value)
+        squares["z"] = np.square(do) * (np.square(np.broadcast_to(o.noise, do.shape)) + np.square(rounding))
+    if "D" in arrays:
+        by_head = arrays["D"].ndim == 1
+        squares["x"] = squares["x"] + d_in * (squared["D"][:, None] if by_head else squared["D"])
+        total = (d_in * squared["x"]).sum((0, 1))
+        squares["D"] = total.sum(-1) if by_head else total
+    if "dt_bias" in arrays:
+        squares["dt_bias"] = step.sum((0, 1))
+    if "initial_state" in noise:
+        squares["initial_state"] = noise["initial_state"]
+    rows = {name: np.sqrt(x.mean(-1, keepdims=True)) for name, x in squares.items()}
+    return {
+        name: Quantity(value, _noise_of(value, problem.dtypes[name], rows[name]), problem.dtypes[name])
+        for name, value in values.items()
+    }
+
+
+def _noise_of(value: Array, dtype: str, noise: Array) -> Array:
+    """The noise of a row, and its rounding to a dtype."""
+    return np.hypot(noise, ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True)) + SMALLEST[dtype]
+
+
+def noise_through_maps(
+    problem: Problem, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity], name: str, noise: Array
+) -> Array:
+    """The noise of a raw array's gradient, a row at a time, from that of the mapped array's.
+
+    Signs are unknown: squares add up over the tokens that share a parameter.
+    """
+    options = problem.options
+    if name in ("q", "k") and options.get("qk_norm"):
+        return noise * maps.inverse_length(arrays[name])
+    if name == "beta" and options.get("beta_map"):
+        s = maps.sigmoid(arrays[name])
+        return noise * _rms(maps.factor(options) * s * (1 - s), axis=-1, keepdims=True)
+    if options.get("gate") is None or not (name == "g" or name.startswith("gate.")):
+        return noise
+    slope = maps.gate_of(arrays, options).slopes[name]
+    each = gradients["g"].noise * np.broadcast_to(slope, arrays["g"].shape)
+    if name == "g":
+        return _rms(each, axis=-1, keepdims=True)
+    total = np.sqrt(maps.over_tokens(np.square(each), arrays[name].shape))
+    return _rms(total, axis=-1, keepdims=True)
 
 
 def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) -> Truth:
@@ -159,15 +312,21 @@ def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) ->
     inner = replace(
         problem,
         symbols={**problem.symbols, "initial_state": ("N", *problem.symbols["state"][1:])},
+        dtypes={**problem.dtypes, "initial_state": problem.dtypes["state"]},
         options={**problem.options, "output_final_state": True},
     )
-    outputs = truth_of(inner, op, {**tokens, "initial_state": pool[np.where(live, slots, 0)]}, None).outputs
+    before = pool[np.where(live, slots, 0)]
+    past = before[..., before.shape[-1] - problem.sizes["W"] + 1 :] if op == "short_conv" else before
+    outputs = truth_of(inner, op, {**tokens, "initial_state": past}, None).outputs
     o, final = outputs["o"], outputs["final_state"]
     o.value[~live], o.noise[~live] = 0.0, 0.0
+    if op == "short_conv":  # a window may be longer than a state
+        shifted = np.concatenate([before, np.moveaxis(tokens["x"], 1, 2)], -1)[..., tokens["x"].shape[1] :]
+        final = Quantity(shifted, np.zeros((*shifted.shape[:-1], 1)), final.dtype)
     dtype = problem.dtypes["state"]
-    rounding = ROUNDOFF[dtype] * _rms(final.value, axis=-1, keepdims=True) + SMALLEST[dtype]
     value, noise = pool.copy(), np.zeros((*pool.shape[:-1], 1))
-    value[slots[live]], noise[slots[live]] = final.value[live], np.hypot(final.noise, rounding)[live]
+    if pool.size:
+        value[slots[live]], noise[slots[live]] = final.value[live], _noise_of(final.value, dtype, final.noise)[live]
     return Truth({"o": o, "state": Quantity(value, noise, dtype)}, {}, {})
 
 
@@ -203,8 +362,9 @@ def flat_gradients(pulled: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _head_axis(problem: Problem, name: str) -> int:
-    """Where the heads are in an array; -1 if it has none."""
-    return next((i for i, symbol in enumerate(problem.symbols[name]) if symbol in ("H", "HV")), -1)
+    """Where the heads are in an array, or the channels where they are what never meets; -1 if it has none."""
+    apart = ("D",) if "D" in problem.sizes else ("H", "HV", "G")
+    return next((i for i, symbol in enumerate(problem.symbols[name]) if symbol in apart), -1)
 
 
 def _head_axis_of_state(name: str) -> int:
@@ -214,11 +374,12 @@ def _head_axis_of_state(name: str) -> int:
 def _amplitude(problem: Problem, dtype: str, low: str) -> float:
     """Of an array that the algorithm may round to ``dtype``."""
     sizes = problem.sizes
-    return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + sizes["K"])
+    width = next(sizes[symbol] for symbol in ("K", "W", "D") if symbol in sizes)
+    return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + width)
 
 
-def _copies(problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Each array with its perturbed copies, joined along the heads."""
+def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict[str, Array]:
+    """Each array with its perturbed copies, joined along the heads; ``operand`` is what operands may be rounded to."""
     low = next(iter(problem.dtypes.values()))
     wide = accumulation(low)
     copies = {}
@@ -226,11 +387,13 @@ def _copies(problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
         axis = _head_axis(problem, name)
         if axis < 0:
             copies[name] = x
+        elif "W" in problem.sizes and name in ("x", "initial_state"):  # each term has a weight, and states are copies
+            copies[name] = np.concatenate([x] * (1 + REPLICAS), axis)
         elif name in ("g", "gv"):
             copies[name] = _perturbed_gate(x, ROUNDOFF[wide], axis, name)
         else:
             carried = name == "initial_state" or name.endswith(".kv")
-            copies[name] = _perturbed(x, _amplitude(problem, wide if carried else low, low), axis, name)
+            copies[name] = _perturbed(x, _amplitude(problem, wide if carried else operand, low), axis, name)
     return copies
 
 
@@ -254,13 +417,18 @@ def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str) -> Array:
     return np.concatenate([x, *moved], axis)
 
 
-def _quantity(stacked: Array, axis: int, dtype: str) -> Quantity:
-    """The first copy, and the noise that the others show."""
+def _quantity(stacked: Array, axis: int, dtype: str, by_element: bool = False) -> Quantity:
+    """The first copy, and the noise that the others show; rounded row by row, or each element by itself: channels of a
+    companion's row are products of numbers that are not of one size.
+    """
     if dtype == "int32" or axis < 0:
         return Quantity(stacked, np.zeros(1), "int32")
     value, *copies = np.split(stacked, 1 + REPLICAS, axis)
-    square = np.mean([np.square(copy - value) for copy in copies], axis=0) + np.square(ROUNDOFF[dtype] * value)
+    moved = np.mean([np.square(copy - value) for copy in copies], axis=0)
+    rounding = np.square(ROUNDOFF[dtype] * value)
+    square = moved if by_element else moved + rounding
     rows = square.mean(-1, keepdims=True) if square.size else square[..., :1]
+    rows = rows + rounding if by_element else rows
     overall = rows.mean() if rows.size else 0.0
     return Quantity(value, np.sqrt(rows + overall / 16) + SMALLEST[dtype], dtype)
 
@@ -301,6 +469,21 @@ def _add_noise_of_quotient(
     for name in ("q", "k"):
         term = terms[name].mean(-1, keepdims=True)
         gradients[name].noise = np.sqrt(np.square(gradients[name].noise) + np.square(_amplitude(problem, low, low)) * term)
+
+
+def _add_noise_of_projection(
+    problem: Problem,
+    low: str,
+    arrays: Mapping[str, Array],
+    options: Mapping[str, Any],
+    d_o: Array,
+    gradients: dict[str, Quantity],
+) -> None:
+    """The gradient of what is normed is a difference, of a vector and of its part along another: count the vector."""
+    amplitude = _amplitude(problem, accumulation(low), low)
+    for name, term in companions.norm_unprojected(arrays, options, d_o).items():
+        noise = amplitude * _rms(term, axis=-1, keepdims=True)
+        gradients[name].noise = np.hypot(gradients[name].noise, noise)
 
 
 def _squared(name: str, x: Array) -> Array:

@@ -10,7 +10,9 @@ from typing import Any
 
 import linattn
 import numpy as np
+from linattn.call import method_name
 from linattn.errors import Unsupported
+from linattn.gate_maps import GATES, Gate, GateKind
 from linattn.planning import refusal
 from linattn.plugin import Backend
 from linattn.spec import FAMILIES
@@ -19,16 +21,16 @@ from numpy.typing import NDArray
 from .adapters import Adapter
 from .adapters.base import Arrays
 from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
-from .cases import Case, problem
+from .cases import Case, has_state, problem
 from .data import Problem, draw
 from .maps import MAPS
 from .witness import Witness
 
-__all__ = ["Declared", "Failure", "Run", "call_arguments"]
+__all__ = ["Declared", "Failure", "Run", "call_arguments", "outputs_of"]
 
 
 LAYOUTS = {"strided", "sliced", "headsfirst"}
-FAR = ("q", "k", "v", "q_quad", "k_lin")
+FAR = ("q", "k", "v", "q_quad", "k_lin", "x", "B", "C")
 
 
 class Failure(Exception):
@@ -40,8 +42,23 @@ class Declared(Exception):
 
 
 def call_arguments(op: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the public function from arrays by the spec's names."""
-    return structured(arrays)
+    """Keyword arguments of the public function from arrays by the spec's names; a gate's parameters are in its object."""
+    return structured({name: x for name, x in arrays.items() if not name.startswith("gate.")})
+
+
+def outputs_of(case: Case, found: Any) -> Arrays:
+    """What a function other than a decoding one returned, by name: ``(o, final_state)``, or ``o`` alone."""
+    if not has_state(case.spec):
+        return {"o": found}
+    o, state = found
+    return {"o": o, **flat_state(state)}
+
+
+def gate_object(kind: GateKind, arrays: Mapping[str, Any]) -> Gate:
+    """The gate object of a kind, with the parameters that are among the arrays."""
+    gate = GATES[kind.name]
+    number = {gate.number: kind.value} if gate.number else {}
+    return gate(**{name: arrays[f"gate.{name}"] for name in kind.parameters}, **number)
 
 
 class Run:
@@ -102,7 +119,7 @@ class Run:
 
     def function(self, form: str | None = None, op: str | None = None) -> Any:
         form, op = form or self.case.form, op or self.case.op
-        return getattr(linattn, op if form == "auto" else f"{form}_{op}")
+        return getattr(linattn, method_name(None if form == "auto" else form, op))
 
     def ask(self) -> None:
         """Raise ``Declared`` if the backend declares the case unsupported. A declaration rests on dtypes, sizes and options, so
@@ -153,16 +170,18 @@ class Run:
             found = self.function(form)(**keywords)
         if self.case.form == "decode":
             return {"o": found, "state": arrays["state"]}
-        o, state = found
-        wanted = keywords["output_final_state"]
-        if not wanted and state is not None:
+        outputs = outputs_of(self.case, found)
+        wanted = keywords.get("output_final_state", False)
+        if not wanted and len(outputs) > 1:
             raise Failure("a final state is returned that was not asked for")
-        if wanted and state is None:
+        if wanted and len(outputs) == 1:
             raise Failure("the final state is None, though it was asked for")
-        return {"o": o, **flat_state(state)}
+        return outputs
 
     def _keywords(self, arrays: Arrays, options: Mapping[str, Any]) -> dict[str, Any]:
         static = {**self.problem.options, **options}
+        if static.get("gate") is not None:
+            static["gate"] = gate_object(static["gate"], arrays)
         phi = {"feature_map": self._feature_map(self.problem.feature_map)} if self.problem.feature_map else {}
         return {**call_arguments(self.case.op, arrays), **static, **phi, "backend": self.backend.name}
 
@@ -248,7 +267,7 @@ class _Differentiable:
         if isinstance(d_state, dict):
             d_state = complete(d_state, FAMILIES[run.case.op].state_type(*[None] * 5))
         pulled = run.backend.vjp(
-            run.case.op, call_arguments(run.case.op, arrays | self.constants), run.problem.options, cotangents.get("o"), d_state
+            run.case.op, structured(arrays | self.constants), run.problem.options, cotangents.get("o"), d_state
         )
         return flat_gradients(pulled)
 

@@ -2,26 +2,29 @@
 
 ``gla/chunk/fp32/gv-state-varlen/T65-K24-V40/gradient``
 
-The list is generated from the specs in :data:`linattn.spec.FAMILIES`, so that a new family, optional argument, shape or
-flag gets its cases by being declared. Flags mean:
+The list is generated from the specs in :data:`linattn.spec.FAMILIES` and :data:`linattn.spec.COMPANIONS`, so that a new
+family, optional argument, shape or flag gets its cases by being declared. Flags mean:
 
 ===================  ==================================================================================================
 ``plain``            nothing but the required arrays; no final state is asked for
 ``state``            an initial state is given and the final state asked for
 ``final``            the final state alone is asked for
 ``varlen``           packed sequences, zero-length ones among them
+``tail``             the last packed sequence ends before the last token
 ``grouped``          two value heads for each query/key head
 ``gv``, ``bias``     the optional array of that name is given
 ``g.HV``             the array has the shape ``HV`` instead of the first one that the spec lists
 ``normalize``        the option of that name is set; ``noncausal`` is ``causal=False``
 ``scale``            every scale is given
+``limits``           step sizes lie between two numbers; ``group_size.8`` is the option before the dot
+``rank.N``           arrays of any dimensions have ``N`` of them instead of three
 ``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64; wide offsets are int64
 ``slots``            decoding: ``state_indices`` picks states out of order, with padding in between
 ``padding``          decoding: every row is padding
 ``strided``          no array is contiguous; the gaps hold NaN
 ``far``              tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
 ``sliced``           every array is a part of a larger one, NaN around it
-``headsfirst``       heads lie before tokens in memory
+``headsfirst``       heads, or channels, lie before tokens in memory
 ``many``             300 packed sequences, of three tokens at most
 ``zero``             every gate is 0
 ``reset``            some gates are -inf
@@ -31,6 +34,8 @@ flag gets its cases by being declared. Flags mean:
 ``strong``           beta between 1 and 2
 ``carry``            a large float32 state to be carried past small writes
 ``phi.NAME``         the feature map of that name
+``qk_norm.l2``       an input map, or an activation: the option before the dot has the value after it
+``gate.NAME``        the gate object of that name, with all its parameters; ``gate.dt_bias.GK``: one a key channel
 ``mixed``            generated: gates of every size from 0 to -inf
 ``pack.3.0.5``       generated: packed sequences of these lengths
 ``constant.NAME``    generated: no gradient is asked of the array of that name, nor of the parts of a state of that name
@@ -48,8 +53,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import linattn  # noqa: F401 - declares the families
+from linattn.call import method_name
 from linattn.plugin import FORMS
-from linattn.spec import DECODING, FAMILIES, OpSpec, spec_of
+from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec, spec_of
 
 from .bad_input import RULES
 from .maps import MAPS, WIDTH
@@ -76,6 +82,8 @@ TRANSFORMS = {
     "eval-shape": ("jax",),
 }
 """Transforms, and the frameworks that have them."""
+USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
+"""The sizes of every case that is not about sizes."""
 BLOCK = 256
 """Tokens of which a ``large`` case is made, over and over."""
 
@@ -119,7 +127,7 @@ class Case:
     @property
     def operator(self) -> str:
         """The public function, e.g. ``chunk_gla``."""
-        return self.op if self.form == "auto" else f"{self.form}_{self.op}"
+        return method_name(None if self.form == "auto" else self.form, self.op)
 
     @property
     def spec(self) -> OpSpec:
@@ -153,10 +161,11 @@ def named(name: str) -> Case:
     if name in _by_id():
         return _by_id()[name]
     parts = name.split("/")
-    if len(parts) == 6 and parts[0] in FAMILIES and parts[2] in DTYPES:
+    known = {**FAMILIES, **COMPANIONS}
+    if len(parts) == 6 and parts[0] in known and parts[2] in DTYPES:
         op, form, short, flags, written, check = parts
         sizes = {symbol: int(size) for symbol, size in re.findall(r"([A-Z])(\d+)", written)}
-        for case in make(FAMILIES[op], form, short, flags, check, sizes):
+        for case in make(known[op], form, short, flags, check, sizes):
             if case.id == name:
                 return case
     raise ValueError(f"no case has the id {name}")
@@ -192,13 +201,14 @@ def content_hash(cases: tuple[Case, ...]) -> str:
 
 def generate() -> Iterator[Case]:
     """All cases; an id that comes twice is the same case, first come first kept."""
-    for spec in FAMILIES.values():
+    for spec in (*FAMILIES.values(), *COMPANIONS.values()):
         yield from grid(spec)
         yield from lengths(spec)
         yield from widths(spec)
         yield from data(spec)
         yield from properties(spec)
         yield from feature_maps(spec)
+        yield from input_maps(spec)
         yield from transforms(spec)
         yield from large(spec)
         yield from decoding(spec) if spec.name in DECODING else ()
@@ -215,15 +225,29 @@ def make(
     chosen = tuple(flag for flag in flags.split("-") if flag)
     if forbidden(spec, form, chosen):
         return
-    sizes = {"T": 65, "K": 24, "V": 40} | (sizes or {})
-    if spec.name == "mixed_attn":
-        sizes = {"L": 16, "C": 16} | sizes
-    named = tuple((symbol, sizes[symbol]) for symbol in ("T", "K", "L", "V", "C", "B", "H") if symbol in sizes)
+    symbols = symbols_of(spec)
+    sizes = {symbol: size for symbol, size in USUAL.items() if symbol in symbols or symbol == "T"} | (sizes or {})
+    named = tuple((symbol, sizes[symbol]) for symbol in ("T", "K", "L", "V", "C", "D", "W", "B", "H") if symbol in sizes)
     written = "-".join(f"{symbol}{size}" for symbol, size in named)
     name = f"{spec.name}/{form}/{short}/{flags}/{written}/{check}"
     frameworks = more.pop("frameworks", HAVE_BFLOAT16 if short == "bf16" else ())
     chosen = tuple(flag for flag in chosen if flag != "plain")
     yield Case(name, spec.name, form, DTYPES[short], chosen, named, check, core, frameworks, **more)
+
+
+def symbols_of(spec: OpSpec) -> set[str]:
+    """The symbols of a spec's arrays."""
+    return {symbol for arg in spec.arrays(spec.defaults) for shape in arg.shapes for symbol in shape}
+
+
+def forms_of(spec: OpSpec) -> tuple[str, ...]:
+    """The forms of a family, or the one of a companion."""
+    return ("direct",) if spec.name in COMPANIONS else FORMS
+
+
+def has_state(spec: OpSpec) -> bool:
+    """Whether an operator goes on from a state, and so from token to token."""
+    return "output_final_state" in spec.option_names
 
 
 def forbidden(spec: OpSpec, form: str, flags: tuple[str, ...]) -> bool:
@@ -244,7 +268,13 @@ def atoms(spec: OpSpec) -> list[str]:
     for option in spec.options:
         if option.types == (bool,) and option.name != "output_final_state":
             found.append(f"non{option.name}" if option.default else option.name)
-    return [*found, "scale"]
+        if option.name == "dt_limit":
+            found.append("limits")
+        if option.name == "group_size":
+            found.append("group_size.8")
+        if option.lowering is None:
+            found += [f"{option.name}.{choice}" for choice in option.choices if choice != option.default]
+    return [*found, "scale"] if any(option.name.endswith("scale") for option in spec.options) else found
 
 
 def both(
@@ -257,44 +287,75 @@ def both(
 
 def grid(spec: OpSpec) -> Iterator[Case]:
     """Family × form × dtype × flag."""
+    found = atoms(spec)
     for short in DTYPES:
-        everywhere = ["plain", "state-varlen"]
-        everywhere += [_joined(atom, "state-varlen") for atom in atoms(spec)]
-        once = ["state", "final", "varlen", *atoms(spec)]
+        everywhere = ["plain", *(["state-varlen", "tail-state-varlen"] if has_state(spec) else [])]
+        everywhere += [_joined(spec, atom, "state-varlen") if has_state(spec) else atom for atom in found]
+        once = ["state", "final", "varlen", *found] if has_state(spec) else []
         for flags in everywhere + (once if short == "fp32" else []):
-            for form in FORMS:
+            for form in forms_of(spec):
                 yield from both(spec, form, short, flags, core=short == "fp32" and flags in ("plain", "state"))
 
 
-def _joined(atom: str, flags: str) -> str:
+def _joined(spec: OpSpec, atom: str, flags: str) -> str:
     if atom == "noncausal":
         return f"{atom}-varlen"
-    return f"{atom}-{flags}" if atom in ("grouped", "normalize") else f"{atom}-grouped-{flags}"
+    return f"{atom}-{flags}" if atom in ("grouped", "normalize") or "grouped" not in atoms(spec) else f"{atom}-grouped-{flags}"
 
 
 def lengths(spec: OpSpec) -> Iterator[Case]:
     """Around nothing, one token, chunk boundaries, and primes."""
-    for form in (*FORMS, "auto"):
+    flags = "state" if has_state(spec) else "plain"
+    for form in (*forms_of(spec), *(["auto"] if forms_of(spec) == FORMS else [])):
         for T in (0, 1) if form == "auto" else (0, 1, 2, 63, 64, 97, 131, 257):
-            yield from both(spec, form, "fp32", "state", {"T": T}, core=T == 131)
-        for T in () if form in ("recurrent", "auto") else (15, 16, 17, 48):
-            yield from both(spec, form, "fp32", "state", {"T": T, "C": 16})
-        for T in () if form == "auto" else (0, 5, 150):
+            yield from both(spec, form, "fp32", flags, {"T": T}, core=T == 131)
+        for T in (15, 16, 17, 48) if form in ("chunk", "parallel") else ():
+            yield from both(spec, form, "fp32", flags, {"T": T, "C": 16})
+        for T in (0, 5, 150) if form != "auto" and has_state(spec) else ():
             yield from both(spec, form, "fp32", "state-varlen", {"T": T})
+            yield from both(spec, form, "fp32", "tail-state-varlen", {"T": T})
 
 
 def widths(spec: OpSpec) -> Iterator[Case]:
     """Widths that do and do not fit tiles, ``K ≠ V``."""
+    if spec.name in COMPANIONS:
+        yield from widths_of_companion(spec)
+        return
     for form in FORMS:
         for K, V in ((1, 1), (1, 24), (64, 64), (96, 128), (256, 24), (24, 256), (128, 128)):
             sizes = {"T": 33, "K": K, "V": V} | ({"L": K} if spec.name == "mixed_attn" else {})
             yield from both(spec, form, "fp32" if K in (1, 96, 256) else "bf16", "state", sizes)
 
 
+def widths_of_companion(spec: OpSpec) -> Iterator[Case]:
+    """Channels that do and do not fit tiles; every filter, over sequences longer and shorter than it."""
+    flags = "state" if has_state(spec) else "plain"
+    for D in (1, 2, 24, 64, 257, 1024):
+        yield from both(spec, "direct", "bf16" if D in (64, 1024) else "fp32", flags, {"T": 9, "D": D})
+    for W in range(1, 9) if "W" in symbols_of(spec) else ():
+        for T in (3, 33):
+            yield from both(spec, "direct", "fp32", "bias-activation.silu-state", {"T": T, "W": W})
+            yield from both(spec, "direct", "fp32", "bias-activation.silu-state-varlen", {"T": T, "W": W})
+    for rank in (1, 2, 4) if any(shape[0] == "..." for arg in spec.args for shape in arg.shapes) else ():
+        for flags in (f"rank.{rank}", f"nonnorm_before_gate-rank.{rank}"):
+            yield from both(spec, "direct", "fp32", flags)
+    for size in (1, 4, 40) if "group_size" in spec.option_names else ():
+        for flags in (f"group_size.{size}", f"nonnorm_before_gate-activation.sigmoid-group_size.{size}"):
+            yield from both(spec, "direct", "fp32", flags)
+
+
 def data(spec: OpSpec) -> Iterator[Case]:
     """Values, dtypes and layouts out of the ordinary."""
+    if not has_state(spec):
+        for flags in ("strided", "sliced", "headsfirst", "narrow", "wide"):
+            yield from both(spec, "direct", "fp32", flags)
+        yield from both(spec, "direct", "bf16", "narrow")
+        return
     roles = {arg.name for arg in spec.args}
+    forms = forms_of(spec)
     kinds = ["strided-state", "narrow-state", "wide-state"]
+    if spec.name in COMPANIONS:
+        kinds += ["sliced-state", "headsfirst-state"]
     if "g" in roles:
         kinds += ["zero-state", "reset-state", "reset-state-varlen", "huge-state", "long-state"]
     if spec.name in GATED:
@@ -304,40 +365,61 @@ def data(spec: OpSpec) -> Iterator[Case]:
     if "beta" in roles:
         kinds += ["strong-state", "beta.BTHVV-strong-state"]
     for flags in kinds:
-        for form in FORMS:
+        for form in forms:
             yield from both(spec, form, "fp32", flags, {"T": 97} if {"huge", "long"} & set(flags.split("-")) else None)
-    for form in FORMS if spec.name != "mixed_attn" else ():
+    optional = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.optional]
+    for form in forms if optional else ():
+        yield from both(spec, form, "fp32", f"{'-'.join(optional)}-tail-state-varlen")
+    for form in FORMS if spec.name in FAMILIES and spec.state_type is None else ():
         for short in ("bf16", "fp16"):
             yield from both(spec, form, short, "carry-state", {"T": 131})
-    for form in FORMS:
+    for form in forms:
         yield from both(spec, form, "bf16", "narrow-state")
         yield from both(spec, form, "fp32", "wide-state-varlen")
-        yield from both(spec, form, "fp32", "many-state-varlen", {"T": 450, "K": 16, "V": 8})
+        yield from both(spec, form, "fp32", "many-state-varlen", {"T": 450, **small(spec)})
         yield from both(spec, form, "fp16", "far-state", {"T": 33}, frameworks=STRIDED, memory=16)
 
 
 def properties(spec: OpSpec) -> Iterator[Case]:
     """What must hold between calls."""
-    for form in FORMS:
+    if not has_state(spec):
+        for check in ("repeat", "repeat-backward"):
+            yield from make(spec, "direct", "fp32", "plain", check, {"T": 97}, core=check == "repeat")
+        return
+    first = forms_of(spec)[0] if spec.name in COMPANIONS else "chunk"
+    for form in forms_of(spec):
         core = {"split", "causal", "repeat"}
         for check in ("split", "packed", "causal", "repeat", "repeat-backward"):
             flags = "state-varlen" if check == "packed" else "state"
             yield from make(spec, form, "fp32", flags, check, {"T": 97}, core=check in core)
+        yield from make(spec, form, "fp32", "tail-state-varlen", "packed", {"T": 97})
         yield from make(spec, form, "fp32", "state", "nan", {"T": 400 if form == "chunk" else 97})
         yield from make(spec, form, "bf16", "state", "split", {"T": 97})
         yield from make(spec, form, "bf16", "state", "causal", {"T": 97})
-        yield from make(spec, form, "fp32", "state", "leak", {"T": 17, "K": 16, "V": 256})
+        yield from make(spec, form, "fp32", "state", "leak", wide(spec))
         if "g" in {arg.name for arg in spec.args}:
             yield from make(spec, form, "fp32", "state", "forgets", {"T": 97})
-    yield from make(spec, "chunk", "fp32", "state", "leak-backward", {"T": 17, "K": 16, "V": 256})
-    yield from make(spec, "chunk", "fp32", "state", "agree", {"T": 97})
-    yield from make(spec, "chunk", "fp64", "state", "agree", {"T": 97})
+    yield from make(spec, first, "fp32", "state", "leak-backward", wide(spec))
+    for short in ("fp32", "fp64") if first == "chunk" else ():
+        yield from make(spec, first, short, "state", "agree", {"T": 97})
     if spec.name in GATED:
         yield from make(spec, "chunk", "fp32", "zero-state", "ungated", {"T": 97})
 
 
+def small(spec: OpSpec, **more: int) -> dict[str, int]:
+    """Small widths, where it is not values that matter."""
+    return {"D": 8, **more} if spec.name in COMPANIONS else {"K": 16, "V": 8, **more}
+
+
+def wide(spec: OpSpec) -> dict[str, int]:
+    """Results that are large beside what a call needs otherwise."""
+    return {"T": 17, "D": 2048, "W": 8} if spec.name in COMPANIONS else {"T": 17, "K": 16, "V": 256}
+
+
 def feature_maps(spec: OpSpec) -> Iterator[Case]:
     """Each map."""
+    if not spec.mapped:
+        return
     if spec.name not in ("linear_attn", "mixed_attn"):
         # relu keeps keys no longer than one: the delta families would amplify every error with longer ones
         yield from make(spec, "chunk", "fp32", "phi.relu-state", "forward", {"T": 33})
@@ -349,12 +431,29 @@ def feature_maps(spec: OpSpec) -> Iterator[Case]:
             yield from make(spec, "chunk", "fp32", f"phi.{name}-normalize-final", "forward", sizes)
 
 
+def input_maps(spec: OpSpec) -> Iterator[Case]:
+    """Each map by itself, and one of each at once: outputs and gradients, raw projections and parameters included."""
+    names = [option.name for option in spec.options]
+    single = [f"{option.name}.{choice}" for option in spec.options if option.lowering for choice in option.choices]
+    if "gate" in names:
+        by_channel = "-gate.dt_bias.GK" if spec.name in ("gla", "kda", "dplr") else ""
+        single += [f"gate.Softplus{by_channel}", "gate.BoundedSigmoid", "gate.LogSigmoid", "gate.NegExp"]
+    several = [value for value in ("qk_norm.l2", "gate.Softplus", "beta_map.sigmoid") if value.partition(".")[0] in names]
+    for form in FORMS if single else ():
+        for flags in single:
+            yield from both(spec, form, "fp32", f"{flags}-grouped-state-varlen")
+        if len(several) > 1:
+            for short in ("fp32", "bf16"):
+                yield from both(spec, form, short, f"{'-'.join(several)}-state", core=short == "fp32")
+
+
 def transforms(spec: OpSpec) -> Iterator[Case]:
     """The framework's own transforms."""
-    small = {"T": 33, "K": 16, "V": 8}
+    form, flags = ("direct" if spec.name in COMPANIONS else "chunk"), ("state" if has_state(spec) else "plain")
     for check, frameworks in TRANSFORMS.items():
-        yield from make(spec, "chunk", "fp32", "state", check, small, frameworks=frameworks)
-    yield from make(spec, "recurrent", "fp32", "state", "compile", {"T": 1, "K": 16, "V": 8}, frameworks=("torch",))
+        yield from make(spec, form, "fp32", flags, check, small(spec, T=33), frameworks=frameworks)
+    if form == "chunk":
+        yield from make(spec, "recurrent", "fp32", "state", "compile", small(spec, T=1), frameworks=("torch",))
 
 
 def large(spec: OpSpec) -> Iterator[Case]:
@@ -369,7 +468,8 @@ def decoding(spec: OpSpec) -> Iterator[Case]:
 
     def cases(short: str, flags: str, check: str = "forward", T: int = 1, core: bool = False, **sizes: int) -> Iterator[Case]:
         frameworks = tuple(name for name in WRITABLE if name in HAVE_BFLOAT16) if short == "bf16" else WRITABLE
-        yield from make(spec, "decode", short, flags, check, {"T": T, "B": 5} | sizes, core, frameworks=frameworks)
+        window = {"L": 5} if "W" in symbols_of(spec) else {}
+        yield from make(spec, "decode", short, flags, check, {"T": T, "B": 5} | window | sizes, core, frameworks=frameworks)
 
     for short in DTYPES:
         for flags in ("plain", "slots"):
@@ -377,18 +477,24 @@ def decoding(spec: OpSpec) -> Iterator[Case]:
             yield from cases(short, flags, T=4, core=short == "fp32")
     for atom in atoms(DECODING[spec.name]):
         yield from cases("fp32", atom)
-        yield from cases("fp32", _joined(atom, "slots"), T=4)
+        yield from cases("fp32", _joined(spec, atom, "slots"), T=4)
     for T in (0, 2, 16):
         yield from cases("fp32", "slots", T=T)
     yield from cases("fp32", "padding", T=2)
-    kinds = ["strided-slots", "narrow-slots", "wide-slots", "phi.relu-slots"]
+    kinds = ["strided-slots", "narrow-slots", "wide-slots", *(["phi.relu-slots"] if spec.mapped else [])]
     for flags in (*kinds, "reset-slots") if "g" in {arg.name for arg in spec.args} else kinds:
         yield from cases("fp32", flags, T=3)
     yield from cases("bf16", "narrow-slots", T=3)
-    for K, V in ((1, 1), (1, 24), (128, 128), (256, 24)):
+    for name, value in (("qk_norm", "l2"), ("gate", "Softplus"), ("beta_map", "2sigmoid")):
+        if name in DECODING[spec.name].option_names:
+            yield from cases("fp32", f"{name}.{value}-slots", T=2)
+    for K, V in ((1, 1), (1, 24), (128, 128), (256, 24)) if spec.name in FAMILIES else ():
         yield from cases("fp32", "slots", T=2, K=K, V=V)
+    for W, L in ((1, 0), (1, 1), (2, 1), (3, 2), (4, 6), (8, 7), (8, 9)) if spec.name in COMPANIONS else ():
+        for T in (1, 5):
+            yield from cases("fp32", "bias-activation.silu-slots", T=T, W=W, L=L)
     yield from cases("fp32", "slots", "steps", T=6, core=True)
     yield from cases("fp32", "slots", "repeat", T=6, core=True)
     for check in ("compile", "export", "fake", "autocast"):
-        for case in cases("fp32", "slots", check, T=2, K=16, V=8):
+        for case in cases("fp32", "slots", check, **small(spec, T=2)):
             yield replace(case, frameworks=("torch",))

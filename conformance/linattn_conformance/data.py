@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from linattn.gate_maps import GATES, GateKind
 from linattn.spec import Arg
 from numpy.typing import NDArray
 
@@ -20,6 +21,8 @@ from .maps import MAPS, width
 __all__ = ["Problem", "draw", "offsets"]
 
 Array = NDArray[Any]
+NUMBERS = {"LogSigmoid": 4.0, "BoundedSigmoid": -5.0}
+"""The static numbers of gate objects."""
 MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
@@ -71,6 +74,8 @@ def draw(case: Case) -> Problem:
             arrays[arg.name] = slots(sizes["N"], sizes["P"], "padding" in flags)
         else:
             known = raw if arg.name in spec.mapped else sizes
+            if arg.name.startswith("gate."):
+                known = sizes | {"G": arrays["g"].shape[2]}
             arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
     return Problem(arrays, dtypes, symbols, options, phi, sizes)
 
@@ -88,8 +93,18 @@ def static_options(case: Case) -> dict[str, Any]:
             options[name] = 0.37 if name != "lin_scale" else -0.21
         elif name in case.flags:
             options[name] = True
+        elif name == "dt_limit" and "limits" in case.flags:
+            options[name] = (0.05, 0.5)
         elif f"non{name}" in case.flags:
             options[name] = False
+    choices = {option.name: option.choices for option in case.spec.options}
+    for name, value in (flag.split(".")[:2] for flag in case.flags if "." in flag):
+        if name == "gate" and value in GATES:
+            options[name] = GateKind(value, tuple(GATES[value].shapes), NUMBERS.get(value))
+        elif value in choices.get(name, ()):
+            options[name] = value
+        elif name == "group_size":
+            options[name] = int(value)
     asked = {"output_final_state": bool({"state", "final"} & set(case.flags)), "chunk_size": case.size.get("C")}
     return options | {name: value for name, value in asked.items() if name in options}
 
@@ -113,7 +128,7 @@ def packing(case: Case) -> Array:
     if lengths is not None:
         return np.cumsum([0, *map(int, lengths)], dtype=np.int32)
     if "many" not in case.flags:
-        return offsets(T)
+        return offsets(T - min(T, 7) if "tail" in case.flags else T)
     assert T % 6 == 0, T
     return np.cumsum([0, *(1, 2, 0, 3) * (T // 6)], dtype=np.int32)
 
@@ -153,11 +168,15 @@ def given(arg: Arg, flags: tuple[str, ...]) -> bool:
 
 def chosen_shape(arg: Arg, flags: tuple[str, ...]) -> tuple[str, ...]:
     """The shape that a flag such as ``g.HV`` names, else the first of the spec."""
-    return next((shape for shape in arg.shapes if f"{arg.name}.{''.join(shape)}" in flags), arg.shapes[0])
+    chosen = next((shape for shape in arg.shapes if f"{arg.name}.{''.join(shape)}" in flags), arg.shapes[0])
+    if chosen[0] != "...":
+        return chosen
+    rank = next((int(flag.removeprefix("rank.")) for flag in flags if flag.startswith("rank.")), 3)
+    return (*{1: (), 2: ("T",), 3: ("B", "T"), 4: ("B", "T", "H")}[rank], *chosen[1:])
 
 
 def size_of(symbol: str, sizes: dict[str, int]) -> int:
-    base, _, extra = symbol.partition("+")
+    base, _, extra = symbol.replace("-", "+-").partition("+")
     return sizes[base] + int(extra or 0)
 
 
@@ -187,13 +206,25 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     if name in ("q", "k"):
         if "normalize" in flags:  # a denominator that stays away from zero
             return np.abs(x) + 0.1
-        if name == "k" and delta:
+        if name == "k" and delta and "qk_norm.l2" not in flags:
             x = unit(x)
         if "carry" in flags:
             x = x * 2.0**-10
         return x
+    if name.startswith("gate."):
+        return 0.3 * x - (2.5 if name == LONGEST[mapping_gate(flags)] else 0.0)
+    if name == "g" and mapping_gate(flags):
+        return x
     if name in ("g", "gv"):
         return gate(rng, x, case, name)
+    if case.op == "ssd" and name in ("dt", "dt_bias"):
+        return 0.5 * x - (1.0 if name == "dt" else 0.0) if "dt_softplus" in flags else np.abs(x) * 0.3
+    if case.op == "ssd" and name in ("B", "C"):
+        return x * 2.0**-10 if "carry" in flags else x
+    if case.op == "ssd" and name == "A":
+        return -np.exp(0.5 * x - 1.0) * (0.03 if "carry" in flags else 1.0)
+    if name == "beta" and any(flag.startswith("beta_map.") for flag in flags):
+        return x
     if name == "beta":
         strength = 1 / (1 + np.exp(-2 * x))
         return 1 + 0.95 * strength if "strong" in flags else strength
@@ -207,9 +238,19 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return held(x, name, case, before)
     if name == "state" and "normalize" in flags:  # the sums of keys
         return np.abs(x) + 0.1
-    if name in ("u", "bias"):
+    if name in ("u", "bias", "weight"):
         return 0.5 * x
     return x
+
+
+LONGEST = {"Softplus": "gate.A_log", "BoundedSigmoid": "gate.dt_bias", "NegExp": "gate.bias"}
+"""Of each gate object, the parameter that makes memories long."""
+
+
+def mapping_gate(flags: tuple[str, ...]) -> str | None:
+    """The gate object that a flag names."""
+    named = (flag.split(".") for flag in flags if flag.startswith("gate."))
+    return next((value for _, value, *_ in named if value in GATES), None)
 
 
 def unit(x: Array) -> Array:

@@ -179,7 +179,7 @@ def strategy(subject: Subject, families: tuple[str, ...], dtypes: tuple[str, ...
             checks = tuple(check for check in checks if check != "steps")
         flags.append(draw(st.sampled_from(layouts)))
         dtype = draw(st.sampled_from(short))
-        if dtype == "fp32" and "varlen" not in flags and draw(st.booleans()):
+        if spec.mapped and dtype == "fp32" and "varlen" not in flags and draw(st.booleans()):
             name, sizes = mapped(draw, st, spec, flags, sizes)
             flags, checks = [*flags, f"phi.{name}"], ("forward",)
         check = draw(st.sampled_from(checks))

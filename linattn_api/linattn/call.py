@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FORMS", "BetaKind", "Call", "DecayKind", "Form", "StateKind"]
+from .gate_maps import GateKind
 
-Form = Literal["recurrent", "chunk", "parallel", "decode"]
+__all__ = ["FORMS", "BetaKind", "Call", "DecayKind", "Form", "StateKind", "method_name"]
+
+Form = Literal["recurrent", "chunk", "parallel", "decode", "direct"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunk", "parallel")
-"""The forms that share one signature and one meaning. ``"decode"`` is the recurrent form on states that it overwrites."""
+"""The forms that share one signature and one meaning. ``"decode"`` is the recurrent form on states that it overwrites, and a
+companion of the operators, which has one form only, is ``"direct"``."""
 
 DecayKind = Literal["none", "fixed", "scalar", "vector"]
 """Of ``g``: not there, one number a head, one a token and head, or one a token, head and key channel."""
@@ -22,13 +25,18 @@ StateKind = Literal["none", "initial", "final", "both", "pool"]
 """Of states: none, one is given, one is asked for, both, or a pool of them is overwritten."""
 
 
+def method_name(form: str | None, op: str) -> str:
+    """What an operator, and a backend's method, is called: a companion and a bare operator by its own name."""
+    return op if form in (None, "direct") else f"{form}_{op}"
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """The static facts of one operator call: what a backend may decide on. Never data.
 
     Attributes:
-        op: Family name, e.g. ``"gla"``.
-        form: ``"recurrent"``, ``"chunk"``, ``"parallel"`` or ``"decode"``.
+        op: Name of the family, e.g. ``"gla"``, or of a companion, e.g. ``"short_conv"``.
+        form: ``"recurrent"``, ``"chunk"``, ``"parallel"``, ``"decode"`` or, of a companion, ``"direct"``.
         framework: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"mlx"``.
         device: Kind of device, e.g. ``"cpu"``, ``"cuda"``, ``"tpu"``, ``"metal"``.
         arrays: ``(name, symbolic shape, dtype)`` of every array given, e.g. ``("g", "B T HV K", "float32")``; optional
@@ -54,7 +62,7 @@ class Call:
     @property
     def method(self) -> str:
         """Name of the backend method that runs this call, e.g. ``"chunk_gla"``."""
-        return f"{self.form}_{self.op}"
+        return method_name(self.form, self.op)
 
     @property
     def dtype(self) -> str:
@@ -94,6 +102,12 @@ class Call:
         """Kind of decay: ``"none"``, ``"fixed"``, ``"scalar"`` or ``"vector"``."""
         kinds: dict[int | None, DecayKind] = {None: "none", 1: "fixed", 3: "scalar", 4: "vector"}
         return kinds[self.ranks.get("g")]
+
+    @property
+    def gate(self) -> GateKind | None:
+        """The input map that makes log decays of ``g``; ``None`` where ``g`` holds them already."""
+        gate = self.option("gate")
+        return gate if isinstance(gate, GateKind) else None
 
     @property
     def beta(self) -> BetaKind:

@@ -12,12 +12,14 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, guards, preference
-from .errors import FrameworkError, ShapeError, SignedWeightsWarning, Unsupported
+from .call import method_name
+from .errors import FrameworkError, OptionError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
+from .gate_maps import Gate, GateKind
 from .planning import Plan, Route, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import CU_SEQLENS, FAMILIES, Finish, Lowering, OpSpec, lowerings_of, spec_of
+from .spec import CU_SEQLENS, Finish, Lowering, OpSpec, lowerings_of, spec_of
 from .validate import check_offsets, check_slots, describe
 
 __all__ = [
@@ -116,10 +118,10 @@ def _inspect(
     for arg, leaf in zip(spec.arrays(keywords), leaves, strict=True):
         if leaf is None:
             continue
-        other = framework_of(leaf, arg.name, f"{_name(spec, form)}: ")
+        other = framework_of(leaf, arg.title, f"{_name(spec, form)}: ")
         if other is not framework:
             raise FrameworkError(
-                f"{_name(spec, form)}: {arg.name} is a {other.name} array but {first} is a {framework.name} array: "
+                f"{_name(spec, form)}: {arg.title} is a {other.name} array but {first} is a {framework.name} array: "
                 f"convert it, nothing is copied for you"
             )
         given.append((arg.name, framework.facts(leaf)))
@@ -128,7 +130,7 @@ def _inspect(
 
 
 def _name(spec: OpSpec, form: str | None) -> str:
-    return spec.name if form is None else f"{form}_{spec.name}"
+    return method_name(form, spec.name)
 
 
 class Rewriting(NamedTuple):
@@ -139,22 +141,24 @@ class Rewriting(NamedTuple):
         given: Names of the call's positional arrays.
         lowerings: What is done to its arguments, in order.
         wanted: Names of the method's positional arrays.
-        omitted: Keywords that the method does not take.
+        keywords: Those that the method takes, and their defaults.
     """
 
     form: str
     given: tuple[str, ...]
     lowerings: tuple[Lowering, ...]
     wanted: tuple[str, ...]
-    omitted: tuple[str, ...]
+    keywords: tuple[tuple[str, Any], ...]
 
 
 def _rewriting(route: Route | None) -> Rewriting | None:
     if route is None:
         return None
     form, applied, steps, omitted = route
-    given, wanted = (tuple([arg.name for arg in FAMILIES[step].args]) for step in (steps[0], steps[-1]))
-    return Rewriting(form, given, tuple(lowerings_of(applied, steps)), wanted, omitted)
+    spec = spec_of(steps[-1], form)
+    given, wanted = (tuple([arg.name for arg in found.args]) for found in (spec_of(steps[0], form), spec))
+    keywords = tuple([(name, spec.defaults.get(name)) for name in spec.keywords if name not in omitted])
+    return Rewriting(form, given, tuple(lowerings_of(applied, steps)), wanted, keywords)
 
 
 class _Decided(NamedTuple):
@@ -239,7 +243,8 @@ def run(
     else:
         results = run_rewritten(function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
-        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, *results)
+        both = results if isinstance(results, tuple) else (results,)
+        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, *both)
     return results
 
 
@@ -252,19 +257,21 @@ def resolve(
     backend: str | Sequence[str] | None,
 ) -> tuple[Any, Rewriting | None, Framework, tuple[Any, ...], dict[str, Any]]:
     """The method to call, how the call is rewritten for it, the framework, and the call's arrays and keywords settled."""
-    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
+    arrays, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
-        name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, keywords, backend)
+        name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, static, backend)
         rewriting = _rewriting(None if route is None else Route(*route))
         settled = {**dict(options), **{name: keywords[name] for name in names}}
+        if static is not keywords and "gate" in settled:
+            settled["gate"] = keywords["gate"]
         return getattr(registry.loaded[name], method), rewriting, framework, arrays, settled
     try:
-        plan, function, rewriting, options, names, watch = _look_up(spec, form, framework, leaves, keywords, backend)
+        plan, function, rewriting, options, names, watch = _look_up(spec, form, framework, leaves, static, backend)
     except ShapeError as error:
         if feature_map is not None:
             error.add_note("K (L in mixed_attn) is the width after the feature map")
         raise
-    if keywords[spec.index.name] is not None:
+    if spec.index is not None and keywords[spec.index.name] is not None:
         _check_index(spec, form, framework, arrays, keywords)
     if function is None:
         _refuse(plan)
@@ -272,6 +279,8 @@ def resolve(
     settled = options.copy()
     for name in names:
         settled[name] = keywords[name]
+    if static is not keywords and "gate" in settled:  # a plan knows what is static of a gate, and a method gets the object
+        settled["gate"] = keywords["gate"]
     return function, rewriting, framework, arrays, settled
 
 
@@ -279,10 +288,10 @@ def _prepare(
     spec: OpSpec,
     form: str | None,
     arrays: tuple[Any, ...],
-    keywords: Mapping[str, Any],
+    keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
-) -> tuple[tuple[Any, ...], Framework, list[Any]]:
-    """Apply the feature map; return the arrays, their framework, and every array of the call in one list."""
+) -> tuple[tuple[Any, ...], Framework, list[Any], dict[str, Any]]:
+    """Apply the feature map; return the arrays, their framework, every array of the call in one list, and what is static."""
     if feature_map is not None:
         arrays = _map_features(spec, form, arrays, keywords, feature_map)
     first: Any = arrays[0]
@@ -290,9 +299,16 @@ def _prepare(
     wanted = framework.autocast(first)
     if wanted:
         arrays = _cast_operands(spec, form, framework, arrays, wanted)
-    if spec.state_type is None:
-        return arrays, framework, [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
-    return arrays, framework, _flatten_state(spec, form, arrays, keywords)
+    if spec.state_type is not None:
+        return arrays, framework, _flatten_state(spec, form, arrays, keywords), keywords
+    leaves = [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
+    gate = keywords.get("gate")
+    if gate is None:
+        return arrays, framework, leaves, keywords
+    if not isinstance(gate, Gate):
+        found = type(gate).__name__ if not isinstance(gate, str) else repr(gate)
+        raise OptionError(f"{_name(spec, form)}: gate must be an object of linattn.gates or None, got {found}")
+    return arrays, framework, [*leaves, *gate.leaves], {**keywords, "gate": gate.kind}
 
 
 def _cast_operands(
@@ -319,11 +335,10 @@ def run_rewritten(
             named, options, finish = lowering.apply(framework, named, options)
             finishes.append(finish)
         arrays = tuple([named.get(name) for name in rewriting.wanted])
-    if rewriting.omitted:
-        options = options.copy()
-        for name in rewriting.omitted:
-            del options[name]
-    o, state = function(*arrays, **options)
+    result = function(*arrays, **{name: options.get(name, default) for name, default in rewriting.keywords})
+    if not finishes:
+        return result
+    o, state = result
     for finish in reversed(finishes):
         o, state = finish(o, state)
     return o, state
@@ -336,6 +351,8 @@ def _map_features(
     keywords: Mapping[str, Any],
     feature_map: str | feature_maps.FeatureMap,
 ) -> tuple[Any, ...]:
+    if keywords.get("qk_norm") is not None:
+        raise OptionError(f"{_name(spec, form)}: qk_norm and feature_map both map q and k: pass one of them")
     phi = feature_maps.resolve(feature_map)
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
@@ -370,8 +387,9 @@ _warn_of_signed_weights._dynamo_marked_constant = True  # type: ignore[attr-defi
 def _check_index(
     spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> None:
-    """The values of ``cu_seqlens``, or of ``state_indices``, which is given, where they are at hand."""
-    values = framework.offsets(keywords[spec.index.name])
+    """The values of ``cu_seqlens``, or of ``state_indices``, where they are given and at hand."""
+    index = None if spec.index is None else keywords[spec.index.name]
+    values = None if index is None else framework.offsets(index)
     if values is None:
         return
     if spec.index is CU_SEQLENS:
@@ -409,7 +427,7 @@ def _decide_while_tracing(
         form,
         framework.name,
         tuple([None if leaf is None else framework.constant_facts(leaf) for leaf in leaves]),
-        tuple([framework.constant_option(keywords[name]) for name in spec.option_names]),
+        tuple([framework.constant_option(_constant(keywords[name])) for name in spec.option_names]),
         keywords.get("initial_state") is not None,
         backend if backend is None or isinstance(backend, str) else tuple(backend),
         preference.thread.backends,
@@ -417,6 +435,11 @@ def _decide_while_tracing(
         framework.forward_mode(leaves),
         registry.generation,
     )
+
+
+def _constant(value: Any) -> Any:
+    """An option as a compiler takes it for a constant: a plain tuple for a named one."""
+    return tuple(value) if isinstance(value, GateKind) else value
 
 
 def _decide_from_constants(
@@ -433,7 +456,9 @@ def _decide_from_constants(
     generation: int,
 ) -> Any:
     spec = spec_of(op, form)
-    options = dict(zip(spec.option_names, option_values, strict=True)) | {"initial_state": has_state or None}
+    options: dict[str, Any] = {**dict(zip(spec.option_names, option_values, strict=True)), "initial_state": has_state or None}
+    if options.get("gate") is not None:
+        options["gate"] = GateKind(*options["gate"])
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
     wanted = preference_of(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))
@@ -459,8 +484,8 @@ def explain_call(
     backend: str | Sequence[str] | None,
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
-    arrays, framework, leaves = _prepare(spec, form, arrays, keywords, feature_map)
-    plan = _look_up(spec, form, framework, leaves, keywords, backend).plan
-    if keywords[spec.index.name] is not None:
+    arrays, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
+    plan = _look_up(spec, form, framework, leaves, static, backend).plan
+    if spec.index is not None and keywords[spec.index.name] is not None:
         _check_index(spec, form, framework, arrays, keywords)
     return plan

@@ -161,6 +161,14 @@ class Framework:
         """``x y``, in the precision of the operands."""
         return x @ y
 
+    def minimum(self, x: Any, most: int) -> Any:
+        """The elements of an array of integers, ``most`` at most."""
+        return self.module.minimum(x, most)
+
+    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
+        """For each of the integers ``x``, how many of the ascending ``sorted_values`` do not exceed it."""
+        return self.module.searchsorted(sorted_values, x, side="right").astype(x.dtype)
+
     def softmax(self, x: Any) -> Any:
         """``e^x / Σ e^x`` along the last axis."""
         powers = self.module.exp(x - self.module.max(x, axis=-1, keepdims=True))
@@ -371,6 +379,12 @@ class Torch(Framework):
     def arange(self, stop: int, like: Any) -> Any:
         return self.module.arange(stop, dtype=like.dtype, device=like.device)
 
+    def minimum(self, x: Any, most: int) -> Any:
+        return x.clamp(max=most)
+
+    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
+        return self.module.searchsorted(sorted_values, x, right=True).to(x.dtype)
+
     def numbers(self, values: Sequence[float], like: Any) -> Any:
         return self.module.tensor(values, dtype=self.module.float32, device=like.device)
 
@@ -486,6 +500,22 @@ class Mlx(Framework):
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
+
+    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
+        return (sorted_values <= x[..., None]).sum(-1).astype(x.dtype)  # it has no binary search
+
+    def exp(self, x: Any) -> Any:
+        """``e^x``. MLX's own is a float32 approximation for float64 as well (up to 0.32 at least); its power is not."""
+        mx = self.module
+        return mx.power(mx.array(math.e, mx.float64), x) if x.dtype == mx.float64 else mx.exp(x)
+
+    def logaddexp(self, x: Any, y: Any) -> Any:
+        """``log(e^x + e^y)``, by :meth:`exp`; of equal ones, the gradient is a half of each."""
+        mx = self.module
+        if x.dtype != mx.float64:
+            return mx.logaddexp(x, y)
+        apart = mx.abs(x - y)
+        return (x + y) / 2 + apart / 2 + mx.log1p(self.exp(-apart))
 
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         return self.module.array(_drawn(draw, args).tolist(), dtype=like.dtype)

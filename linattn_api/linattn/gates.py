@@ -1,6 +1,8 @@
 """From a model's raw projections to natural-log decays, on arrays of any framework.
 
-Every gate returns ``g ≤ 0``, the argument ``g`` of the operators; the factor applied to the state is ``exp(g)``.
+Every gate gives ``g ≤ 0``, the argument ``g`` of the operators; the state is multiplied by ``exp(g)``. Functions do it at once;
+objects (``Softplus``, ``BoundedSigmoid``, ``LogSigmoid``, ``NegExp``) go to an operator with the raw projection, as
+``gate=``, and a kernel may apply them while it loads.
 """
 
 from __future__ import annotations
@@ -13,16 +15,29 @@ from numpy.typing import NDArray
 
 from .errors import OptionError
 from .frameworks import framework_of
+from .gate_maps import BoundedSigmoid, Gate, LogSigmoid, NegExp, Softplus, softplus
 
-__all__ = ["gla", "hgrn2", "kda", "lightning", "mamba2", "retnet"]
+__all__ = [
+    "BoundedSigmoid",
+    "Gate",
+    "LogSigmoid",
+    "NegExp",
+    "Softplus",
+    "gla",
+    "hgrn2",
+    "kda",
+    "lightning",
+    "mamba2",
+    "retnet",
+]
 
 Array = TypeVar("Array")
 
 
-def _softplus(x: Any) -> Any:
-    """``log(1 + e^x)`` without overflow, and with the right gradient at zero."""
+def _rounded(gate: Gate, x: Any) -> Any:
+    """What a gate object makes of ``x``, in the dtype of ``x``."""
     xp = framework_of(x, "x")
-    return xp.logaddexp(x, xp.zeros_like(x))
+    return xp.astype(gate(x), xp.dtype(x))
 
 
 def gla(x: Array, tau: float = 16.0) -> Array:
@@ -32,8 +47,7 @@ def gla(x: Array, tau: float = 16.0) -> Array:
         x: Gate projection ``[B, T, H, K]``.
         tau: Temperature; larger keeps more. Default 16.
     """
-    raw: Any = x
-    return -_softplus(-raw) / tau
+    return _rounded(LogSigmoid(tau), x)
 
 
 def mamba2(dt: Array, A_log: Array, dt_bias: Array) -> Array:
@@ -44,8 +58,7 @@ def mamba2(dt: Array, A_log: Array, dt_bias: Array) -> Array:
         A_log: Log of the decay rate ``[HV]``.
         dt_bias: ``[HV]``.
     """
-    step: Any = dt
-    return -framework_of(A_log, "A_log").exp(A_log) * _softplus(step + dt_bias)
+    return _rounded(Softplus(A_log, dt_bias), dt)
 
 
 def kda(x: Array, A_log: Array, dt_bias: Array) -> Array:
@@ -56,9 +69,7 @@ def kda(x: Array, A_log: Array, dt_bias: Array) -> Array:
         A_log: Log of the decay rate ``[HV]``.
         dt_bias: ``[HV, K]``.
     """
-    raw: Any = x
-    rate: Any = framework_of(A_log, "A_log").exp(A_log)
-    return -rate[:, None] * _softplus(raw + dt_bias)
+    return _rounded(Softplus(A_log, dt_bias), x)
 
 
 @overload
@@ -140,11 +151,11 @@ def hgrn2(x: Array, lower_bound: float = 0.0) -> tuple[Array, Array]:
     raw: Any = x
     xp = framework_of(raw, "x")
     # 1 - f = (1 - b) σ(-x) needs no subtraction of nearly equal numbers, and neither does log f below
-    k = (1.0 - lower_bound) * xp.exp(-_softplus(raw))
+    k = (1.0 - lower_bound) * xp.exp(-softplus(xp, raw))
     if lower_bound == 0.0:
-        return -_softplus(-raw), k
+        return -softplus(xp, -raw), k
     bound = xp.zeros_like(raw) + math.log(lower_bound)
-    return xp.logaddexp(bound, math.log1p(-lower_bound) - _softplus(-raw)), k
+    return xp.logaddexp(bound, math.log1p(-lower_bound) - softplus(xp, -raw)), k
 
 
 def _heads(H: int) -> int:

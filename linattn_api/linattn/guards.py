@@ -120,13 +120,14 @@ def _complaints(call: Call, read: Reader) -> Iterator[Complaint]:
     yield from _time_second(call)
     with np.errstate(all="ignore"):
         for name in ("g", "gv"):
-            yield from _growing(name, read(name))
-        if call.op in DELTA:
+            if name == "gv" or call.gate is None:  # a projection is no decay yet
+                yield from _growing(name, read(name))
+        if call.op in DELTA and call.option("qk_norm") is None:
             yield from _long_keys(read("k"))
 
 
 def _time_second(call: Call) -> Iterator[Complaint]:
-    B, T, H = call.B, call.T, call.sizes["H"]
+    B, T, H = call.B, call.T, call.sizes.get("H")
     if call.form not in ("chunk", "parallel") or call.varlen or B is None or T is None or H is None or not T < H >= MANY_HEADS:
         return
     yield Complaint(
@@ -196,18 +197,22 @@ def check_results(
     found = _first_in_output(framework.fetch(o)) or _first_in_state(_fetch_state(framework, state))
     if found:
         given = {arg.name: x for arg, x in zip(spec.args, arrays, strict=True)}
-        others = (spec.index.name, "state")  # a state of decode_… is overwritten by now
+        others = ("cu_seqlens", "state_indices", "state")  # a state of decode_… is overwritten by now
         given |= {name: keywords.get(name) for name in spec.keyword_arrays if name not in others}
         readable = {name: x for name, x in given.items() if hasattr(x, "dtype")}
+        if keywords.get("gate") is not None:  # a projection may have any sign
+            readable.pop("g", None)
         cause = _cause(spec, Reader(readable, framework.fetch), framework.dtype(o))
         _warn(operator, Complaint("result", f"{found}: {cause}"), NonFiniteWarning)
 
 
 def _first_in_output(o: Array | None) -> str | None:
-    """Where the output ``[B, T, HV, V]`` is first not finite."""
+    """Where the output ``[B, T, HV, V]`` is first not finite, or that of a companion."""
     bad = None if o is None else ~np.isfinite(o)
     if bad is None or not bad.any():
         return None
+    if bad.ndim != 4:
+        return f"the output is not finite, at [{', '.join(map(str, np.argwhere(bad)[0]))}] first"
     t, h, b, _ = np.argwhere(np.moveaxis(bad, 0, 2))[0]
     return f"o is not finite from token {t} on, in head {h} of batch entry {b} first"
 
@@ -220,12 +225,12 @@ def _fetch_state(framework: Framework, state: Any) -> Array | None:
 
 
 def _first_in_state(state: Array | None) -> str | None:
-    """Where the state ``[N, HV, K, V]`` is not finite."""
+    """Where the state ``[N, HV, K, V]`` is not finite, or that of a companion ``[N, D, W-1]``."""
     bad = None if state is None else ~np.isfinite(state).all((-2, -1))
     if bad is None or not bad.any():
         return None
-    n, h = np.argwhere(bad)[0]
-    return f"the final state is not finite, in head {h} of sequence {n} first"
+    n, *h = np.argwhere(bad)[0]
+    return f"the final state is not finite, in {f'head {h[0]} of ' if h else ''}sequence {n} first"
 
 
 def _cause(spec: OpSpec, read: Reader, dtype: str) -> str:

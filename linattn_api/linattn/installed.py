@@ -14,7 +14,7 @@ from .call import FORMS
 from .errors import BackendError
 from .plugin import API_VERSION, Backend
 from .registry import registry
-from .spec import FAMILIES
+from .spec import COMPANIONS, FAMILIES
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -86,13 +86,20 @@ def _row(name: str) -> Row:
 
 
 def _operators(backend: Backend) -> str:
-    """The families it has, with the forms of each where some are missing."""
-    families = {op: tuple(form for form in FORMS if hasattr(backend, f"{form}_{op}")) for op in FAMILIES}
+    """The families it has, ``ssd`` by what it is lowered to if need be, with the forms of each where some are missing."""
+    families = {op: tuple(form for form in FORMS if _runs(backend, form, op)) for op in FAMILIES}
     by_forms: dict[tuple[str, ...], list[str]] = {}
     for op, forms in families.items():
         if forms:
             by_forms.setdefault(forms, []).append(op)
-    return "; ".join(_families(ops) + _those(forms) for forms, ops in by_forms.items())
+    companions = [name for name in COMPANIONS if hasattr(backend, name)]
+    whole = companions if len(companions) < len(COMPANIONS) or set(by_forms) != {FORMS} else []
+    return "; ".join([*(_families(ops) + _those(forms) for forms, ops in by_forms.items()), *whole])
+
+
+def _runs(backend: Backend, form: str, op: str) -> bool:
+    """Whether it has a method of a family, or of the one beside it that means the same."""
+    return hasattr(backend, f"{form}_{op}") or (op == "ssd" and hasattr(backend, f"{form}_simple_gla"))
 
 
 def _families(ops: list[str]) -> str:

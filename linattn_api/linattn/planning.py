@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from .call import Call
+from .call import Call, method_name
 from .errors import BackendError, UnknownBackend, Unsupported
 from .plugin import Backend
 from .preference import Preference
 from .registry import registry
-from .spec import FAMILIES, as_recurrent, lowerings_of, spec_of
+from .spec import COMPANIONS, as_recurrent, lowerings_of, spec_of
 
 __all__ = ["Passed", "Plan", "Route", "decide", "refusal"]
 
@@ -83,7 +83,7 @@ class Plan:
     @property
     def method(self) -> str:
         """The method of the chosen backend that runs, e.g. ``"chunk_gla"``."""
-        return f"{self.form}_{self.steps[-1]}"
+        return method_name(self.form, self.steps[-1])
 
     def __str__(self) -> str:
         lines = [
@@ -152,7 +152,7 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
 
 def _ways(call: Call, bare: bool) -> list[Call]:
     """The calls that do what was asked for, best first: other forms of a bare name; decoding by the recurrent form."""
-    if call.form == "decode":
+    if call.form == "decode" and call.op not in COMPANIONS:
         return [call, as_recurrent(call)]
     return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
 
@@ -199,7 +199,7 @@ def _fit(backend: Backend, call: Call, reasons: list[str]) -> _Fit | None:
     seen: set[tuple[Any, ...]] = set()
     for keep in (True, False) if asked else (True,):
         for steps in _chain(call.op):
-            taken = keywords_of(backend, f"{call.form}_{steps[-1]}") if keep else frozenset[str]()
+            taken = keywords_of(backend, method_name(call.form, steps[-1])) if keep else frozenset[str]()
             applied = tuple(name for name in asked if name not in taken)
             lowered = _lowered(call, applied, steps, reasons)
             if lowered is None:
@@ -224,7 +224,7 @@ def _chain(op: str) -> Iterator[tuple[str, ...]]:
     steps = (op,)
     while True:
         yield steps
-        lowering = FAMILIES[steps[-1]].lowering
+        lowering = spec_of(steps[-1], None).lowering
         if lowering is None or lowering.to is None:
             return
         steps = (*steps, lowering.to)

@@ -29,12 +29,13 @@ resolved to a float and feature maps applied.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from .call import FORMS, BetaKind, Call, DecayKind, Form, StateKind
 from .errors import Unsupported
-from .frameworks import has_tangents
+from .frameworks import Framework, framework_of, has_tangents
 from .sources import compiled
 from .spec import OpSpec, spec_of
 
@@ -46,10 +47,12 @@ __all__ = [
     "Call",
     "DecayKind",
     "Form",
+    "Framework",
     "MixedState",
     "StateKind",
     "Unsupported",
     "form_methods",
+    "framework_of",
     "has_tangents",
 ]
 
@@ -189,7 +192,7 @@ def _form_method(owner: str, form: Form, spec: OpSpec, function: Callable[..., A
 def {name}({", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])}):
     return function(form, {{{arrays}}}, {passed})
 """
-    method = compiled(f"{owner}.{name}", source, {"function": function, "form": form})
+    method = compiled(f"{owner}.{name}", source, {"function": function, "form": form, "inf": math.inf})
     method.__doc__ = f"{form.capitalize()} form of ``{spec.name}``: ``{spec.recurrence}``."
     return method
 

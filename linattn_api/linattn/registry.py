@@ -26,7 +26,7 @@ from .errors import (
 )
 from .frameworks import KNOWN
 from .plugin import API_VERSION, Backend
-from .spec import DECODING, FAMILIES, OpSpec
+from .spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 from .suggestions import closest
 
 if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
@@ -294,8 +294,9 @@ def check_contract(backend: Backend) -> None:
 
 def _check_methods(backend: Backend) -> None:
     known = {f"{form}_{op}": spec for op, spec in FAMILIES.items() for form in FORMS}
-    known |= {f"decode_{op}": spec for op, spec in DECODING.items()}
-    names = [name for name in dir(backend) if name.startswith(tuple(f"{form}_" for form in (*FORMS, "decode")))]
+    known |= {f"decode_{op}": spec for op, spec in DECODING.items()} | COMPANIONS
+    prefixes = tuple(f"{form}_" for form in (*FORMS, "decode"))
+    names = [name for name in dir(backend) if name in COMPANIONS or name.startswith(prefixes)]
     kind = type(backend).__qualname__
     if not names:
         raise BackendContractError(f"{kind} defines no operator: it needs at least one method such as chunk_gla")

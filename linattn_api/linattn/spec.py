@@ -9,8 +9,10 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .call import Call
+from .gate_maps import GATES, GateKind
 
 __all__ = [
+    "COMPANIONS",
     "DECODING",
     "FAMILIES",
     "SYMBOLS",
@@ -34,8 +36,11 @@ SYMBOLS = {
     "HV": "value heads",
     "K": "key width of one head",
     "V": "value width of one head",
+    "G": "heads of the decay",
     "L": "width of one linear head",
     "C": "chunk size",
+    "D": "channels",
+    "W": "width of a filter",
 }
 
 Role = Literal["operand", "float", "index"]
@@ -46,7 +51,9 @@ Sizes = Mapping[str, int]
 
 # One order of keywords for every family, so that signatures read alike.
 KEYWORD_ORDER = (
-    "state", "state_indices", "bias", "scale", "quad_scale", "lin_scale", "causal", "normalize",
+    "activation", "eps", "norm_before_gate", "group_size",
+    "qk_norm", "gate", "beta_map", "state", "state_indices", "D", "z", "dt_bias",
+    "dt_softplus", "dt_limit", "bias", "scale", "quad_scale", "lin_scale", "causal", "normalize",
     "initial_state", "output_final_state", "cu_seqlens", "chunk_size",
 )  # fmt: skip
 
@@ -55,6 +62,16 @@ def default_scale(options: Options, sizes: Sizes) -> dict[str, Any]:
     """``scale=None`` means ``K ** -0.5``."""
     scale = options["scale"]
     return {**options, "scale": sizes["K"] ** -0.5 if scale is None else float(scale)}
+
+
+def no_resolution(options: Options, sizes: Sizes) -> dict[str, Any]:
+    """No default depends on sizes."""
+    return dict(options)
+
+
+def no_size_complaint(options: Options, sizes: Sizes) -> str | None:
+    """Allow every size."""
+    return None
 
 
 def no_complaint(form: str | None, options: Options) -> str | None:
@@ -73,21 +90,25 @@ class Arg:
 
     Args:
         name: Parameter name.
-        shape: Symbolic shape; alternatives separated by ``|``, e.g. ``"B T HV | HV"``.
+        shape: Symbolic shape; alternatives separated by ``|``, e.g. ``"B T HV | HV"``. ``...`` in front stands for any
+            dimensions, the same in every array.
         role: ``"operand"`` arrays share one dtype (float16, bfloat16, float32 or float64), ``"float"`` ones have any float
             dtype, ``"index"`` ones are int32 or int64.
         optional: May be ``None``.
+        title: What messages call it; its name, unless that is a symbol too.
     """
 
     name: str
     shape: str
     role: Role = "operand"
     optional: bool = False
+    title: str = ""
     shapes: tuple[tuple[str, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         shapes = tuple(tuple(alternative.split()) for alternative in self.shape.split("|"))
         object.__setattr__(self, "shapes", shapes)
+        object.__setattr__(self, "title", self.title or self.name)
 
 
 Finish = Callable[[Any, Any], tuple[Any, Any]]
@@ -139,6 +160,7 @@ class Option:
         name: Parameter name.
         types: The Python types that its value may have.
         default: Its default, which may always be given.
+        choices: The values of a string.
         hint: It never changes a result, and is not passed to a method that does not take it, whatever its value.
         lowering: Applies it for a method that does not take it.
     """
@@ -146,6 +168,7 @@ class Option:
     name: str
     types: tuple[type, ...]
     default: Any = None
+    choices: tuple[str, ...] = ()
     hint: bool = False
     lowering: Lowering | None = None
 
@@ -153,6 +176,12 @@ class Option:
         """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
         if value is self.default or isinstance(value, bool):
             return value is self.default or bool in self.types
+        if self.choices:
+            return value in self.choices
+        if GateKind in self.types:
+            return isinstance(value, GateKind)
+        if tuple in self.types:
+            return isinstance(value, tuple)
         number = Real if float in self.types else Integral if int in self.types else ()
         return isinstance(value, number)
 
@@ -160,6 +189,13 @@ class Option:
         """True if a call asks something of it: any value but the default."""
         value: Any = call.option(self.name, self.default)
         return value is not self.default and (type(value) is not type(self.default) or value != self.default)
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """What it may be, for messages."""
+        if GateKind in self.types:
+            return ("an object of linattn.gates",)
+        return tuple(repr(choice) for choice in self.choices) or tuple(kind.__name__ for kind in self.types)
 
 
 def accumulation_dtype(call: Call) -> str:
@@ -182,7 +218,7 @@ def redescribe(
         call: The call to rewrite.
         op: The general family.
         give: Arrays added or changed: name to ``(symbolic shape, dtype)``.
-        drop: Arrays and options that the general family does not have.
+        drop: Arrays, sizes and options that the general family does not have.
         widen: The operands are cast to the accumulation dtype.
         dims: Sizes that change.
         options: Options that change.
@@ -197,7 +233,7 @@ def redescribe(
         call,
         op=op,
         arrays=tuple((name, *fact) for name, fact in {**arrays, **given, **rest}.items()),
-        dims=tuple({**dict(call.dims), **(dims or {})}.items()),
+        dims=tuple((symbol, size) for symbol, size in {**dict(call.dims), **(dims or {})}.items() if symbol not in drop),
         options=tuple((name, (options or {}).get(name, value)) for name, value in call.options if name not in drop),
     )
 
@@ -210,10 +246,15 @@ COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
 MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
 CU_SEQLENS = Arg("cu_seqlens", "N+1", "index", optional=True)
 STATE_INDICES = Arg("state_indices", "N", "index", optional=True)
+OF_SEQUENCES = ("output_final_state", "chunk_size", "causal")
+"""Options that a token by itself has no use for."""
 STATE_ARRAYS = ("initial_state", "cu_seqlens", "state", "state_indices")
 
 FAMILIES: dict[str, OpSpec] = {}
 """Every family by name, in the order in which they were declared."""
+
+COMPANIONS: dict[str, OpSpec] = {}
+"""What stands around the operators in a model: operators of one form, ``"direct"``, by name."""
 
 DECODING: dict[str, OpSpec] = {}
 """What ``decode_*`` takes, for every family that has it: those whose state is one array."""
@@ -233,9 +274,13 @@ class OpSpec:
         state_type: Named tuple that holds a state of several arrays.
         state_name: The keyword that takes the state.
         index: The array that says which tokens, or which states, are whose.
-        mapped: The arguments that a feature map applies to.
+        mapped: The arguments that a feature map applies to; none if it takes no map.
+        like: The argument whose shape and dtype the output has.
+        limits: The least and the greatest size of some symbols.
         resolve: Fills defaults that depend on sizes: ``resolve(options, sizes) -> options``.
         check: From the form and the options, the complaint about a forbidden combination, or ``None``.
+        check_sizes: From the options and the sizes, the complaint about sizes that do not go together, or ``None``.
+        longest: Two sizes of which the first must be no smaller than the second, e.g. ``("L", "W-1")``.
         lowering: The more general family that can run this one, if any.
     """
 
@@ -247,10 +292,14 @@ class OpSpec:
     state: Callable[[Options], tuple[Arg, ...]] = lambda options: MATRIX_STATE
     state_type: type[Any] | None = None
     state_name: str = "initial_state"
-    index: Arg = CU_SEQLENS
+    index: Arg | None = CU_SEQLENS
     mapped: tuple[str, ...] = ("q", "k")
+    like: str = "v"
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]], hash=False)
     resolve: Callable[[Options, Sizes], dict[str, Any]] = default_scale
     check: Callable[[str | None, Options], str | None] = no_complaint
+    check_sizes: Callable[[Options, Sizes], str | None] = no_size_complaint
+    longest: tuple[str, str] | None = None
     lowering: Lowering | None = None
     parameters: tuple[str, ...] = field(init=False)
     """Names of the parameters of a backend's method, in order; all after the positional arrays are keyword-only."""
@@ -269,7 +318,10 @@ class OpSpec:
 
     def __post_init__(self) -> None:
         options = tuple(option.name for option in self.options)
-        arrays = (*(arg.name for arg in self.keyword_args), self.state_name, self.index.name)
+        unset = {option.name: option.default for option in self.options}
+        states = (self.state_name,) if self.state(unset) else ()
+        index = () if self.index is None else (self.index.name,)
+        arrays = (*(arg.name for arg in self.keyword_args), *states, *index)
         keywords = tuple(sorted((*arrays, *options), key=KEYWORD_ORDER.index))
         object.__setattr__(self, "parameters", (*(arg.name for arg in self.args), *keywords))
         object.__setattr__(self, "keywords", keywords)
@@ -283,7 +335,16 @@ class OpSpec:
 
     def arrays(self, options: Options) -> tuple[Arg, ...]:
         """Every array argument under these options, in the order in which symbols are bound."""
-        return (*self.args, *self.keyword_args, *self.state(options), self.index)
+        index = () if self.index is None else (self.index,)
+        return (*self.args, *self.keyword_args, *self.state(options), *index, *parameters_of(options.get("gate")))
+
+
+def parameters_of(gate: GateKind | None) -> tuple[Arg, ...]:
+    """The arrays that a gate object holds: none if there is none."""
+    if gate is None:
+        return ()
+    shapes = GATES[gate.name].shapes
+    return tuple(Arg(f"gate.{name}", shapes[name], "float") for name in gate.parameters)
 
 
 def _picker(names: Sequence[str]) -> Callable[[Options], tuple[Any, ...]]:
@@ -295,12 +356,14 @@ def _picker(names: Sequence[str]) -> Callable[[Options], tuple[Any, ...]]:
 
 def spec_of(op: str, form: str | None) -> OpSpec:
     """What an operator of family ``op`` takes in this form."""
-    return DECODING[op] if form == "decode" else FAMILIES[op]
+    if form == "decode":
+        return DECODING[op]
+    return COMPANIONS[op] if op in COMPANIONS else FAMILIES[op]
 
 
 def lowerings_of(applied: Sequence[str], steps: Sequence[str]) -> list[Lowering]:
     """What rewrites a call of family ``steps[0]`` without the ``applied`` options as one of ``steps[-1]``, in order."""
-    options = {option.name: option for option in FAMILIES[steps[0]].options}
+    options = {option.name: option for option in spec_of(steps[0], None).options}
     found = [*(options[name].lowering for name in applied), *(FAMILIES[step].lowering for step in steps[:-1])]
     return [lowering for lowering in found if lowering is not None]
 
@@ -314,7 +377,7 @@ def decoding_of(spec: OpSpec) -> OpSpec:
             for arg in spec.state(options)
         )
 
-    kept = tuple(option for option in spec.options if option is SCALE or option.lowering)
+    kept = tuple(option for option in spec.options if option.name not in OF_SEQUENCES)
     return replace(spec, options=kept, state=state, state_name="state", index=STATE_INDICES, check=no_complaint)
 
 

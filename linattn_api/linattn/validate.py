@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .call import Call
+from .call import Call, method_name
 from .errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
 from .frameworks import FLOAT_DTYPES, IMMUTABLE, Facts
-from .spec import CU_SEQLENS, STATE_INDICES, Arg, OpSpec
+from .spec import COMPANIONS, CU_SEQLENS, STATE_INDICES, SYMBOLS, Arg, OpSpec
 
 __all__ = ["check_offsets", "check_slots", "describe"]
 
@@ -46,14 +46,14 @@ def describe(
     Raises:
         ShapeError, DtypeError, DeviceError, OptionError: See each.
     """
-    op = spec.name if form is None else f"{form}_{spec.name}"
+    op = method_name(form, spec.name)
     _check_options(op, spec, form, options)
     if options.get("chunk_size") is not None:  # a NumPy integer is one here, and not in a framework's kernel
         options = {**options, "chunk_size": int(options["chunk_size"])}
     facts = dict(given)
     _check_required(op, spec, options, facts)
     _check_dtypes(op, spec, options, facts)
-    device = _check_devices(op, facts)
+    device = _check_devices(op, spec, options, facts)
     _check_query_groups(op, framework, facts)
     shapes, sizes = _bind(op, spec, options, facts)
     if form == "decode":
@@ -84,7 +84,7 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
         value = options[option.name]
         if option.admits(value):
             continue
-        expected = " or ".join(t.__name__ for t in option.types)
+        expected = " or ".join(option.expected)
         none = " or None" if option.default is None else ""
         raise OptionError(f"{op}: {option.name} must be {expected}{none}, a static Python value, got {_show(value)}")
     chunk_size = options.get("chunk_size")
@@ -100,7 +100,7 @@ def _check_required(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Ma
     state = spec.state(options) if options.get("initial_state") is not None else ()
     for arg in spec.arrays(options):
         if arg.name not in facts and (arg in state or not arg.optional):
-            raise FrameworkError(f"{op}: {arg.name} is required, got None")
+            raise FrameworkError(f"{op}: {arg.title} is required, got None")
 
 
 def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> None:
@@ -111,22 +111,25 @@ def _check_dtypes(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapp
         dtype = facts[arg.name].dtype
         allowed = INDEX_DTYPES if arg.role == "index" else FLOAT_DTYPES
         if dtype not in allowed:
-            raise DtypeError(f"{op}: {arg.name} must be {_either(allowed)}, got {dtype}")
+            raise DtypeError(f"{op}: {arg.title} must be {_either(allowed)}, got {dtype}")
         if arg.role != "operand":
             continue
         if first is None:
-            first, shared = arg.name, dtype
+            first, shared = arg.title, dtype
         elif dtype != shared:
-            raise DtypeError(f"{op}: {arg.name} must have the dtype of {first}, {shared}, got {dtype}")
+            raise DtypeError(f"{op}: {arg.title} must have the dtype of {first}, {shared}, got {dtype}")
 
 
-def _check_devices(op: str, facts: Mapping[str, Facts]) -> str:
+def _check_devices(op: str, spec: OpSpec, options: Mapping[str, Any], facts: Mapping[str, Facts]) -> str:
     """The one device of all arrays that are placed; where none is, the framework's default."""
     placed = {name: fact.device for name, fact in facts.items() if fact.placed}
     (first, device), *others = placed.items() or [(name, fact.device) for name, fact in facts.items()]
     for name, other in others:
         if other != device:
-            raise DeviceError(f"{op}: {name} is on {other} but {first} is on {device}: move it, nothing is copied for you")
+            titles = {arg.name: arg.title for arg in spec.arrays(options)}
+            raise DeviceError(
+                f"{op}: {titles[name]} is on {other} but {titles[first]} is on {device}: move it, nothing is copied for you"
+            )
     return device
 
 
@@ -165,17 +168,36 @@ def _bind(
     for arg in spec.arrays(options):
         if arg.name in facts:
             shape = facts[arg.name].shape
-            matched = next((alternative for alternative in arg.shapes if _matches(alternative, shape, sizes)), None)
-            if matched is None:
+            fit = [symbols for symbols in arg.shapes if _matches(_written_out(symbols, len(shape)), shape, sizes)]
+            if not fit:
                 _shape_error(op, arg, shape, sizes)
-            shapes[arg.name] = " ".join(matched)
-            for symbol, size in zip(matched, shape, strict=True):
-                if symbol.isalpha():
+            shapes[arg.name] = " ".join(fit[0])
+            if arg.name == "g" and options.get("gate") is not None:
+                sizes["G"] = _mapped_heads(op, shape)
+            for symbol, size in zip(_written_out(fit[0], len(shape)), shape, strict=True):
+                if symbol.isalpha() or symbol.startswith("..."):
                     sizes.setdefault(symbol, size)
         if "N" not in sizes and "B" in sizes:
             sizes["N"] = _count_sequences(op, facts, sizes)
-    _check_heads(op, spec, sizes)
-    return shapes, sizes
+    _check_sizes(op, spec, options, sizes)
+    return shapes, {symbol: size for symbol, size in sizes.items() if not symbol.startswith("...")}
+
+
+def _written_out(symbols: Sequence[str], rank: int) -> tuple[str, ...]:
+    """Symbols of an array of ``rank`` dimensions: ``...`` becomes one symbol for each that it stands for."""
+    if symbols[:1] != ("...",):
+        return tuple(symbols)
+    return (*(f"...{axis}" for axis in range(rank - len(symbols) + 1)), *symbols[1:])
+
+
+def _mapped_heads(op: str, shape: Sequence[int | None]) -> int | None:
+    """The heads of a projection ``g`` that a gate object maps."""
+    if len(shape) < 3:
+        raise OptionError(
+            f"{op}: gate maps a projection g of every token, and g is a fixed decay {_list(shape)}: call the gate object "
+            f"yourself, or drop it"
+        )
+    return shape[2]
 
 
 def _count_sequences(op: str, facts: Mapping[str, Facts], sizes: Mapping[str, Any]) -> int | None:
@@ -198,28 +220,40 @@ def _matches(symbols: Sequence[str], shape: Sequence[int | None], sizes: Mapping
 
 def _size(symbol: str, sizes: Mapping[str, Any]) -> int | None:
     """Size of ``K`` or ``V+1``; ``None`` while it is unbound or symbolic."""
-    base, _, extra = symbol.partition("+")
+    base, more, extra = symbol.replace("-", "+-").partition("+")
     size = sizes.get(base)
-    return None if size is None else size + int(extra or 0)
+    return None if size is None else size + int(extra) if more else size
 
 
-def _check_heads(op: str, spec: OpSpec, sizes: Mapping[str, Any]) -> None:
-    for symbol in ("H", "HV", "K", "V", "L"):
-        if sizes.get(symbol) == 0:
+def _check_sizes(op: str, spec: OpSpec, options: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    for symbol in ("H", "HV", "K", "V", "L", "D"):
+        if sizes.get(symbol) == 0 and symbol not in (spec.longest or ()):
             raise ShapeError(f"{op}: {symbol} must be at least 1, got 0")
+    for symbol, (least, most) in spec.limits.items():
+        if not least <= sizes[symbol] <= most:
+            raise ShapeError(f"{op}: {symbol}, the {SYMBOLS[symbol]}, must be {least} … {most}, got {sizes[symbol]}")
+    if spec.longest is not None:
+        longer, shorter = (_size(symbol, sizes) for symbol in spec.longest)
+        if longer is not None and shorter is not None and longer < shorter:
+            raise ShapeError(f"{op}: {spec.longest[0]} must be at least {spec.longest[1]} = {shorter}, got {longer}")
+    complaint = spec.check_sizes(options, sizes)
+    if complaint:
+        raise OptionError(f"{op}: {complaint}")
     H, HV = sizes.get("H"), sizes.get("HV")
     if H and HV and HV % H:
         raise ShapeError(f"{op}: the value heads HV must be a multiple of the query/key heads H = {H}, got HV = {HV}")
 
 
 def _shape_error(op: str, arg: Arg, shape: Sequence[int | None], sizes: Mapping[str, Any]) -> NoReturn:
-    expected = " or ".join(_expected(alternative, sizes) for alternative in arg.shapes)
-    raise ShapeError(f"{op}: {arg.name} must be {expected}, got {_list(shape)}")
+    leading = sum(symbol.startswith("...") for symbol in sizes)
+    ranks = [len(alternative) - 1 + leading if alternative[:1] == ("...",) else 0 for alternative in arg.shapes]
+    expected = " or ".join(_expected(alternative, rank, sizes) for alternative, rank in zip(arg.shapes, ranks, strict=True))
+    raise ShapeError(f"{op}: {arg.title} must be {expected}, got {_list(shape)}")
 
 
-def _expected(symbols: Sequence[str], sizes: Mapping[str, Any]) -> str:
+def _expected(symbols: Sequence[str], rank: int, sizes: Mapping[str, Any]) -> str:
+    text, symbols = _list(symbols), _written_out(symbols, rank)
     bound = [_size(symbol, sizes) for symbol in symbols]
-    text = _list(symbols)
     if all(size is None for size in bound):
         return text
     return f"{text} = {_list([symbol if size is None else size for symbol, size in zip(symbols, bound, strict=True)])}"
@@ -232,15 +266,16 @@ def check_offsets(op: str, offsets: Sequence[int], total: int | None) -> None:
     for i in range(1, len(offsets)):
         if offsets[i] < offsets[i - 1]:
             raise ShapeError(f"{op}: cu_seqlens must not decrease, got {offsets[i - 1]} then {offsets[i]} at index {i}")
-    if total is not None and offsets[-1] != total:
-        raise ShapeError(f"{op}: cu_seqlens must end at T = {total}, got {offsets[-1]}")
+    if total is not None and offsets[-1] > total:
+        raise ShapeError(f"{op}: cu_seqlens must not pass T = {total}, got {offsets[-1]} at the end")
 
 
 def _check_decoding(
     op: str, spec: OpSpec, framework: str, facts: Mapping[str, Facts], sizes: Mapping[str, Any], needs_grad: bool | None
 ) -> None:
     """A state that can be overwritten, with a slot for every sequence."""
-    instead = f"recurrent_{spec.name} with initial_state and output_final_state=True"
+    same = spec.name if spec.name in COMPANIONS else f"recurrent_{spec.name}"
+    instead = f"{same} with initial_state and output_final_state=True"
     if framework in IMMUTABLE:
         raise FrameworkError(f"{op}: state is written to, and {framework} arrays cannot be: call {instead}")
     if needs_grad:

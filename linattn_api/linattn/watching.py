@@ -14,11 +14,11 @@ from .call import FORMS
 from .ops._family import OPERATORS
 from .plugin import Backend
 from .registry import registry
-from .spec import DECODING, FAMILIES
+from .spec import COMPANIONS, DECODING, FAMILIES
 
 __all__ = ["watched"]
 
-METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING))
+METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING), *COMPANIONS)
 
 Function = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def watched(
             for name in METHODS:
                 if callable(found := vars(owner).get(name)):
                     undo.append(functools.partial(setattr, owner, name, found))
-                    setattr(owner, name, method(owner, name, found))
+                    setattr(owner, name, method(owner, name, _bindable(found)))
         for name, function in OPERATORS.items():
             namespace = function.__globals__
             undo.append(functools.partial(namespace.__setitem__, "target", namespace["target"]))
@@ -54,6 +54,19 @@ def watched(
         for step in reversed(undo):
             step()
         registry.generation += 1
+
+
+def _bindable(found: Function) -> Function:
+    """A static method as one that takes its object, which is how the others are called."""
+    if not isinstance(found, staticmethod):
+        return found
+    function: Function = found.__func__
+
+    @functools.wraps(function)
+    def bound(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return bound
 
 
 def _subclasses(kind: type[Backend]) -> list[type[Backend]]:

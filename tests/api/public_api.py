@@ -19,7 +19,7 @@ import linattn
 import typer
 from linattn import cli, errors, feature_maps, gates, plugin
 from linattn.feature_maps import MAPS
-from linattn.spec import DECODING, FAMILIES, OpSpec
+from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 
 FILE = Path(__file__).with_name("public_api.txt")
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -33,6 +33,8 @@ def render() -> str:
     lines += ["", "# feature maps by name", "", *MAPS]
     for spec in FAMILIES.values():
         lines += ["", f"# family {spec.name}", "", *family(spec)]
+    for spec in COMPANIONS.values():
+        lines += ["", f"# companion {spec.name}", "", *family(spec)]
     lines += ["", "# command line", "", *commands()]
     return "\n".join(lines[1:]) + "\n"
 
@@ -85,12 +87,11 @@ def signature(function: Any) -> str:
 def family(spec: OpSpec) -> Iterator[str]:
     """Recurrence, arrays, what maps apply to, lowering, and the parameters of a backend's method."""
     yield spec.recurrence
-    options = {**spec.defaults, "initial_state": None}
-    for arg in spec.arrays(options):
+    for arg in spec.arrays({**spec.defaults, "initial_state": None}):
         yield f"    {arg.name}: {arg.shape} ({arg.role}{', optional' if arg.optional else ''})"
     for option in spec.options:
         yield f"    {option.name}: {' | '.join(kind.__name__ for kind in option.types)} = {option.default!r}"
-    yield f"    feature map applies to {', '.join(spec.mapped)}"
+    yield f"    feature map applies to {', '.join(spec.mapped) or 'nothing'}"
     yield f"    lowers to {spec.lowering.to if spec.lowering else 'nothing'}"
     yield f"    method: {', '.join(spec.parameters)}"
     if spec.name in DECODING:

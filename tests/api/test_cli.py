@@ -139,8 +139,11 @@ def test_explain_says_when_nothing_runs(run):
         (["chunk_glu"], "unknown operator 'chunk_glu': did you mean 'chunk_gla'?"),
         (["gla", "--dtype", "fp8"], "unknown dtype 'fp8': known are fp16, bf16, fp32, fp64, float16"),
         (["gla", "-s", "T"], "--size T: expected SYMBOL=SIZE"),
-        (["gla", "-s", "X=3"], "--size X=3: the symbols are B, T, N, P, H, HV, K, V, L; C is --option chunk_size"),
-        (["mixed_attn", "-s", "C=16"], "--size C=16: the symbols are B, T, N, P, H, HV, K, V, L; C is --option chunk_size"),
+        (["gla", "-s", "X=3"], "--size X=3: the symbols are B, T, N, P, H, HV, K, V, G, L, D, W; C is --option chunk_size"),
+        (
+            ["mixed_attn", "-s", "C=16"],
+            "--size C=16: the symbols are B, T, N, P, H, HV, K, V, G, L, D, W; C is --option chunk_size",
+        ),
         (
             ["mixed_attn", "--with", "bias", "--option", "chunk_size=x"],
             "chunk_size must be int, a static Python value, got 'x'",

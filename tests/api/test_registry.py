@@ -187,8 +187,8 @@ def test_a_signature_that_differs_is_shown_beside_the_spec():
         linattn.register_backend(named("acme", chunk_gla=chunk_gla))
     assert str(caught.value) == (
         "Acme.chunk_gla does not match the spec\n"
-        "  expected: (self, q, k, v, g, gv=None, *, scale, normalize, initial_state, output_final_state, cu_seqlens, "
-        "chunk_size)\n"
+        "  expected: (self, q, k, v, g, gv=None, *, qk_norm, gate, scale, normalize, initial_state, output_final_state, "
+        "cu_seqlens, chunk_size)\n"
         "  found:    (self, q, k, v, g, *, scale=None, initial_state=None, output_final_state=False, head_first=False)"
     )
 

@@ -58,13 +58,15 @@ class Case:
         return errors
 
 
-def draw(variant, T=19, *, B=2, H=2, HV=4, K=12, V=10, kind="ordinary", lengths=None, state=True, dtype=mx.float32, seed=0):
-    """A case with new numbers; ``lengths`` packs sequences, ``T`` is then their sum."""
+def draw(
+    variant, T=19, *, B=2, H=2, HV=4, K=12, V=10, kind="ordinary", lengths=None, tail=0, state=True, dtype=mx.float32, seed=0
+):
+    """A case with new numbers; ``lengths`` packs sequences, ``T`` is then their sum and a ``tail`` behind them."""
     op, gate_of, beta_of, others = VARIANTS[variant]
     rng = np.random.default_rng([seed, *variant.encode()])
     N = B
     if lengths is not None:
-        B, T, N = 1, sum(lengths), len(lengths)
+        B, T, N = 1, sum(lengths) + tail, len(lengths)
     shapes: dict[str, Any] = {"head": (B, T, HV), "key": (B, T, HV, K), "shared": (B, T, H, K), "value": (B, T, HV, V)}
     normal = rng.standard_normal
     arrays = {"q": normal((B, T, H, K)), "k": normal((B, T, H, K)) / K**0.5, "v": normal((B, T, HV, V))}

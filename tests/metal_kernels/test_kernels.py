@@ -41,6 +41,12 @@ def test_packed_sequences(emulated, lengths, state):
     check(draw("gated_delta_rule", lengths=lengths, state=state))
 
 
+@pytest.mark.parametrize("variant", ["gla_gv", "kda"])
+def test_tokens_behind_the_last_sequence(emulated, variant):
+    emulated()
+    check(draw(variant, lengths=[3, 0, 11], tail=5))
+
+
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 70), (130, 6), (520, 3)])
 def test_any_width(emulated, K, V):
     emulated()

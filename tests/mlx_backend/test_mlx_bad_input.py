@@ -74,8 +74,8 @@ def test_conformance_on_a_device_that_is_not_there(device):
 
 
 def test_offsets_are_checked_before_anything_runs():
-    with pytest.raises(errors.ShapeError, match="chunk_gla: cu_seqlens must end at T = 4, got 3"):
-        linattn.chunk_gla(x, x, x, -x, cu_seqlens=mx.array([0, 3]))
+    with pytest.raises(errors.ShapeError, match="chunk_gla: cu_seqlens must not pass T = 4, got 5 at the end"):
+        linattn.chunk_gla(x, x, x, -x, cu_seqlens=mx.array([0, 5]))
 
 
 def test_integers():

@@ -12,15 +12,20 @@ from linattn_backends.numpy import NumpyBackend, forward
 from oracle_cases import Case, draw, floats
 
 BACKEND = NumpyBackend()
-OPS = sorted(FAMILIES)
+OPS = sorted(set(FAMILIES) - {"ssd"})
+MAPS = ("qk_norm", "gate", "beta_map")
+"""What linattn applies."""
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("op", OPS)
 def test_methods_take_the_parameters_of_the_spec(op, form):
     parameters = inspect.signature(getattr(BACKEND, f"{form}_{op}")).parameters.values()
-    assert tuple(p.name for p in parameters) == FAMILIES[op].parameters
-    assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == FAMILIES[op].keywords
+    own, keywords = (
+        tuple(name for name in names if name not in MAPS) for names in (FAMILIES[op].parameters, FAMILIES[op].keywords)
+    )
+    assert tuple(p.name for p in parameters) == own
+    assert tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) == keywords
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from linattn.plugin import Call, Unsupported, form_methods
 
 from .. import Jax
+from ..companions import gated_rms_norm, short_conv
 from .compat import Array
 from .mixed import mixed_attention
 from .scales import scale_of
@@ -65,8 +66,11 @@ def simple_gla(form: str, arrays: dict[str, Array], **options) -> Result:
 class JaxBackend(Jax):
     """Plain JAX: every family, form and flag, on any device, under every transform."""
 
+    short_conv = staticmethod(short_conv)
+    gated_rms_norm = staticmethod(gated_rms_norm)
+
     def supports(self, call: Call) -> Unsupported | None:
         """All but symbolic lengths, and numbers of packed sequences: how much there is to do is known while JAX traces."""
         fixed = ("T", "N") if call.varlen else ("T",)
-        symbolic = [symbol for symbol in fixed if call.sizes[symbol] is None]
+        symbolic = [symbol for symbol in fixed if call.sizes.get(symbol, 0) is None]
         return Unsupported(f"takes no symbolic {symbolic[0]}: export a program for each size") if symbolic else None

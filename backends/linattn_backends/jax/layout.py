@@ -4,7 +4,8 @@ Operands ``[B, T, heads, W]`` are cut into ``[segments, B, m·C, heads, W]``, wh
 for every operand and gate, and leaves the state alone.
 
 Packed sequences are chunked one by one. The values of ``cu_seqlens`` may be traced, so sizes come from shapes alone: ``N``
-sequences of ``T`` tokens in all fill at most ``(T + N(C − 1)) // C`` chunks; those beyond the last hold padding only. Every
+sequences of ``T`` tokens in all fill at most ``(T + N(C − 1)) // C`` chunks; those beyond the last hold padding only. Tokens
+behind the last sequence have no slot. Every
 gather names each token at most once, so its transpose is a scatter without collisions, and bitwise repeatable.
 """
 
@@ -104,7 +105,7 @@ class Packed:
         self.token = jnp.where(real.reshape(-1), token.reshape(-1), T + slot)
         t = jnp.arange(T, dtype=jnp.int32)
         mine = jnp.minimum(jnp.searchsorted(offsets[1:], t, side="right").astype(jnp.int32), self.N - 1)
-        self.slot = first[mine] * C + t - offsets[mine]
+        self.slot = jnp.where(t < offsets[-1], first[mine] * C + t - offsets[mine], n * C + t)
         self.start_of = jnp.where(begins, known, self.N + chunk)
         self.end_of = jnp.where(lengths > 0, last - 1, n + jnp.arange(self.N, dtype=jnp.int32))
         self.empty = lengths == 0

@@ -69,7 +69,8 @@ class Virtual:
         self.source = self._source(mine, virtual, (self.pack.token < steps[-1]), slot)
         t = jnp.arange(self.tokens, dtype=jnp.int32)
         owner = jnp.minimum(jnp.searchsorted(self.offsets[1:], t, side="right").astype(jnp.int32), N - 1)
-        self.slot = self.pack.slot[t - self.offsets[owner] + self.held[owner] + steps[owner]]
+        slot_of = self.pack.slot[t - self.offsets[owner] + self.held[owner] + steps[owner]]
+        self.slot = jnp.where(t < self.offsets[-1], slot_of, n * C + t)
         chunk = jnp.arange(n, dtype=jnp.int32)
         first = (jnp.cumsum((self.lengths + C - 1) // C, dtype=jnp.int32) - (self.lengths + C - 1) // C)[sequence]
         whole = ((chunk - first + 1) * C <= self.lengths[sequence]) & (self.pack.sequence < N)

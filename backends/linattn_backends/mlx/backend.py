@@ -10,6 +10,7 @@ import mlx.core as mx
 from linattn.plugin import Call, Unsupported, form_methods
 
 from .. import Mlx
+from ..companions import gated_rms_norm, short_conv
 from .matrix_state import bidirectional, matrix_state
 from .mixed import mixed_attention
 from .operations import Options
@@ -67,6 +68,9 @@ def simple_gla(form: str, arrays: dict[str, mx.array], **options) -> Result:
 class MlxBackend(Mlx):
     """MLX: every family, form and flag, on any device."""
 
+    short_conv = staticmethod(short_conv)
+    gated_rms_norm = staticmethod(gated_rms_norm)
+
     def supports(self, call: Call) -> Unsupported | None:
         wide = [name for name, dtype in call.dtypes.items() if dtype == "float64"]
         if wide and call.device != "cpu":
@@ -76,5 +80,5 @@ class MlxBackend(Mlx):
             )
         return None
 
-    def details(self, call: Call) -> str:
-        return details_of(call)
+    def details(self, call: Call) -> str | None:
+        return None if call.form == "direct" else details_of(call)

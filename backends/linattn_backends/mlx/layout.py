@@ -107,7 +107,9 @@ class Packed:
         self.real = (token < offsets[known + 1][:, None]) & inside[:, None]
         self.token = mx.where(self.real, token, 0)
         mine = mx.minimum(bounds_passed(offsets[1:], T), N - 1)
-        self.slot = first[mine] * C + mx.arange(T, dtype=mx.int32) - offsets[mine]
+        t = mx.arange(T, dtype=mx.int32)
+        self.live = t < offsets[-1]  # those behind the last sequence are in no slot
+        self.slot = mx.where(self.live, first[mine] * C + t - offsets[mine], 0)
         self.empty = (lengths == 0)[:, None, None, None]
 
     def cut(self, x: mx.array, segment: int) -> mx.array:
@@ -117,7 +119,7 @@ class Packed:
 
     def join(self, parts: list[mx.array]) -> mx.array:
         """The inverse of :meth:`cut`, from all segments."""
-        return mx.take(mx.concatenate(parts, 1), self.slot, axis=1)
+        return take(mx.concatenate(parts, 1)[0], self.slot, self.live)[None]
 
     def start(self, states: mx.array, segment: int) -> mx.array:
         """Of ``[N, …]``, what belongs to the chunks of a segment that a sequence begins in, ``[m, …]``."""

@@ -76,7 +76,7 @@ class Virtual(Packed):
         t = mx.arange(self.new_tokens, dtype=mx.int32)
         mine = mx.minimum(bounds_passed(self.offsets[1:], self.new_tokens), self.N - 1)
         virtual = t - self.offsets[mine] + self.held[mine] + self.steps[mine]
-        return mx.take(mx.concatenate(parts, 1)[0], self.slot[virtual], axis=0).reshape(like.shape)
+        return take(mx.concatenate(parts, 1)[0], self.slot[virtual], t < self.offsets[-1]).reshape(like.shape)
 
     def old(self, parts: list[mx.array]) -> mx.array:
         """Held tokens only, ``[N, C, …]``; zeros where nothing is held."""

@@ -10,6 +10,7 @@ import numpy as np
 from linattn.plugin import form_methods
 
 from .. import Numpy
+from ..companions import decode_short_conv
 from . import oracle
 from .recurrence import FAMILIES
 
@@ -36,6 +37,25 @@ class NumpyBackend(Numpy):
     float dtype are taken, the bfloat16 of ``ml_dtypes`` too.
     """
 
+    def short_conv(
+        self, x: Any, weight: Any, bias: Any = None, *, activation: str | None = None, initial_state: Any = None,
+        output_final_state: bool = False, cu_seqlens: Any = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """The convolution by its definition."""
+        arrays = dict(x=x, weight=weight, bias=bias, initial_state=initial_state, cu_seqlens=cu_seqlens)
+        y, state = oracle.forward("short_conv", arrays, dict(activation=activation, output_final_state=output_final_state))
+        return cast_like(x, y), cast(np.float64 if is_float64(x) else np.float32, state)
+
+    decode_short_conv = staticmethod(decode_short_conv)
+
+    def gated_rms_norm(
+        self, x: Any, z: Any, weight: Any, *, activation: str = "silu", eps: float = 1e-5, norm_before_gate: bool = True,
+        group_size: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The gated norm by its definition."""
+        options = dict(activation=activation, eps=eps, norm_before_gate=norm_before_gate, group_size=group_size)
+        return cast_like(x, oracle.forward("gated_rms_norm", dict(x=x, z=z, weight=weight), options)[0])
+
     def vjp(self, op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Any]:
         """Pull the gradients of ``(o, final_state)`` of family ``op`` back to every float array given.
 
@@ -50,7 +70,7 @@ class NumpyBackend(Numpy):
             Gradients by name, each in the shape and dtype of its array, or in float64 if ``v`` is float64.
         """
         gradients = oracle.vjp(op, arrays, options, d_o, d_state)
-        if is_float64(arrays["v"]):
+        if is_float64(arrays["x" if "x" in arrays else "v"]):
             return gradients
         return {name: cast_like(arrays[name], gradient) for name, gradient in gradients.items()}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import mixed
+from . import companions, maps, mixed, ssd
 from .recurrence import FAMILIES, Array, Moves, at, walk, walk_vjp, whole, whole_vjp
 
 __all__ = ["forward", "vjp"]
@@ -24,14 +24,25 @@ def forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> t
     Args:
         op: Family name, e.g. ``"gla"``.
         arrays: The arrays by parameter name, in the shapes of the public function, ``initial_state``, ``cu_seqlens``
-            and ``bias`` among them; one that is not given is absent or ``None``.
-        options: The static keywords by name; those absent have the default of the public function.
+            and ``bias`` among them, a gate's parameters as ``gate.A_log`` and so on; one that is not given is absent or
+            ``None``.
+        options: The static keywords by name, a gate by its kind; those absent have the default of the public function.
 
     Returns:
         ``o [B, T, HV, V]``, and the final state if ``options["output_final_state"]``, else ``None``: ``[N, HV, K, V]``,
         ``[N, HV, K, V+1]`` if normalised, a ``MixedState`` for ``mixed_attn``.
     """
     arrays = float64(arrays)
+    if op == "gated_rms_norm":
+        return companions.norm(arrays, options), None
+    if op == "short_conv":
+        o, state = companions.conv(arrays, options)
+        return o, state if options.get("output_final_state") else None
+    if op == "ssd":
+        o, state = _forward("simple_gla", *ssd.inner(arrays, options))
+        return ssd.after(arrays, o), state if options.get("output_final_state") else None
+    if maps.asked(options):
+        arrays, options = maps.apply(arrays, options)
     o, state = mixed.forward(arrays, options) if op == "mixed_attn" else _forward(op, arrays, options)
     return o, state if options.get("output_final_state") else None
 
@@ -51,9 +62,20 @@ def vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any
         That of a ``MixedState`` is a ``MixedState`` whose ``length`` is ``None``.
     """
     arrays, d_o, d_state = float64(arrays), as_float64(d_o), as_float64(d_state)
+    if op == "gated_rms_norm":
+        return companions.norm_vjp(arrays, options, np.zeros_like(arrays["x"]) if d_o is None else d_o)
+    if op == "short_conv":
+        return companions.conv_vjp(arrays, options, d_o, d_state)
     if op == "mixed_attn":
         return mixed.vjp(arrays, options, d_o, d_state)
-    return _vjp(op, arrays, options, d_o, d_state)
+    if op == "ssd":
+        given, inside = ssd.inner(arrays, options)
+        do = np.zeros_like(arrays["x"]) if d_o is None else d_o
+        pulled = _vjp("simple_gla", given, inside, ssd.pull_back_output(arrays, do), d_state)
+        return ssd.pull_back(arrays, options, _forward("simple_gla", given, inside)[0], do, pulled)
+    if not maps.asked(options):
+        return _vjp(op, arrays, options, d_o, d_state)
+    return maps.pull_back(arrays, options, _vjp(op, *maps.apply(arrays, options), d_o, d_state))
 
 
 def float64(arrays: Mapping[str, Any]) -> dict[str, Any]:

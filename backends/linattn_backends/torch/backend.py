@@ -11,6 +11,7 @@ from linattn.plugin import form_methods
 from torch import Tensor
 
 from .. import Torch
+from ..companions import decode_short_conv, gated_rms_norm, short_conv
 from . import recurrent
 from .layout import chunk_length
 from .library import OPERANDS, accumulation, matrix_state_call, plain
@@ -96,3 +97,7 @@ def simple_gla(form: str, arrays: dict[str, Tensor | None], **options) -> Result
 )
 class TorchBackend(Torch):
     """Pure PyTorch: every family, form and flag, on any device."""
+
+    short_conv = staticmethod(short_conv)
+    gated_rms_norm = staticmethod(gated_rms_norm)
+    decode_short_conv = staticmethod(decode_short_conv)

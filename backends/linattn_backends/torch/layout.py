@@ -5,7 +5,7 @@ batch entries times value heads, ``n`` chunks, ``C`` tokens). Everything larger 
 time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, HV, segments·K, V]``.
 
 Packed sequences are chunked one by one; chunks of several sequences share a segment. A padding token has zeros for every
-operand and gate, and leaves the state alone.
+operand and gate, and leaves the state alone. Tokens behind the last sequence lie in no segment.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ def checkpoint_count(form: str, T: int, N: int | None, chunk: int) -> int:
     return (T // chunk + N + CHUNKS_A_SEGMENT) // CHUNKS_A_SEGMENT
 
 
+def behind_zeros(x: Tensor, end: int) -> Tensor:
+    """``x [B, T, …]`` with zeros from token ``end`` on."""
+    if end < x.shape[1]:
+        x[:, end:] = 0
+    return x
+
+
 @dataclass
 class Segment:
     """A run of chunks: tokens ``t0 … t1``, which of them begin or end which sequence, and where padding sits."""
@@ -70,14 +77,18 @@ class Layout:
     def __init__(self, form: str, B: int, T: int, H: int, HV: int, cu_seqlens: Tensor | None, chunk: int, device: torch.device):
         self.B, self.T, self.H, self.group = B, T, H, HV // max(H, 1)
         self.packed = cu_seqlens is not None
-        bounds = cu_seqlens.tolist() if cu_seqlens is not None else [0, T]
-        self.sequences = list(pairwise(bounds))
+        self.bounds = cu_seqlens.tolist() if cu_seqlens is not None else [0, T]
+        self.sequences = list(pairwise(self.bounds))
         longest = max((end - start for start, end in self.sequences), default=0)
         self.C = self._chunk(form, longest, chunk)
         self.n = 1 if form == "parallel" else max(CHUNKS_A_SEGMENT * chunk // self.C, 1)
         self.segments = list(self._segments())
         for segment in self.segments:
             segment.positions = self._positions(segment, device)
+
+    def empty(self, like: Tensor) -> Tensor:
+        """An array of tokens to be written segment by segment; zeros behind the last sequence."""
+        return behind_zeros(torch.empty_like(like, memory_format=torch.contiguous_format), self.bounds[-1])
 
     def _chunk(self, form: str, longest: int, chunk: int) -> int:
         """Short sequences do not fill a long chunk."""

@@ -103,7 +103,7 @@ def _forward(
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
     state_shape, checkpoint_shape = _sizes(form, q, v, cu_seqlens, chunk)
-    o = v.new_empty(v.shape)
+    o = layout.empty(v)
     final = v.new_zeros(state_shape, dtype=dtype)
     if initial_state is not None:
         final.copy_(initial_state)
@@ -159,7 +159,7 @@ def matrix_state_backward(
     arrays = _wide(named)
     layout = _layout(form, q, v, cu_seqlens, chunk)
     dtype = accumulation(v.dtype)
-    grads = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in arrays.items() if name != "u"}
+    grads = {name: layout.empty(x) for name, x in arrays.items() if name != "u"}
     if u is not None:
         grads["u"] = u.new_zeros(u.shape, dtype=dtype)
     dinitial = None

@@ -19,7 +19,7 @@ from linattn.plugin import MixedState
 from torch import Tensor
 
 from . import nonfinite
-from .layout import ROWS_A_BLOCK
+from .layout import ROWS_A_BLOCK, behind_zeros
 from .library import accumulation, plain
 from .transforms import register
 
@@ -87,6 +87,11 @@ def _runs(B: int, T: int, H: int, cu_seqlens: Tensor | None, length: Tensor | No
     rows = max(ROWS_A_BLOCK // max(H, 1), 1)
     parts = [slice(b, min(b + rows, B)) for b in range(0, B, rows)]
     return [Run(part, part, 0, T, held[0]) for part in parts]
+
+
+def _end(T: int, cu_seqlens: Tensor | None) -> int:
+    """One past the last token that belongs to a sequence."""
+    return T if cu_seqlens is None else int(cu_seqlens[-1])
 
 
 @dataclass
@@ -236,6 +241,7 @@ def _forward(
     v = new[4]
     op = Operands(new, old, bias, C, quad_scale, lin_scale, causal)
     o, *final, final_length = _outputs(*new, cu_seqlens, C)
+    behind_zeros(o, _end(v.shape[1], cu_seqlens))
     final[0].zero_()
     if kv is not None:
         final[0].copy_(kv)
@@ -365,7 +371,8 @@ def mixed_backward(
     """Gradients of the float arrays given, in the order of the arguments."""
     new, held = (q_quad, k_quad, q_lin, k_lin, v), (held_k_quad, held_k_lin, held_v)
     op = Operands(new, None if kv is None else held, bias, C, quad_scale, lin_scale, causal)
-    dnew = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in new]
+    end = _end(v.shape[1], cu_seqlens)
+    dnew = [behind_zeros(torch.empty_like(x, memory_format=torch.contiguous_format), end) for x in new]
     dheld = [None if x is None else x.new_zeros(x.shape, dtype=op.dtype) for x in held]
     out = [Held(x, y) for x, y in zip(dnew, (None, dheld[0], None, dheld[1], dheld[2]), strict=True)]
     dbias = None if bias is None else bias.new_zeros(bias.shape, dtype=op.dtype)

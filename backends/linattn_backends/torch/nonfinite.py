@@ -49,6 +49,7 @@ def since(found: Mapping[str, Tensor], HV: int, cu_seqlens: Tensor | None) -> Te
     mark = torch.stack([m.repeat_interleave(HV // m.shape[2], 2) for m in marks]).any(0)
     count = mark.cumsum(1)
     if cu_seqlens is not None:
-        starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff()).long()
+        tokens = torch.arange(mark.shape[1], device=mark.device)
+        starts = cu_seqlens[torch.searchsorted(cu_seqlens, tokens, right=True) - 1].long()
         count = count - (count - mark.long())[:, starts]  # only what happened in the token's own sequence
     return (count > 0)[..., None]

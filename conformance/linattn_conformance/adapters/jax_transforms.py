@@ -18,14 +18,14 @@ Arrays = dict[str, Any]
 
 def function_of(run: Run) -> Callable[[Arrays], Arrays]:
     """The call, from arrays by name to outputs by name; unlike ``run.call`` it can be traced."""
-    from ..bounds import flat_state, structured
+    from ..bounds import structured
+    from ..calls import outputs_of
 
     function = run.function()
     static = {**run.problem.options, "backend": run.backend.name}
 
     def call(arrays: Arrays) -> Arrays:
-        o, state = function(**structured(arrays), **static)
-        return {"o": o, **flat_state(state)}
+        return outputs_of(run.case, function(**structured(arrays), **static))
 
     return call
 

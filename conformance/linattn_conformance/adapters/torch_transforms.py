@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..calls import Failure
+from ..cases import has_state
 
 if TYPE_CHECKING:
     from ..calls import Run
@@ -25,7 +26,7 @@ class Flat(torch.nn.Module):
         self.function = run.function()
         self.static = {**run.problem.options, "backend": run.backend.name}
         self.state_type = run.case.spec.state_type
-        self.in_place = run.case.form == "decode"
+        self.in_place, self.returns_state = run.case.form == "decode", has_state(run.case.spec)
 
     def forward(self, *leaves: Any) -> tuple[Any, ...]:
         arrays = dict(zip(self.names, leaves, strict=True))
@@ -35,7 +36,10 @@ class Flat(torch.nn.Module):
             arrays["initial_state"] = self.state_type(*parts)
         if self.in_place:
             return self.function(**arrays, **self.static), arrays["state"]
-        o, state = self.function(**arrays, **self.static)
+        found = self.function(**arrays, **self.static)
+        if not self.returns_state:
+            return (found,)
+        o, state = found
         return (o, *state) if self.state_type is not None else (o, state)
 
 

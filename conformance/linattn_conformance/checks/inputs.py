@@ -8,7 +8,7 @@ import numpy as np
 
 from ..bad_input import RULES, SIZES
 from ..calls import Failure, Run, call_arguments
-from ..data import size_of
+from ..data import chosen_shape, size_of
 
 __all__ = ["bad_input"]
 
@@ -38,7 +38,7 @@ def valid(run: Run) -> dict[str, Any]:
     spec = run.case.spec
     defaults = {option.name: option.default for option in spec.options}
     arrays = {
-        arg.name: make(run, tuple(size_of(symbol, SIZES) for symbol in arg.shapes[0]), "float32")
+        arg.name: make(run, tuple(size_of(symbol, SIZES) for symbol in chosen_shape(arg, ())), "float32")
         for arg in spec.arrays(defaults)
         if not arg.optional
     }

@@ -35,7 +35,7 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
     """A round of calls must not hold half of what their smallest result takes, nor leave a file or a thread for every other
     call; or else the next round must not.
     """
-    smallest = 4 * min(size(run, "o"), size(run, "final_state"))
+    smallest = 4 * min(run.values[name].size for name in (run.case.spec.like, "initial_state"))
     most = {"bytes": CALLS * smallest / 2, "open files": CALLS / 2, "threads": CALLS / 2}
 
     def finished() -> None:
@@ -60,12 +60,6 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
         gc.unfreeze()
     told = [f"{count / 2**20:.1f} MiB" if name == "bytes" else f"{count} {name}" for name, count in grown.items()]
     raise Failure(f"{CALLS} calls hold {' and '.join(told)} more each time, {ROUNDS} times in a row")
-
-
-def size(run: Run, name: str) -> int:
-    """Elements of a result."""
-    B, T, HV, K, V = (run.problem.sizes[symbol] for symbol in ("B", "T", "HV", "K", "V"))
-    return B * HV * V * (T if name == "o" else K)
 
 
 def held(run: Run) -> dict[str, int]:

@@ -148,24 +148,26 @@ def past_changed(x: Any, symbols: tuple[str, ...], t: int) -> Any:
 
 
 def nan(run: Run) -> None:
-    """NaN in one token's value is seen in its output, and stays in its row and head, and out of the past.
+    """NaN in one token's value is seen in its output, and stays in its row and head (or channel), and out of the past.
 
     A masked matrix product multiplies later values by zero, and zero times NaN is NaN: the chunk form may let it reach the
     tokens of its own chunk, 256 at most, and the parallel form any token of its row and head. The recurrent form may not.
     """
     T, head = run.problem.sizes["T"], 1
     t = T - 20
-    v = run.values["v"].copy()
+    like = run.case.spec.like
+    v = run.values[like].copy()
     v[0, t, head] = np.nan
-    arrays = run.arrays({"v": v})
+    arrays = run.arrays({like: v})
     o = run.adapter.to_float64(run.call(arrays)["o"])
     if not np.isnan(o[0, t, head]).all():
-        raise Failure(f"NaN in v at token {t} does not reach o at that token")
+        raise Failure(f"NaN in {like} at token {t} does not reach o at that token")
     clean = np.ones(o.shape[:3], bool)
     clean[0, max(t - reach(run), 0) :, head] = False
     if np.isnan(o[clean]).any():
-        b, s, h = (int(found[0]) for found in np.nonzero(np.isnan(o).any(-1) & clean))
-        raise Failure(f"NaN in v at row 0, token {t}, head {head} reaches o at row {b}, token {s}, head {h}")
+        spoiled = np.isnan(o).reshape(*clean.shape, -1).any(-1)
+        b, s, h = (int(found[0]) for found in np.nonzero(spoiled & clean))
+        raise Failure(f"NaN in {like} at row 0, token {t}, head {head} reaches o at row {b}, token {s}, head {h}")
     run.near("o", o[clean], clean)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from .. import decoding as in_place
-from ..call import FORMS, Form
+from ..call import FORMS, Form, method_name
 from ..dispatch import explain_call, run
 from ..errors import OptionError
 from ..planning import Plan
 from ..sources import compiled
-from ..spec import DECODING, FAMILIES, OpSpec, decoding_of
+from ..spec import COMPANIONS, DECODING, FAMILIES, OpSpec, decoding_of
 from ..suggestions import closest
 
 P = ParamSpec("P")
@@ -24,10 +25,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 _TEMPLATE = """\
 def {name}({signature}):
     # declared in {module}
-    return target(spec, form, ({arrays},), {{{keywords}}}, feature_map, backend)
+    return target(spec, form, ({arrays},), {{{keywords}}}, {feature_map}, backend)
 """
 
-_FORM_NOTES = {
+_FORM_NOTES: dict[Form | None, str] = {
     None: "Pick the form from the shape: recurrent for one token, chunk otherwise.",
     "recurrent": "Recurrent form: token by token. For decoding, one token above all; the definition.",
     "chunk": "Chunk form: matmuls inside a chunk, a scan across chunks. For training and prefill.",
@@ -64,6 +65,9 @@ _NORMALIZE = """
     normalize: As in ``linear_attn``; a state then has ``V+1`` value columns."""
 
 _KEYWORDS = {
+    "qk_norm": '``"l2"`` gives queries and keys unit length: ``x · (Σ x² + 1e-6)^{{-1/2}}``. Default: nothing.',
+    "gate": "An object of ``linattn.gates`` that makes log decays of a raw projection ``g``. Default: ``g`` holds decays.",
+    "beta_map": '``"sigmoid"`` or ``"2sigmoid"`` (negative eigenvalues): what makes strengths of ``beta``. Default: nothing.',
     "scale": "Multiplies the output. Default ``K ** -0.5``.",
     "initial_state": "State before the first token, {state}, any float dtype. Default zeros.",
     "output_final_state": "Return the state after the last token, else ``None`` in its place. Default False.",
@@ -86,15 +90,18 @@ Raises:
 
 def _document(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> str:
     """The declared docstring, headed by the form and completed by the keywords that it does not describe itself."""
-    if form == "decode":
-        return f"{declared.__doc__}\n\n{_document_decoding(spec)}"
     own = inspect.cleandoc(declared.__doc__ or "")
+    if spec.name in COMPANIONS:
+        return own
+    if form == "decode":
+        return f"{own}\n\n{_document_decoding(spec)}"
     state = "``[N, HV, K, V]``" if spec.state_type is None else f"a ``linattn.{spec.state_type.__name__}``"
     mapped = " and ".join(f"``{name}``" for name in spec.mapped)
+    taken = (*spec.keywords, *(("feature_map",) if spec.mapped else ()), "backend")
     keywords = [
         f"    {name}: {text.format(state=state, mapped=mapped)}"
         for name, text in _KEYWORDS.items()
-        if name in (*spec.keywords, "feature_map", "backend") and f"\n    {name}: " not in own
+        if name in taken and f"\n    {name}: " not in own
     ]
     return "\n".join([_FORM_NOTES[form], "", own, *keywords, "", _RESULTS])
 
@@ -121,10 +128,22 @@ def family(
     return declare
 
 
+def companion(spec: OpSpec) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register ``spec`` and make the public function of the decorated declaration, which has its signature and no body."""
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        _check_declared(spec, function)
+        COMPANIONS[spec.name] = spec
+        return _compile(spec, "direct", function)
+
+    return declare
+
+
 def _check_declared(spec: OpSpec, declared: Callable[..., Any]) -> None:
     """The parameters of a spec, in its order and with its defaults."""
     parameters = inspect.signature(declared).parameters
-    assert tuple(parameters) == (*spec.parameters, "feature_map", "backend"), (spec.name, *parameters)
+    mapped = ("feature_map",) if spec.mapped else ()
+    assert tuple(parameters) == (*spec.parameters, *mapped, "backend"), (spec.name, *parameters)
     for option in spec.options:
         assert parameters[option.name].default == option.default, (spec.name, option)
 
@@ -150,7 +169,7 @@ def _document_decoding(spec: OpSpec) -> str:
 
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
-    name = spec.name if form is None else f"{form}_{spec.name}"
+    name = method_name(form, spec.name)
     runs, explains = (in_place.run, in_place.explain_call) if form == "decode" else (run, explain_call)
     operator = _bound_to(runs, f"linattn.{name}", name, spec, form, declared)
     operator.__doc__ = _document(spec, form, declared)
@@ -170,10 +189,11 @@ def _bound_to(target: Any, path: str, name: str, spec: OpSpec, form: Form | None
         signature=str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1],
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
+        feature_map="feature_map" if spec.mapped else None,
     )
     # the names in the annotations, for typing.get_type_hints; not __name__, since Dynamo would look for target in that module
     named = {key: value for key, value in declared.__globals__.items() if not key.startswith("__")}
-    function: Any = compiled(path, source, {**named, "target": target, "spec": spec, "form": form})
+    function: Any = compiled(path, source, {**named, "inf": math.inf, "target": target, "spec": spec, "form": form})
     function.__annotations__ = declared.__annotations__
     function.__module__ = "linattn"
     return function

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from ..call import Call
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
+from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
 from ._family import decoding, family
+from ._input_maps import BETA_MAP, QK_NORM
 
 Array = TypeVar("Array")
 
@@ -35,6 +36,7 @@ SPEC = OpSpec(
         Arg("v", "B T HV V"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
+    options=(*COMMON_OPTIONS, QK_NORM, BETA_MAP),
     lowering=Lowering("gated_delta_rule", to_gated_delta_rule, as_gated_delta_rule),
 )
 
@@ -46,6 +48,8 @@ def _delta_rule(
     v: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    beta_map: str | None = None,
     scale: float | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
@@ -76,6 +80,8 @@ def decode_delta_rule(
     v: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    beta_map: str | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
+from ..gate_maps import Gate
+from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family
+from ._input_maps import BETA_MAP, GATE, QK_NORM
 
 Array = TypeVar("Array")
 
@@ -28,6 +30,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
+    options=(*COMMON_OPTIONS, QK_NORM, GATE, BETA_MAP),
     lowering=Lowering("kda", to_kda, lambda call: redescribe(call, "kda", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 
@@ -40,6 +43,9 @@ def _gated_delta_rule(
     g: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
     scale: float | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
@@ -72,6 +78,9 @@ def decode_gated_delta_rule(
     g: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

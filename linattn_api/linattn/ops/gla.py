@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..feature_maps import FeatureMap
+from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, OpSpec
 from ._family import decoding, family
+from ._input_maps import GATE, QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
 Array = TypeVar("Array")
@@ -22,7 +24,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV K | B T H K", "float"),
         Arg("gv", "B T HV V", "float", optional=True),
     ),
-    options=(*COMMON_OPTIONS, NORMALIZE),
+    options=(*COMMON_OPTIONS, QK_NORM, GATE, NORMALIZE),
     state=normalized_state,
 )
 
@@ -35,6 +37,8 @@ def _gla(
     g: Array,
     gv: Array | None = None,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     scale: float | None = None,
     normalize: bool = False,
     initial_state: Array | None = None,
@@ -71,6 +75,8 @@ def decode_gla(
     g: Array,
     gv: Array | None = None,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

@@ -7,21 +7,28 @@ from typing import Any, TypeVar
 
 from ..call import Call
 from ..feature_maps import FeatureMap
-from ..spec import Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
+from ..gate_maps import Gate
+from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
 from ._family import decoding, family
+from ._input_maps import BETA_MAP, GATE, QK_NORM
 
 Array = TypeVar("Array")
 
 
 def blocked(call: Call) -> str | None:
-    """A beta per value channel makes the transition differ from column to column of the state."""
-    return None if call.shapes["beta"] == "B T HV" else "beta per value channel is no special case of dplr"
+    """A beta per value channel makes the transition differ from column to column of the state; ``a`` and ``b`` are made of
+    mapped inputs.
+    """
+    if call.beta == "vector":
+        return "beta per value channel is no special case of dplr"
+    maps = [name for name in ("qk_norm", "gate", "beta_map") if call.option(name) is not None]
+    return f"dplr takes what {' and '.join(maps)} makes" if maps else None
 
 
 def as_dplr(call: Call) -> Call:
     """What ``to_dplr`` gives, as static facts."""
     wide = ("B T HV K", accumulation_dtype(call))
-    return redescribe(call, "dplr", {"g": wide, "a": wide, "b": wide}, drop=("beta",), widen=True)
+    return redescribe(call, "dplr", {"g": wide, "a": wide, "b": wide}, drop=("beta", "beta_map"), widen=True)
 
 
 def to_dplr(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -48,6 +55,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV K", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
+    options=(*COMMON_OPTIONS, QK_NORM, GATE, BETA_MAP),
     lowering=Lowering("dplr", to_dplr, as_dplr, blocked),
 )
 
@@ -60,6 +68,9 @@ def _kda(
     g: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
     scale: float | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
@@ -92,6 +103,9 @@ def decode_kda(
     g: Array,
     beta: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

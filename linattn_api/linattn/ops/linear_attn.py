@@ -9,6 +9,7 @@ from ..call import Call
 from ..feature_maps import FeatureMap
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, Option, Options, accumulation_dtype, redescribe, unchanged
 from ._family import decoding, family
+from ._input_maps import QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
 Array = TypeVar("Array")
@@ -46,7 +47,7 @@ SPEC = OpSpec(
     name="linear_attn",
     recurrence="S = S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V")),
-    options=(*COMMON_OPTIONS, NORMALIZE, Option("causal", (bool,), True)),
+    options=(*COMMON_OPTIONS, QK_NORM, NORMALIZE, Option("causal", (bool,), True)),
     state=normalized_state,
     check=check,
     lowering=Lowering("simple_gla", to_simple_gla, as_simple_gla, blocked),
@@ -59,6 +60,7 @@ def _linear_attn(
     k: Array,
     v: Array,
     *,
+    qk_norm: str | None = None,
     scale: float | None = None,
     causal: bool = True,
     normalize: bool = False,
@@ -92,6 +94,7 @@ def decode_linear_attn(
     k: Array,
     v: Array,
     *,
+    qk_norm: str | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

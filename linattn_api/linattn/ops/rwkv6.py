@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..feature_maps import FeatureMap
-from ..spec import Arg, OpSpec
+from ..gate_maps import Gate
+from ..spec import COMMON_OPTIONS, Arg, OpSpec
 from ._family import decoding, family
+from ._input_maps import GATE, QK_NORM
 
 Array = TypeVar("Array")
 
@@ -21,6 +23,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV K", "float"),
         Arg("u", "HV K", "float"),
     ),
+    options=(*COMMON_OPTIONS, QK_NORM, GATE),
 )
 
 
@@ -32,6 +35,8 @@ def _rwkv6(
     g: Array,
     u: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     scale: float | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
@@ -64,6 +69,8 @@ def decode_rwkv6(
     g: Array,
     u: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

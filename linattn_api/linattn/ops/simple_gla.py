@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..feature_maps import FeatureMap
+from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family
+from ._input_maps import GATE, QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
 Array = TypeVar("Array")
@@ -24,7 +26,7 @@ SPEC = OpSpec(
     name="simple_gla",
     recurrence="S = e^g S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V"), Arg("g", "B T HV | HV", "float")),
-    options=(*COMMON_OPTIONS, NORMALIZE),
+    options=(*COMMON_OPTIONS, QK_NORM, GATE, NORMALIZE),
     state=normalized_state,
     lowering=Lowering("gla", to_gla, lambda call: redescribe(call, "gla", {"g": ("B T HV K", call.dtypes["g"])})),
 )
@@ -37,6 +39,8 @@ def _simple_gla(
     v: Array,
     g: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     scale: float | None = None,
     normalize: bool = False,
     initial_state: Array | None = None,
@@ -70,6 +74,8 @@ def decode_simple_gla(
     v: Array,
     g: Array,
     *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
     state: Array,
     state_indices: Array | None = None,
     scale: float | None = None,

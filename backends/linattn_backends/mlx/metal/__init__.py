@@ -33,6 +33,10 @@ class Facts(Protocol):
         ...
 
 
+BY_TOKEN = ("q", "k", "v", "g", "gv", "beta", "a", "b")
+"""Arrays with a row for every token."""
+
+
 class Options(Protocol):
     """What is static about a call besides: see :class:`linattn_backends.mlx.operations.Options`."""
 
@@ -67,12 +71,21 @@ def forward(arrays: Arrays, options: Options) -> dict[str, Any]:
     kernel = chunk if options.form != "recurrent" and chunk.fits(arrays) else recurrent
     found = kernel.forward(arrays, options.scale)
     final = {"final": found["final"]} if options.keep else {}
-    return {"o": found["o"], "kept": [], **final}
+    return {"o": of_sequences(found["o"], arrays), "kept": [], **final}
 
 
 def backward(arrays: Arrays, cotangents: dict[str, Any], outputs: dict[str, Any], options: Options) -> Arrays:
     """The gradient of every array."""
     gradients = recurrent.backward(arrays, cotangents["o"], cotangents.get("final"), options.scale)
+    gradients |= {name: of_sequences(x, arrays) for name, x in gradients.items() if name in BY_TOKEN}
     if "cu_seqlens" in arrays:
         gradients["cu_seqlens"] = mx.zeros_like(arrays["cu_seqlens"])
     return gradients
+
+
+def of_sequences(x: mx.array, arrays: Arrays) -> mx.array:
+    """``x [B, T, …]``, zero behind the last packed sequence, where the kernels write nothing."""
+    if "cu_seqlens" not in arrays:
+        return x
+    live = mx.arange(x.shape[1]) < arrays["cu_seqlens"][-1]
+    return mx.where(live.reshape(1, -1, *(1,) * (x.ndim - 2)), x, 0)

@@ -1,0 +1,69 @@
+"""Input maps: options that say how a model's projections become normalised keys, log decays and writing strengths.
+
+A method that takes one gets it, so that a kernel may apply it while loading; for any other it is applied here first, in the
+accumulation dtype, in this order: ``qk_norm``, ``gate``, ``beta_map``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..call import Call
+from ..gate_maps import GateKind, softplus
+from ..spec import Lowered, Lowering, Option, redescribe, unchanged
+
+__all__ = ["BETA_MAP", "GATE", "QK_NORM"]
+
+EPSILON = 1e-6
+"""What ``qk_norm="l2"`` adds to the sum of squares."""
+
+
+def _normalize(xp: Any, x: Any) -> Any:
+    """``x · (Σ x² + ε)^{-1/2}`` along the last axis, rounded once to the dtype of ``x``."""
+    wide = xp.astype(x, xp.accumulation(x))
+    squares = (wide * wide).sum(-1)[..., None]
+    return xp.astype(wide * (squares + EPSILON) ** -0.5, xp.dtype(x))
+
+
+def apply_qk_norm(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """Unit queries and keys, a token and head at a time."""
+    unit = {name: _normalize(xp, arrays[name]) for name in ("q", "k")}
+    return Lowered({**arrays, **unit}, {**options, "qk_norm": None}, unchanged)
+
+
+def apply_gate(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """The log decays that a gate object makes of ``g``."""
+    return Lowered({**arrays, "g": options["gate"](arrays["g"])}, {**options, "gate": None}, unchanged)
+
+
+def describe_gate(call: Call) -> Call:
+    """What :func:`apply_gate` gives, as static facts."""
+    parameters = tuple(name for name, _, _ in call.arrays if name.startswith("gate."))
+    dtype = "float64" if call.dtypes["g"] == "float64" else "float32"
+    return redescribe(call, call.op, {"g": (call.shapes["g"], dtype)}, drop=(*parameters, "G"), options={"gate": None})
+
+
+def apply_beta_map(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
+    """``σ(beta)``, or twice that."""
+    beta = arrays["beta"]
+    beta = xp.astype(beta, xp.accumulation(beta))
+    factor = 2.0 if options["beta_map"] == "2sigmoid" else 1.0
+    return Lowered({**arrays, "beta": factor * xp.exp(-softplus(xp, -beta))}, {**options, "beta_map": None}, unchanged)
+
+
+def describe_beta_map(call: Call) -> Call:
+    """What :func:`apply_beta_map` gives, as static facts."""
+    dtype = "float64" if call.dtypes["beta"] == "float64" else "float32"
+    return redescribe(call, call.op, {"beta": (call.shapes["beta"], dtype)}, options={"beta_map": None})
+
+
+def describe_qk_norm(call: Call) -> Call:
+    """What :func:`apply_qk_norm` gives, as static facts."""
+    return redescribe(call, call.op, options={"qk_norm": None})
+
+
+QK_NORM = Option("qk_norm", (str,), choices=("l2",), lowering=Lowering(None, apply_qk_norm, describe_qk_norm))
+GATE = Option("gate", (GateKind,), lowering=Lowering(None, apply_gate, describe_gate))
+BETA_MAP = Option(
+    "beta_map", (str,), choices=("sigmoid", "2sigmoid"), lowering=Lowering(None, apply_beta_map, describe_beta_map)
+)
