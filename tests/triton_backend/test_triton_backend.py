@@ -228,3 +228,22 @@ def test_gradient_checkpointing(family, mode):
         found = torch.autograd.grad(result, inputs)
     for x, y in zip(found, wanted, strict=True):
         assert torch.equal(x, y)
+
+
+def test_companions_run_on_kernels_of_their_own():
+    torch.manual_seed(0)
+    x, z, weight = torch.randn(2, 9, 24), torch.randn(2, 9, 24), torch.randn(24, 4)
+    y, end = linattn.short_conv(x, weight, activation="silu", output_final_state=True, backend="triton")
+    expected = linattn.short_conv(x, weight, activation="silu", output_final_state=True, backend="torch")
+    torch.testing.assert_close((y, end), expected)
+    torch.testing.assert_close(
+        linattn.gated_rms_norm(x, z, weight[:, 0], backend="triton"),
+        linattn.gated_rms_norm(x, z, weight[:, 0], backend="torch"),
+    )
+    plan = linattn.explain(linattn.short_conv, x.requires_grad_(), weight, backend="triton")
+    assert "conv_outputs_fwd" in plan.details
+    assert "conv_gradients_bwd" in plan.details
+    assert "norm_outputs_fwd" in linattn.explain(linattn.gated_rms_norm, x.detach(), z, weight[:, 0], backend="triton").details
+    pool = torch.randn(3, 24, 3)
+    plan = linattn.explain(linattn.decode_short_conv, x.detach(), weight, state=pool, backend="triton")
+    assert "conv_tokens_fwd" in plan.details

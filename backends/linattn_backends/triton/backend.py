@@ -12,11 +12,13 @@ from packaging.version import Version
 from torch import Tensor
 
 from .. import Triton
+from .conv import decode_short_conv, short_conv
 from .delta.op import delta_call
 from .diagonal.op import diagonal_call
 from .explain import details_of
 from .mixed.bidirectional import bidirectional_call
 from .mixed.op import mixed_attention
+from .norm import gated_rms_norm
 from .recurrent.op import Tokens, decode
 from .runtime.device import INTERPRETED
 
@@ -25,6 +27,7 @@ __all__ = ["TritonBackend"]
 WIDEST = 512
 WIDEST_DELTA = 256
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+COMPANIONS = ("short_conv", "gated_rms_norm")
 
 UNFIT = {"<3.2": "it lacks what the kernels use"}
 """Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
@@ -144,6 +147,8 @@ def call_complaint(call: Call) -> str | None:
         return complaint
     if "float64" in call.dtypes.values():
         return "has no float64"
+    if call.op in COMPANIONS:
+        return None
     for symbol, size in (("K", call.K), ("V", call.V)):
         most = widest(call, symbol)
         if not 1 <= size <= most:
@@ -190,6 +195,10 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 )
 class TritonBackend(Triton):
     """Triton kernels on NVIDIA GPUs."""
+
+    short_conv = staticmethod(short_conv)
+    decode_short_conv = staticmethod(decode_short_conv)
+    gated_rms_norm = staticmethod(gated_rms_norm)
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from linattn.plugin import Call
 
+from .conv import config as conv
 from .delta import config as delta
 from .diagonal import config as diagonal
 from .host.variant import Facts, Variant, described
 from .mixed import config as mixed
+from .norm import config as norm
 from .recurrent import config as recurrent
 from .runtime.device import Properties, properties
 
@@ -31,6 +33,8 @@ def details_of(call: Call, device: torch.device | None) -> str:
 
 def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
     """The variants of a call's forward and, if it has gradients, its backward pass."""
+    if call.op in ("short_conv", "gated_rms_norm"):
+        return companion_variants(call, device)
     if call.op == "mixed_attn":
         return mixed_variants(call, dict(call.dims)["L"])
     if not call.option("causal", True):
@@ -40,6 +44,22 @@ def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None
         return chunked(call, device)
     forward = recurrent.variant(call.K, value_width(call), call.T == 1 or call.op == "dplr")
     return forward, chunked(call, device)[1]  # whose gradients are the chunk form's
+
+
+def companion_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
+    """Those of a convolution or a norm; a size that a trace leaves open is taken to be large."""
+    sizes, width = call.sizes, getattr(torch, call.dtype).itemsize
+    D = sizes["D"]
+    passes = (False, True) if call.needs_grad else (False,)
+    if call.op == "gated_rms_norm":
+        group = call.option("group_size") or D
+        found = [norm.variant(group, width, backward) for backward in passes]
+    elif call.form == "decode":
+        found = [conv.token_variant(D)]
+    else:
+        B, T = (sizes[symbol] or 1 << 12 for symbol in "BT")
+        found = [conv.variant(B, T, D, sizes["W"], width, device.num_sms, backward) for backward in passes]
+    return found[0], found[1] if len(found) > 1 else None
 
 
 def mixed_variants(call: Call, L: int | None) -> tuple[Variant, Variant | None]:
