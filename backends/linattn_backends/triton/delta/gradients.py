@@ -16,8 +16,9 @@ gate, ``D_ts = e^{G_t - G_s}``::
 import triton
 import triton.language as tl
 
-from ..lib.indexing import sequence_of
-from ..lib.tiles import decay_matrix, load_tile, product, row_gate, suffix, taken, times, total
+from ..lib.gates import decay_matrix, load_scalar_gate, suffix_sum, sum_where
+from ..lib.indexing import locate_sequence
+from ..lib.tiles import dot, dot_add, load_tile, to_operand
 from .loads import accumulate, load_beta_tile
 
 
@@ -51,8 +52,8 @@ def score_gradients(
             y = y * bbeta
             tl.store(dv + at_v, y.to(dv.dtype.element_ty), mask=in_v)
             y = y.to(DT)
-        bdA = product(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
-        bdL = product(y.to(DT), tl.trans(x.to(DT)), bdL, PREC)
+        bdA = dot_add(bdo.to(DT), tl.trans(x.to(DT)), bdA, PREC)
+        bdL = dot_add(y.to(DT), tl.trans(x.to(DT)), bdL, PREC)
     if BETA == 1:
         tl.store(dbeta + rows.to(tl.int64) * (et // V), share.to(dbeta.dtype.element_ty), mask=(rows < L) & own)
     return tl.where(s <= t, bdA * scale, 0.0), tl.where(s < t, -bdL, 0.0)
@@ -72,7 +73,7 @@ def delta_scores_bwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -91,14 +92,14 @@ def delta_scores_bwd(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT
     )  # fmt: skip
     square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
-    tl.store(dA + square, taken(bdA, DT, PREC))
+    tl.store(dA + square, to_operand(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
     if DPLR:
         bdA, bdL = score_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
             True, V, C, BV, BETA, PREC, DT
         )  # fmt: skip
-        tl.store(dA2 + square, taken(bdA, DT, PREC))
+        tl.store(dA2 + square, to_operand(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
 
 
@@ -118,7 +119,7 @@ def state_product(
         inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
         tile = columns_v[:, None] * K + columns_k[None, :]
         bS = tl.load(states + tile, mask=inside, other=0.0)
-        X = product(x.to(DT), bS, X, PREC)
+        X = dot_add(x.to(DT), bS, X, PREC)
         if OVERLAP:
             overlap += tl.sum(bS.to(tl.float32) * tl.load(others + tile, mask=inside, other=0.0).to(tl.float32), 0)
     if BETA == 1:
@@ -150,9 +151,9 @@ def state_products(
         tile = columns_v[:, None] * K + columns_k[None, :]
         bS = tl.load(states + tile, mask=inside, other=0.0)
         bdS = tl.load(dstates + tile, mask=inside, other=0.0)
-        read = product(bdo.to(DT), bS, read, PREC)
-        compared = product(by, bS, compared, PREC)
-        wrote = product(be, bdS, wrote, PREC)
+        read = dot_add(bdo.to(DT), bS, read, PREC)
+        compared = dot_add(by, bS, compared, PREC)
+        wrote = dot_add(be, bdS, wrote, PREC)
         if OVERLAP:
             overlap += tl.sum(bS.to(tl.float32) * bdS.to(tl.float32), 0)
     if BETA == 1:
@@ -184,7 +185,7 @@ def delta_gradients_bwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     token = tl.arange(0, C)
     rows = piece * C + token
     columns_k = ik * BK + tl.arange(0, BK)
@@ -208,12 +209,12 @@ def delta_gradients_bwd(
         scale, ik == 0, V, C, BV, BETA, PREC, DT
     )  # fmt: skip
     if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+        bg = load_scalar_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
         D = decay_matrix(bg, C, False, SPLIT)
         bdA = bdA * D
         bdL = bdL * D
-    bdA = taken(bdA, DT, PREC)
-    bdL = taken(bdL, DT, PREC)
+    bdA = to_operand(bdA, DT, PREC)
+    bdL = to_operand(bdL, DT, PREC)
     acc, compared, wrote, overlap = state_products(
         do, ot, beta, bt, errors, adjoint, HV * V, states, dstates, rows, columns_k, L, K, V, C, BK, BV, BETA, GATE == 1, PREC,
         DT
@@ -232,8 +233,8 @@ def delta_gradients_bwd(
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
-        crossing = tl.where(s < t, bdA * times(bq, tl.trans(bk), PREC), 0.0)
-    acc = product(bdA, bk.to(DT), acc, PREC)
+        crossing = tl.where(s < t, bdA * dot(bq, tl.trans(bk), PREC), 0.0)
+    acc = dot_add(bdA, bk.to(DT), acc, PREC)
     accumulate(dq + at_k, acc, in_k, TURN, TURNS)
     if GATE == 1 and SPLIT < 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
@@ -243,21 +244,21 @@ def delta_gradients_bwd(
     if GATE == 1:
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    wrote = product(tl.trans(bdA), bq.to(DT), wrote, PREC)
-    wrote = product(tl.trans(bdL), bk.to(DT), wrote, PREC)
+    wrote = dot_add(tl.trans(bdA), bq.to(DT), wrote, PREC)
+    wrote = dot_add(tl.trans(bdL), bk.to(DT), wrote, PREC)
     compared = -compared
     if GATE == 1 and SPLIT == 3:
         read += tl.sum(bk.to(tl.float32) * compared, 1)
-        crossing += bdL * times(bk, tl.trans(bk), PREC)
-    compared = product(bdL, bk.to(DT), compared, PREC)
+        crossing += bdL * dot(bk, tl.trans(bk), PREC)
+    compared = dot_add(bdL, bk.to(DT), compared, PREC)
     accumulate(dk + at_k, wrote + compared, in_k, TURN, TURNS)
     if GATE == 1:
         if SPLIT == 3:  # the sums that define dg, with no cancellation
-            across = tl.sum(tl.where(s < t, total(s >= t, crossing, SPLIT), 0.0), 1) + through
+            across = tl.sum(tl.where(s < t, sum_where(s >= t, crossing, SPLIT), 0.0), 1) + through
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
             across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
-            across += suffix(across, C, SPLIT) + tl.sum(late, 0) + through
+            across += suffix_sum(across, C, SPLIT) + tl.sum(late, 0) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
 
@@ -277,16 +278,16 @@ def delta_gate_bwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     t = tl.arange(0, C)
     rows = piece * C + t
-    bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
+    bg = load_scalar_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, L)
     partial_dg += pid.to(tl.int64) * (2 * C) + t
     across = tl.load(partial_dg)
     whole = tl.load(partial_dg + C)
     for tile in tl.static_range(1, TILES):
         across += tl.load(partial_dg + tile * tiles_stride)
         whole += tl.load(partial_dg + tile * tiles_stride + C)
-    across += suffix(across, C, 1) + tl.sum(whole, 0)
+    across += suffix_sum(across, C, 1) + tl.sum(whole, 0)
     across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
     tl.store(dg + (b * T + bos + rows) * HV + hv, across, mask=rows < L)

@@ -9,8 +9,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import at_head
-from ..lib.sm90 import chunk_of, copy, follow, issue, left, numbers, parts, put_sum, rows_of, sums
+from ..lib.indexing import head_pointer
+from ..lib.sm90 import (
+    copy_layout,
+    copy_rows_async,
+    lhs_layout,
+    load_scalars,
+    locate_chunk,
+    mma_async,
+    mma_layout,
+    program_parts,
+    store_or_add_rows,
+    wait_for_predecessor,
+)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
@@ -26,19 +37,19 @@ def delta_gradients_bwd_sm90(
 
     With a gate, :func:`.gradients.delta_gate_bwd` makes ``dg`` of ``partial_dg [tiles, chunks, HV, 2, C]``.
     """
-    follow()
+    wait_for_predecessor()
     NK: gl.constexpr = K // BK
     heads = HV // TURNS
-    ik, h, i = parts(NK, heads)
+    ik, h, i = program_parts(NK, heads)
     hv = h * TURNS + TURN
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    b, row, count = chunk_of(i, owner, first, cu, T, PER, C, PACKED)
+    b, row, count = locate_chunk(i, owner, first, cu, T, PER, C, PACKED)
     here = i.to(gl.int64) * HV + hv
     head = (b * T + row) * HV + hv
 
-    acc: gl.constexpr = sums(C)
+    acc: gl.constexpr = mma_layout(C)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     of_columns: gl.constexpr = gl.SliceLayout(0, acc)
     zeros = gl.zeros((C, C), gl.float32, acc)
@@ -46,7 +57,7 @@ def delta_gradients_bwd_sm90(
     s = gl.arange(0, C, of_columns)
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     j = gl.arange(0, C, scan)
-    betas = numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
+    betas = load_scalars(head_pointer(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
     if GATE == 1:
         sums_of_gates = rates + here * (3 * C) + 2 * C
         G_t = gl.load(sums_of_gates + t)
@@ -64,18 +75,18 @@ def delta_gradients_bwd_sm90(
     bk = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square)
     sA = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
-    do = at_head(do, b, row, hv, ob, ot, oh, 1)
+    do = head_pointer(do, b, row, hv, ob, ot, oh, 1)
     for n in gl.static_range(NV):
-        copy(bdo.index(n), do + n * C, ot, count, C, C)
-        copy(e.index(n), errors + head * V + n * C, HV * V, count, C, C)
-        copy(y.index(n), adjoint + head * V + n * C, HV * V, count, C, C)
+        copy_rows_async(bdo.index(n), do + n * C, ot, count, C, C)
+        copy_rows_async(e.index(n), errors + head * V + n * C, HV * V, count, C, C)
+        copy_rows_async(y.index(n), adjoint + head * V + n * C, HV * V, count, C, C)
     async_copy.commit_group()
     for n in gl.static_range(NV):
-        copy(S.index(n), states + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
-        copy(dS.index(n), dstates + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
+        copy_rows_async(S.index(n), states + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
+        copy_rows_async(dS.index(n), dstates + here * (K * V) + n * (C * K) + ik * BK, K, C, C, BK)
     async_copy.commit_group()
-    copy(bq, at_head(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
-    copy(bk, at_head(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
+    copy_rows_async(bq, head_pointer(q, b, row, hv, qb, qt, qh, GROUP) + ik * BK, qt, count, C, BK)
+    copy_rows_async(bk, head_pointer(k, b, row, hv, kb, kt, kh, GROUP) + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
 
     beta_t = gl.convert_layout(betas, of_rows)
@@ -91,9 +102,9 @@ def delta_gradients_bwd_sm90(
     dA = zeros
     dL = zeros
     for n in gl.static_range(NV):
-        dA = issue(bdo.index(n), e.index(n).permute((1, 0)), dA, n == 0)
+        dA = mma_async(bdo.index(n), e.index(n).permute((1, 0)), dA, n == 0)
     for n in gl.static_range(NV):
-        dL = issue(y.index(n), e.index(n).permute((1, 0)), dL, n == 0)
+        dL = mma_async(y.index(n), e.index(n).permute((1, 0)), dL, n == 0)
     async_copy.wait_group(1)
     fence_async_shared()
     gl.thread_barrier()
@@ -101,11 +112,11 @@ def delta_gradients_bwd_sm90(
     compared = zeros
     wrote = zeros
     for n in gl.static_range(NV):
-        read = issue(bdo.index(n), S.index(n), read, n == 0)
+        read = mma_async(bdo.index(n), S.index(n), read, n == 0)
     for n in gl.static_range(NV):
-        compared = issue(y.index(n), S.index(n), compared, n == 0)
+        compared = mma_async(y.index(n), S.index(n), compared, n == 0)
     for n in gl.static_range(NV):
-        wrote = issue(e.index(n), dS.index(n), wrote, n == 0)
+        wrote = mma_async(e.index(n), dS.index(n), wrote, n == 0)
     dA = warpgroup_mma_wait(4 * NV, [dA])
     dL = warpgroup_mma_wait(3 * NV, [dL])
     if ik == 0:
@@ -120,8 +131,8 @@ def delta_gradients_bwd_sm90(
     dL = gl.where(s[None, :] < t[:, None], dL, 0.0).to(gl.bfloat16)
     sA.store(dA)
     sL.store(dL)
-    dA = gl.convert_layout(dA, left(C))
-    dL = gl.convert_layout(dL, left(C))
+    dA = gl.convert_layout(dA, lhs_layout(C))
+    dL = gl.convert_layout(dL, lhs_layout(C))
     async_copy.wait_group(0)
     fence_async_shared()
     gl.thread_barrier()
@@ -129,13 +140,13 @@ def delta_gradients_bwd_sm90(
     overlap = zeros
     if GATE == 1:  # its diagonal is wanted: what the whole chunk decays of the state
         for n in gl.static_range(NV):
-            overlap = issue(S.index(n).permute((1, 0)), dS.index(n), overlap, n == 0)
+            overlap = mma_async(S.index(n).permute((1, 0)), dS.index(n), overlap, n == 0)
     read = warpgroup_mma_wait((2 + GATE) * NV, [read])
     read = read * (scale * early[:, None] if GATE == 1 else scale)
-    read = issue(dA, bk, read, False)
+    read = mma_async(dA, bk, read, False)
     compared = warpgroup_mma_wait((1 + GATE) * NV + 1, [compared])
     compared = compared * (-beta_t * early if GATE == 1 else -beta_t)[:, None]
-    compared = issue(dL, bk, compared, False)
+    compared = mma_async(dL, bk, compared, False)
     wrote = warpgroup_mma_wait(GATE * NV + 2, [wrote])
     if GATE == 1:
         overlap = warpgroup_mma_wait(2, [overlap])
@@ -148,12 +159,12 @@ def delta_gradients_bwd_sm90(
     if GATE == 1:
         key = bk.load(acc).to(gl.float32)
         crossing = gl.sum(key * wrote + gl.where(t[:, None] == s[None, :], overlap * gl.exp2(whole), 0.0), 1)
-    wrote = issue(sA.permute((1, 0)), bq, wrote, False)
-    wrote = issue(sL.permute((1, 0)), bk, wrote, False)
+    wrote = mma_async(sA.permute((1, 0)), bq, wrote, False)
+    wrote = mma_async(sL.permute((1, 0)), bk, wrote, False)
 
     place = ((b * T + row) * heads + hv // TURNS) * K + ik * BK
     read, dA = warpgroup_mma_wait(3, [read, dA])
-    put_sum(dq + place, read, heads * K, count, TURN, C, BK, TURNS)
+    store_or_add_rows(dq + place, read, heads * K, count, TURN, C, BK, TURNS)
     if GATE == 1:
         across = gl.sum(bq.load(acc).to(gl.float32) * read, 1)
     # While those run: the value's gradient, a part of it in every program.
@@ -168,7 +179,7 @@ def delta_gradients_bwd_sm90(
     bk._keep_alive()
     sA._keep_alive()
     sL._keep_alive()
-    put_sum(dk + place, wrote + compared, heads * K, count, TURN, C, BK, TURNS)
+    store_or_add_rows(dk + place, wrote + compared, heads * K, count, TURN, C, BK, TURNS)
     if GATE == 1:
         across += gl.sum(key * (compared - wrote), 1)
         partial_dg += ik * tiles_stride + here * (2 * C)
@@ -179,7 +190,7 @@ def delta_gradients_bwd_sm90(
 @gluon.jit
 def store_value_part(p, buffer, betas, stride, count, C: gl.constexpr):
     """Store of the first ``count`` rows of ``beta ∘ buffer [C, C]``."""
-    layout: gl.constexpr = rows_of(C)
+    layout: gl.constexpr = copy_layout(C)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, C, gl.SliceLayout(0, layout))
     x = buffer.load(layout).to(gl.float32) * gl.convert_layout(betas, gl.SliceLayout(1, layout))[:, None]

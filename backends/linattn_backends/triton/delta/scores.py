@@ -17,8 +17,9 @@ kernel of this folder.
 import triton
 import triton.language as tl
 
-from ..lib.indexing import sequence_of
-from ..lib.tiles import BLOCK, LOG2E, decay_matrix, load_tile, prefix, product, row_gate, suffix, times
+from ..lib.gates import BLOCK, LOG2E, decay_matrix, load_scalar_gate, prefix_sum, suffix_sum
+from ..lib.indexing import locate_sequence
+from ..lib.tiles import dot, dot_add, load_tile
 from .loads import load_beta
 
 
@@ -33,7 +34,7 @@ def block_at(L, i: tl.constexpr, j: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def subtract_product(x, y, beta, z, PREC: tl.constexpr):
     """``x - y (beta z)`` of blocks."""
-    return x - times(y * beta[None, :], z, PREC)
+    return x - dot(y * beta[None, :], z, PREC)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
@@ -51,7 +52,7 @@ def delta_solve_fwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, length, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     at = (i.to(tl.int64) * HV + hv) * (C * C)
     L += at
     M += at
@@ -144,7 +145,7 @@ def delta_scores_fwd(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, length, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, length, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -157,19 +158,19 @@ def delta_scores_fwd(
         columns = ik * BK + tl.arange(0, BK)
         bq = load_tile(q, rows, qt, columns, length, K, BK)
         bk = load_tile(k, rows, kt, columns, length, K, BK)
-        qk = product(bq, tl.trans(bk), qk, PREC)
-        kk = product(bk, tl.trans(bk), kk, PREC)
+        qk = dot_add(bq, tl.trans(bk), qk, PREC)
+        kk = dot_add(bk, tl.trans(bk), kk, PREC)
     qk = tl.where(s <= t, qk * scale, 0.0)
     kk = tl.where(s < t, kk, 0.0)
     if GATE == 1:
-        bg = row_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, length)
+        bg = load_scalar_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, length)
         D = decay_matrix(bg, C, False, SPLIT)
         qk = tl.where(s <= t, qk * D, 0.0)
         kk = tl.where(s < t, kk * D, 0.0)
         p = rates + at * (3 * C) + tl.arange(0, C)
-        G = prefix(bg, C, SPLIT) * LOG2E
+        G = prefix_sum(bg, C, SPLIT) * LOG2E
         tl.store(p, tl.exp2(G))
-        tl.store(p + C, tl.exp2(suffix(bg, C, SPLIT) * LOG2E))
+        tl.store(p + C, tl.exp2(suffix_sum(bg, C, SPLIT) * LOG2E))
         tl.store(p + 2 * C, G)
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))

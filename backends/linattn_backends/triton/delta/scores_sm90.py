@@ -12,9 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import at_head, chunk_within
-from ..lib.sm90 import add, copy, follow, issue, numbers, rows_of, spread, sums
-from ..lib.tiles import FLOOR, LOG2E
+from ..lib.gates import FLOOR, LOG2E
+from ..lib.indexing import head_pointer, locate_sequence_or_none
+from ..lib.sm90 import add, copy_layout, copy_rows_async, load_scalars, mma_async, mma_layout, store_rows, wait_for_predecessor
 
 __all__ = ["delta_scores_fwd_sm90", "solve_and_store"]
 
@@ -139,7 +139,7 @@ def allocate_block_columns(N: gl.constexpr, C: gl.constexpr):
 def store_block_columns(M, P, left, C: gl.constexpr):
     """Store of the first ``left`` chunks, from four columns of blocks each."""
     rows: gl.constexpr = P[0].shape[0] * C
-    layout: gl.constexpr = rows_of(16)
+    layout: gl.constexpr = copy_layout(16)
     r = gl.arange(0, rows, gl.SliceLayout(1, layout))
     c = gl.arange(0, 16, gl.SliceLayout(0, layout))
     for n in gl.static_range(4):
@@ -175,7 +175,7 @@ def locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C: gl.constexpr, 
     last = gl.minimum(item, COUNT - 1)
     hv = last % HV
     i = last // HV
-    _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+    _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
     row = piece.to(gl.int64) * C
     return b, bos + row, gl.where(item < COUNT, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
 
@@ -190,7 +190,7 @@ def delta_scores_fwd_sm90(
 
     ``A`` and ``L`` are made chunk after chunk, while the next is copied; then all four are solved.
     """
-    follow()
+    wait_for_predecessor()
     item = gl.program_id(0) * 4
     NK: gl.constexpr = K // C
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -206,7 +206,7 @@ def delta_scores_fwd_sm90(
             qs = qs + (room.index(1),)  # noqa: RUF005
         elif n < 2 * NK:
             ks = ks + (room.index(1),)  # noqa: RUF005
-    acc: gl.constexpr = sums(C)
+    acc: gl.constexpr = mma_layout(C)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
@@ -215,13 +215,13 @@ def delta_scores_fwd_sm90(
     decays = ()
     for w in gl.static_range(4):  # asked for at once, ahead of the copies
         b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
-        chunk_betas = chunk_betas + (numbers(at_head(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
+        chunk_betas = chunk_betas + (load_scalars(head_pointer(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
         if GATE == 1:
-            decays = decays + (numbers(at_head(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
+            decays = decays + (load_scalars(head_pointer(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
     b, row, count, hv, here = locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
     for n in gl.static_range(NK):
-        copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
-        copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
+        copy_rows_async(ks[n], head_pointer(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+        copy_rows_async(qs[n], head_pointer(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
     async_copy.commit_group()
     betas.store(stack_rows(chunk_betas, C))
     held = ()
@@ -241,15 +241,15 @@ def delta_scores_fwd_sm90(
         kk = zeros
         qk = zeros
         for n in gl.static_range(NK):
-            kk = issue(ks[n], ks[n].permute((1, 0)), kk, n == 0)
-            qk = issue(qs[n], ks[n].permute((1, 0)), qk, n == 0)
+            kk = mma_async(ks[n], ks[n].permute((1, 0)), kk, n == 0)
+            qk = mma_async(qs[n], ks[n].permute((1, 0)), qk, n == 0)
         kk, qk = warpgroup_mma_wait(0, [kk, qk])
         gl.thread_barrier()  # every warp waits for its own rows of a product only
         if w < 3:
             b, row, count, hv, _ = locate_chunk(item + w + 1, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
             for n in gl.static_range(NK):
-                copy(ks[n], at_head(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
-                copy(qs[n], at_head(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
+                copy_rows_async(ks[n], head_pointer(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
+                copy_rows_async(qs[n], head_pointer(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
             async_copy.commit_group()
         if GATE == 1:
             E = gl.convert_layout(G, gl.SliceLayout(1, acc))[:, None] - gl.convert_layout(G, gl.SliceLayout(0, acc))[None, :]
@@ -262,7 +262,7 @@ def delta_scores_fwd_sm90(
                 P[n].slice(w, 1).store(gl.reshape(compared[n], (1, C * 16)))
         else:
             held = held + (compared,)  # noqa: RUF005
-        spread(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
+        store_rows(A + square, gl.where(s <= t, qk * scale, 0.0).to(A.dtype.element_ty), C, there, C, C)
     for w in gl.static_range(2):
         for n in gl.static_range(4):
             P[n].slice(2 + w, 1).store(gl.reshape(held[w][n], (1, C * 16)))

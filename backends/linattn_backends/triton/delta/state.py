@@ -22,8 +22,8 @@ transition, its walk from the identity without values (``IDENTITY``). ``delta_st
 import triton
 import triton.language as tl
 
-from ..lib.indexing import sequence_of
-from ..lib.tiles import load_tile, product, times
+from ..lib.indexing import locate_sequence
+from ..lib.tiles import dot, dot_add, load_tile
 from .loads import load_beta_tile, load_tile_transposed
 
 
@@ -58,7 +58,7 @@ def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constex
         L = n * 0 + T
         b = n
     else:
-        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        n, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     if PACKED:
         chunk0 = tl.load(chunk_first + n).to(tl.int64)
     else:
@@ -131,16 +131,16 @@ def delta_state_fwd(
             tl.store(states + here * (K * V) + tile, S.to(states.dtype.element_ty), mask=inside)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         old = S.to(DT)
-        r = -times(old, tl.trans(bk.to(DT)), PREC)
+        r = -dot(old, tl.trans(bk.to(DT)), PREC)
         if OUT:
             bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = times(old, tl.trans(bq.to(DT)), PREC) * scale
+            acc = dot(old, tl.trans(bq.to(DT)), PREC) * scale
         if GATE == 1:
             r = r * rate[None, :]
         if not IDENTITY:
             bv = load_tile_transposed(v, rows, vt, columns_v, L, V, BV)
             if DPLR:
-                r -= times(bv.to(DT), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(DT)), PREC)
+                r -= dot(bv.to(DT), tl.trans(tl.load(L2 + here * (C * C) + t * C + s).to(DT)), PREC)
             else:
                 r += bv.to(tl.float32)
         if BETA == 2:
@@ -148,9 +148,9 @@ def delta_state_fwd(
         else:
             bM = tl.trans(tl.load(M + here * (C * C) + t * C + s))
             if BETA == 1:
-                e = r - times((r * bbeta).to(DT), bM, PREC)
+                e = r - dot((r * bbeta).to(DT), bM, PREC)
             else:
-                e = r - times(r.to(DT), bM, PREC)
+                e = r - dot(r.to(DT), bM, PREC)
         x = e
         if BETA > 0:
             x = e * bbeta
@@ -162,9 +162,9 @@ def delta_state_fwd(
             if GATE == 1:
                 acc = acc * rate[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
-            acc = product(x.to(DT), tl.trans(bA), acc, PREC)
+            acc = dot_add(x.to(DT), tl.trans(bA), acc, PREC)
             if DPLR:
-                acc = product(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
+                acc = dot_add(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
             tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
         if GATE == 1:
             x = x * later[None, :]
@@ -172,10 +172,10 @@ def delta_state_fwd(
         if GATE == 2:
             S = S * decay
             bk = load_tile(write, rows, kt, columns_k, L, K, BK)
-        S = product(x.to(DT), bk.to(DT), S, PREC)
+        S = dot_add(x.to(DT), bk.to(DT), S, PREC)
         if DPLR and not IDENTITY:
             bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
-            S = product(bv.to(DT), bk.to(DT), S, PREC)
+            S = dot_add(bv.to(DT), bk.to(DT), S, PREC)
     if END:
         tl.store(end + at + transposed, S, mask=inside)
 
@@ -238,9 +238,9 @@ def delta_state_bwd(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         if GATE == 2:
             bke = load_tile(write, rows, kt, columns_k, L, K, BK)
-            dx = times(dS.to(DT), tl.trans(bke.to(DT)), PREC)
+            dx = dot(dS.to(DT), tl.trans(bke.to(DT)), PREC)
         else:
-            dx = times(dS.to(DT), tl.trans(bk.to(DT)), PREC)
+            dx = dot(dS.to(DT), tl.trans(bk.to(DT)), PREC)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         do_read = tl.trans(bdo).to(tl.float32) * scale
         if GATE == 1:
@@ -249,17 +249,17 @@ def delta_state_bwd(
         if GATE > 0:
             dS = dS * decay
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        dS = product(do_read.to(DT), bq.to(DT), dS, PREC)
+        dS = dot_add(do_read.to(DT), bq.to(DT), dS, PREC)
         bA = tl.load(A + here * (C * C) + t * C + s)
-        dx = product(tl.trans(bdo.to(DT)), bA, dx, PREC)
+        dx = dot_add(tl.trans(bdo.to(DT)), bA, dx, PREC)
         if BETA == 2:
             y = substitute(dx, bbeta, M + here * (C * C), C, True)
         else:
             bM = tl.load(M + here * (C * C) + t * C + s)
             if BETA == 1:
-                y = dx - times((dx * bbeta).to(DT), bM, PREC)
+                y = dx - dot((dx * bbeta).to(DT), bM, PREC)
             else:
-                y = dx - times(dx.to(DT), bM, PREC)
+                y = dx - dot(dx.to(DT), bM, PREC)
         dr = -y
         if BETA > 0:
             dr = dr * bbeta
@@ -269,7 +269,7 @@ def delta_state_bwd(
             tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
         if GATE == 1:
             dr = dr * rate[None, :]
-        dS = product(dr.to(DT), bk.to(DT), dS, PREC)
+        dS = dot_add(dr.to(DT), bk.to(DT), dS, PREC)
     if END:
         tl.store(end + at + transposed, dS, mask=inside)
 
@@ -314,5 +314,5 @@ def delta_state_carry(
         own = tl.load(p, mask=inside, other=0.0)
         P = tl.load(transitions + head * (K * K) + square, mask=both, other=0.0)
         tl.store(p, S, mask=inside)
-        S = own + times(P, S, PREC)
+        S = own + dot(P, S, PREC)
     tl.store(end + at + tile, S, mask=inside)

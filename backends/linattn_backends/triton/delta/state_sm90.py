@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from ..lib.indexing import at_head
-from ..lib.sm90 import copy, follow, issue, left, numbers, parts, sums
-from ..lib.sm90_pipeline import allocate_barriers, keep_alive, put
+from ..lib.indexing import head_pointer
+from ..lib.sm90 import copy_rows_async, lhs_layout, load_scalars, mma_async, mma_layout, program_parts, wait_for_predecessor
+from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
 from .state import chunk_range
 
 
@@ -168,20 +168,20 @@ def load_partition(sources, rings, barriers, way, form):
         row = chunk * C
         count = way.limit - row
         far = row.to(gl.int64)
-        betas = numbers(sources.beta + far * sources.bt, t, sources.bt, count)
+        betas = load_scalars(sources.beta + far * sources.bt, t, sources.bt, count)
         mbarrier.wait(barriers.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
-        copy(rings.k.index(stage), sources.k + far * sources.kt, sources.kt, count, C, K)
+        copy_rows_async(rings.k.index(stage), sources.k + far * sources.kt, sources.kt, count, C, K)
         if form.GATE == 2:
             copy_vector(rings.rates.index(stage), sources.rates + at * K, K)
-            copy(rings.write.index(stage), sources.write + far * sources.kt, sources.kt, count, C, K)
+            copy_rows_async(rings.write.index(stage), sources.write + far * sources.kt, sources.kt, count, C, K)
         if form.GATE == 1:
             copy_vector(rings.rates.index(stage), sources.rates + at * (3 * C), 2 * C)
         if not form.IDENTITY:
-            copy(rings.v.index(stage), sources.v + far * sources.vt, sources.vt, count, C, form.BV)
-        copy(rings.M.index(stage), sources.M + at * (C * C), C, C, C, C)
+            copy_rows_async(rings.v.index(stage), sources.v + far * sources.vt, sources.vt, count, C, form.BV)
+        copy_rows_async(rings.M.index(stage), sources.M + at * (C * C), C, C, C, C)
         if form.OUT or form.REVERSE:
-            copy(rings.q.index(stage), sources.q + far * sources.qt, sources.qt, count, C, K)
-            copy(rings.A.index(stage), sources.A + at * (C * C), C, C, C, C)
+            copy_rows_async(rings.q.index(stage), sources.q + far * sources.qt, sources.qt, count, C, K)
+            copy_rows_async(rings.A.index(stage), sources.A + at * (C * C), C, C, C, C)
         rings.beta.index(stage).store(betas)
         async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
         gl.thread_barrier()
@@ -199,11 +199,13 @@ def store_partition(states, results, rings, barriers, way, form):
         row = chunk * form.C
         if form.KEEP:
             mbarrier.wait(barriers.state_full, n & 1)
-            put(states + ((way.first + chunk) * way.HV + way.hv) * (K * V), rings.state, K, form.BV, form.BV, K)
+            store_buffer(states + ((way.first + chunk) * way.HV + way.hv) * (K * V), rings.state, K, form.BV, form.BV, K)
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_free, count=1)
         mbarrier.wait(barriers.made.index(stage), (n // form.STAGES) & 1)
-        put(results + row.to(gl.int64) * (way.HV * V), rings.v.index(stage), way.HV * V, way.limit - row, form.C, form.BV)
+        store_buffer(
+            results + row.to(gl.int64) * (way.HV * V), rings.v.index(stage), way.HV * V, way.limit - row, form.C, form.BV
+        )
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
 
@@ -217,8 +219,8 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
     BV: gl.constexpr = form.BV
     FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
     DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
-    wide: gl.constexpr = sums(K)
-    narrow: gl.constexpr = sums(C)
+    wide: gl.constexpr = mma_layout(K)
+    narrow: gl.constexpr = mma_layout(C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     by_key: gl.constexpr = gl.SliceLayout(0, wide)
     S = gl.zeros((BV, K), gl.float32, wide)
@@ -237,10 +239,10 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
         before = S.to(gl.bfloat16)
         if form.GATE > 0:  # while nothing runs: the assembler waits for every product where it meets these registers
             S = S * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
-        old = gl.convert_layout(before, left(C))
-        r = issue(old, rings.k.index(stage).permute((1, 0)), zeros, True)
+        old = gl.convert_layout(before, lhs_layout(C))
+        r = mma_async(old, rings.k.index(stage).permute((1, 0)), zeros, True)
         if form.OUT:
-            o = issue(old, rings.q.index(stage).permute((1, 0)), zeros, True)
+            o = mma_async(old, rings.q.index(stage).permute((1, 0)), zeros, True)
         if form.KEEP:
             mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
             rings.state.store(before)
@@ -256,8 +258,8 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
             r = -r
         else:
             r = rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
-        weighted = gl.convert_layout((r * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
-        e = issue(weighted, rings.M.index(stage).permute((1, 0)), zeros, True)
+        weighted = gl.convert_layout((r * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), lhs_layout(C))
+        e = mma_async(weighted, rings.M.index(stage).permute((1, 0)), zeros, True)
         if form.OUT:
             o, old = warpgroup_mma_wait(1, [o, old])
             o = o * scale
@@ -269,13 +271,13 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
         added = x
         if form.GATE == 1:
             added = x * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
-        added = gl.convert_layout(added.to(gl.bfloat16), left(K))
-        S = issue(added, (rings.write if form.GATE == 2 else rings.k).index(stage), S, False)
+        added = gl.convert_layout(added.to(gl.bfloat16), lhs_layout(K))
+        S = mma_async(added, (rings.write if form.GATE == 2 else rings.k).index(stage), S, False)
         if form.KEEP:
             rings.v.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
         if form.OUT:
-            x = gl.convert_layout(x.to(gl.bfloat16), left(C))
-            o = issue(x, rings.A.index(stage).permute((1, 0)), o, False)
+            x = gl.convert_layout(x.to(gl.bfloat16), lhs_layout(C))
+            o = mma_async(x, rings.A.index(stage).permute((1, 0)), o, False)
             S, added = warpgroup_mma_wait(1, [S, added])
             o, x = warpgroup_mma_wait(0, [o, x])
             rings.v.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
@@ -298,8 +300,8 @@ def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv
     BV: gl.constexpr = form.BV
     FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
     DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
-    wide: gl.constexpr = sums(K)
-    narrow: gl.constexpr = sums(C)
+    wide: gl.constexpr = mma_layout(K)
+    narrow: gl.constexpr = mma_layout(C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     by_key: gl.constexpr = gl.SliceLayout(0, wide)
     dS = gl.zeros((BV, K), gl.float32, wide)
@@ -316,10 +318,10 @@ def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv
         before = dS.to(gl.bfloat16)
         if form.GATE > 0:
             dS = dS * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
-        old = gl.convert_layout(before, left(C))
-        dx = issue(old, (rings.write if form.GATE == 2 else rings.k).index(stage).permute((1, 0)), zeros, True)
-        given = rings.v.index(stage).permute((1, 0)).load(left(C))
-        own = issue(given, rings.A.index(stage), zeros, True)
+        old = gl.convert_layout(before, lhs_layout(C))
+        dx = mma_async(old, (rings.write if form.GATE == 2 else rings.k).index(stage).permute((1, 0)), zeros, True)
+        given = rings.v.index(stage).permute((1, 0)).load(lhs_layout(C))
+        own = mma_async(given, rings.A.index(stage), zeros, True)
         if form.KEEP:
             mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
             rings.state.store(before)
@@ -327,23 +329,23 @@ def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv
             mbarrier.arrive(barriers.state_full, count=1)
         read = given.to(gl.float32) * scale
         if form.GATE == 1:
-            read = read * rings.rates.index(stage).slice(0, C).load(gl.SliceLayout(0, left(C)))[None, :]
-        read = gl.convert_layout(read.to(gl.bfloat16), left(K))
-        dS = issue(read, rings.q.index(stage), dS, False)
+            read = read * rings.rates.index(stage).slice(0, C).load(gl.SliceLayout(0, lhs_layout(C)))[None, :]
+        read = gl.convert_layout(read.to(gl.bfloat16), lhs_layout(K))
+        dS = mma_async(read, rings.q.index(stage), dS, False)
         dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
         if form.GATE == 1:
             dx = dx * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
         dx = dx + own
-        weighted = gl.convert_layout((dx * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), left(C))
-        y = issue(weighted, rings.M.index(stage), zeros, True)
+        weighted = gl.convert_layout((dx * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), lhs_layout(C))
+        y = mma_async(weighted, rings.M.index(stage), zeros, True)
         dS, read = warpgroup_mma_wait(1, [dS, read])
         y, weighted = warpgroup_mma_wait(0, [y, weighted])
         y = dx - y
         dr = -y * rings.beta.index(stage).load(by_token)[None, :]
         if form.GATE == 1:
             dr = dr * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
-        dr = gl.convert_layout(dr.to(gl.bfloat16), left(K))
-        dS = issue(dr, rings.k.index(stage), dS, False)
+        dr = gl.convert_layout(dr.to(gl.bfloat16), lhs_layout(K))
+        dS = mma_async(dr, rings.k.index(stage), dS, False)
         if form.KEEP:
             rings.v.index(stage).permute((1, 0)).store(y.to(gl.bfloat16))
         dS, dr = warpgroup_mma_wait(0, [dS, dr])
@@ -366,21 +368,21 @@ def delta_state_fwd_sm90(
     PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state through the chunks of a segment: flags of :func:`.state.delta_state_fwd`."""
-    follow()
-    iv, hv, i = parts(V // BV, HV)
+    wait_for_predecessor()
+    iv, hv, i = program_parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
+        write = head_pointer(write, b, bos, hv, kb, kt, kh, 1)
     if not IDENTITY:
-        v = at_head(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
-    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
+        v = head_pointer(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
+    beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
     head = ((b * T + bos) * HV + hv) * V + iv * BV
     if OUT:
         out += head
@@ -417,20 +419,20 @@ def delta_state_bwd_sm90(
     PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state's gradient, from the last chunk; flags as in :func:`.state.delta_state_bwd`."""
-    follow()
-    iv, hv, i = parts(V // BV, HV)
+    wait_for_predecessor()
+    iv, hv, i = program_parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
-        write = at_head(write, b, bos, hv, kb, kt, kh, 1)
-    do = at_head(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
-    beta = at_head(beta, b, bos, hv, bb, bt, bh, 1)
+        write = head_pointer(write, b, bos, hv, kb, kt, kh, 1)
+    do = head_pointer(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
+    beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         states += iv * BV * K

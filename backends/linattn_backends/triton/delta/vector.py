@@ -18,24 +18,21 @@ is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without canc
 import triton
 import triton.language as tl
 
-from ..lib.indexing import sequence_of
-from ..lib.tiles import (
+from ..lib.gates import (
     LOG2E,
-    above_transposed,
-    below_transposed,
-    block_sums,
-    facing_pairs,
+    block_decays,
+    decay_rows,
+    level_masks,
+    level_pairs_transposed,
     level_scores,
-    levels_mask,
     load_gate,
-    load_tile,
-    plain_blocks,
-    product,
-    state_rows,
-    taken,
-    times,
-    total,
+    lower_gates_transposed,
+    plain_block_half,
+    sum_where,
+    upper_gates_transposed,
 )
+from ..lib.indexing import locate_sequence
+from ..lib.tiles import dot, dot_add, load_tile, to_operand
 from .gradients import state_product, state_products
 from .loads import accumulate
 
@@ -62,7 +59,7 @@ def chunk_scores(
     """Scores and decayed rows of one chunk of one value head; if ``STRONG``, by levels."""
     hv = pid % HV
     i = pid // HV
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -97,7 +94,7 @@ def chunk_scores(
                 none = tl.zeros((BK,), tl.float32)
                 bg = load_gate(g, rows, gt, columns, L, K, BK)
                 bx = load_writer(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
-                later = bx * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+                later = bx * tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
                 tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
                 bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
                 qx += level_scores(bq, bx, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
@@ -106,9 +103,9 @@ def chunk_scores(
                     br = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
                 rx += level_scores(br, bx, bg, none, C, False, DPLR, SPLIT, RANGE, DT, PREC)
                 if writer == 0:
-                    left = state_rows(bq, bg, C, False, False, SPLIT)
+                    left = decay_rows(bq, bg, C, False, False, SPLIT)
                     tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
-                    left = state_rows(br, bg, C, False, DPLR, SPLIT)
+                    left = decay_rows(br, bg, C, False, DPLR, SPLIT)
                     tl.store(compare + p, left.to(compare.dtype.element_ty), mask=keep)
             qx = tl.where(s <= t, qx * scale, 0.0)
             rx = tl.where(s < t, rx, 0.0)
@@ -134,7 +131,7 @@ def chunk_scores(
         # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
         # a time: registers are what there is least of.
         c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
-        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        G = sum_where(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         half = tl.exp2(c)[None, :]
         if DPLR:
             right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
@@ -152,14 +149,14 @@ def chunk_scores(
         else:
             left = bk.to(tl.float32) * tl.exp2(G)
         tl.store(compare + p, (left * half).to(compare.dtype.element_ty), mask=keep)
-        rw = product(left.to(DT), right, rw, PREC)
+        rw = dot_add(left.to(DT), right, rw, PREC)
         if DPLR:
-            rk = product(left.to(DT), right2, rk, PREC)
+            rk = dot_add(left.to(DT), right2, rk, PREC)
         left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
         tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
-        qw = product(left.to(DT), right, qw, PREC)
+        qw = dot_add(left.to(DT), right, qw, PREC)
         if DPLR:
-            qk = product(left.to(DT), right2, qk, PREC)
+            qk = dot_add(left.to(DT), right2, qk, PREC)
     tl.store(A + square, tl.where(s <= t, qw * scale, 0.0).to(A.dtype.element_ty))
     tl.store(L1 + square, tl.where(s < t, rw, 0.0))
     if DPLR:
@@ -230,7 +227,7 @@ def delta_vector_rows_fwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
@@ -251,8 +248,8 @@ def delta_vector_rows_fwd(
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         tl.store(decays + at * K + columns, tl.exp2(whole), mask=columns < K)
         least = tl.minimum(least, tl.min(whole, 0))
-        early = tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        later = tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
+        early = tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
+        later = tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
         left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
         tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
         bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
@@ -261,7 +258,7 @@ def delta_vector_rows_fwd(
             tl.store(write2 + p, right, mask=keep)
             right = (load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * later).to(write.dtype.element_ty)
             bk = -load_tile(r, rows, rt, columns, L, K, BK).to(tl.float32)
-            early = tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
+            early = tl.exp2(sum_where(s < t, bg, SPLIT) * LOG2E)
         tl.store(write + p, right, mask=keep)
         tl.store(compare + p, (bk * early).to(compare.dtype.element_ty), mask=keep)
     tl.store(log_decays + at, least)
@@ -281,35 +278,35 @@ def level_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_blocks(g, C, EXCLUSIVE, SPLIT, RANGE)
+    stop = plain_block_half(g, C, EXCLUSIVE, SPLIT, RANGE)
     half = C // 2
     while half > stop:
-        upper, between, pairs = levels_mask(half, C, EXCLUSIVE)
-        e = tl.exp2(total(between, g, SPLIT) * LOG2E)
-        W = tl.where(pairs, dA, 0.0) + tl.where(facing_pairs(half, C), dAT, 0.0)
+        upper, between, pairs = level_masks(half, C, EXCLUSIVE)
+        e = tl.exp2(sum_where(between, g, SPLIT) * LOG2E)
+        W = tl.where(pairs, dA, 0.0) + tl.where(level_pairs_transposed(half, C), dAT, 0.0)
         X = tl.where(upper, left, right) * e
-        Z = times(W.to(DT), X.to(DT), PREC)
-        leaning = above_transposed(half, C, EXCLUSIVE) | below_transposed(half, C)
-        dg += total(leaning, X * Z, SPLIT)
+        Z = dot(W.to(DT), X.to(DT), PREC)
+        leaning = upper_gates_transposed(half, C, EXCLUSIVE) | lower_gates_transposed(half, C)
+        dg += sum_where(leaning, X * Z, SPLIT)
         Z = Z * e
         dleft += tl.where(upper, Z, 0.0)
         dright += tl.where(upper, 0.0, Z)
         half = half // 2
     if stop > 0:
-        Gq, G = block_sums(g, stop, C, EXCLUSIVE, SPLIT)
+        Gq, G = block_decays(g, stop, C, EXCLUSIVE, SPLIT)
         near = (t ^ s) < 2 * stop
         eq = tl.exp2(Gq)
         ek = tl.exp2(-G)
-        Z = eq * times(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
-        Y = ek * times(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
+        Z = eq * dot(tl.where(near, dA, 0.0).to(DT), (right * ek).to(DT), PREC)
+        Y = ek * dot(tl.where(near, dAT, 0.0).to(DT), (left * eq).to(DT), PREC)
         dleft += Z
         dright += Y
         Z = Z * left
         Y = Y * right
         if EXCLUSIVE:
-            dg += total(near & (s > t), Z - Y, SPLIT) - Y
+            dg += sum_where(near & (s > t), Z - Y, SPLIT) - Y
         else:
-            dg += total(near & (s >= t), Z - Y, SPLIT)
+            dg += sum_where(near & (s >= t), Z - Y, SPLIT)
     return dleft, dright, dg
 
 
@@ -338,7 +335,7 @@ def chunk_gradients(
     heads = HV // TURNS
     hv = pid // NK % heads * TURNS + TURN
     i = pid // (NK * heads)
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
@@ -376,21 +373,21 @@ def chunk_gradients(
             DT
         )  # fmt: skip
         bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
-        acc = acc * scale * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        bdg = total(s >= t, bq * acc, SPLIT) + (overlap * tl.exp2(2.0 * c))[None, :]
+        acc = acc * scale * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
+        bdg = sum_where(s >= t, bq * acc, SPLIT) + (overlap * tl.exp2(2.0 * c))[None, :]
         if DPLR:
             br = -load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32)
-            bdr = -bdr * tl.exp2(total(s < t, bg, SPLIT) * LOG2E)
-            bdg += total(s > t, br * bdr, SPLIT)
+            bdr = -bdr * tl.exp2(sum_where(s < t, bg, SPLIT) * LOG2E)
+            bdg += sum_where(s > t, br * bdr, SPLIT)
         else:
             br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-            bdr = -bdr * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-            bdg += total(s >= t, br * bdr, SPLIT)
+            bdr = -bdr * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
+            bdg += sum_where(s >= t, br * bdr, SPLIT)
         bdw = wrote
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
             bw = load_writer(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
-            bdw = wrote * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-            bdg += total(s < t, bw * bdw, SPLIT)
+            bdw = wrote * tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
+            bdg += sum_where(s < t, bw * bdw, SPLIT)
             below, above, own = load_score_gradient(dA, C)
             dleft, dright, more = level_gradients(bq, bw, bg, below, above, C, False, SPLIT, RANGE, DT, PREC)
             acc += dleft + own * bw
@@ -420,34 +417,34 @@ def chunk_gradients(
         # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
         # after the other: registers are what there is least of.
         half = tl.exp2(c)[None, :]
-        G = total(s <= t, bg, SPLIT) * LOG2E - c[None, :]
+        G = sum_where(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
             right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
-            right2 = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
+            right2 = to_operand(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
         else:
             right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
-        right = taken(right * tl.exp2(-G), DT, PREC)
+        right = to_operand(right * tl.exp2(-G), DT, PREC)
 
         acc, overlap = state_product(do, ot, beta, bt, states, dstates, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, DT)
-        acc = product(tl.load(dA + square), right, acc * (scale * half), PREC)
+        acc = dot_add(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
-            acc = product(tl.load(dA2 + square), right2, acc, PREC)
-        reads = taken(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+            acc = dot_add(tl.load(dA2 + square), right2, acc, PREC)
+        reads = to_operand(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
         bdg = reads.to(tl.float32) * acc
         accumulate(dq + summed, acc * tl.exp2(G), in_k, TURN, TURNS)
 
         bdr, overlap = state_product(
             adjoint, HV * V, beta, bt, states, dstates, rows, columns_k, L, K, V, C, BK, BV, BETA, False, PREC, DT
         )  # fmt: skip
-        bdr = product(taken(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
+        bdr = dot_add(to_operand(tl.load(dL + square), DT, PREC), right, bdr * -half, PREC)
         if DPLR:
-            bdr = product(taken(tl.load(dL2 + square), DT, PREC), right2, bdr, PREC)
+            bdr = dot_add(to_operand(tl.load(dL2 + square), DT, PREC), right2, bdr, PREC)
             Gr = G - bg.to(tl.float32) * LOG2E  # reads before its own gate
-            left = taken(-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr), DT, PREC)
+            left = to_operand(-load_tile(r, rows, rt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(Gr), DT, PREC)
             behind = left.to(tl.float32) * bdr
             tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
-            left = taken(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+            left = to_operand(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
@@ -456,8 +453,8 @@ def chunk_gradients(
         )  # fmt: skip
         wrote = wrote * half
         through = tl.sum(right.to(tl.float32) * wrote, 0) + overlap * tl.exp2(2.0 * c)
-        wrote = product(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
-        wrote = product(tl.trans(taken(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
+        wrote = dot_add(tl.trans(tl.load(dA + square)), reads, wrote, PREC)
+        wrote = dot_add(tl.trans(to_operand(tl.load(dL + square), DT, PREC)), left, wrote, PREC)
         bdg -= right.to(tl.float32) * wrote
         bdw = wrote * tl.exp2(-G)
         if DPLR:
@@ -467,15 +464,15 @@ def chunk_gradients(
             )
             wrote = wrote * half
             through += tl.sum(right2.to(tl.float32) * wrote, 0)
-            wrote = product(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
-            wrote = product(tl.trans(taken(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
+            wrote = dot_add(tl.trans(tl.load(dA2 + square)), reads, wrote, PREC)
+            wrote = dot_add(tl.trans(to_operand(tl.load(dL2 + square), DT, PREC)), left, wrote, PREC)
             bdg -= right2.to(tl.float32) * wrote
             accumulate(dk + summed, wrote * tl.exp2(-G), in_k, TURN, TURNS)
         else:
             accumulate(dk + summed, bdr + bdw, in_k, TURN, TURNS)
-        bdg = total(s >= t, bdg, SPLIT) + through[None, :]
+        bdg = sum_where(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
-            bdg += total(s > t, behind, SPLIT)
+            bdg += sum_where(s > t, behind, SPLIT)
         tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
 
 
@@ -537,7 +534,7 @@ def delta_vector_values_bwd(
     if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
     t = tl.arange(0, C)[:, None]
@@ -547,13 +544,13 @@ def delta_vector_values_bwd(
     square = here * (C * C) + s * C + t
     bdo = load_tile(do + b * ob + bos * ot + hv.to(tl.int64) * oh, rows, ot, columns_v, L, V, BV)
     by = load_tile(adjoint + head * V, rows, HV * V, columns_v, L, V, BV)
-    acc = times(tl.load(A2 + square), bdo.to(DT), PREC)
-    acc -= times(tl.load(L2 + square).to(DT), by, PREC)
+    acc = dot(tl.load(A2 + square), bdo.to(DT), PREC)
+    acc -= dot(tl.load(L2 + square).to(DT), by, PREC)
     for ik in range((K + BK - 1) // BK):
         columns_k = ik * BK + tl.arange(0, BK)
         bw = load_tile(write2 + head * K, rows, HV * K, columns_k, L, K, BK)
         tile = here * (K * V) + columns_v[:, None] * K + columns_k[None, :]
         bdS = tl.load(dstates + tile, mask=(columns_v < V)[:, None] & (columns_k < K)[None, :], other=0.0)
-        acc = product(bw.to(DT), tl.trans(bdS), acc, PREC)
+        acc = dot_add(bw.to(DT), tl.trans(bdS), acc, PREC)
     at_v = (head + rows * HV)[:, None] * V + columns_v[None, :]
     tl.store(dv + at_v, acc.to(dv.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])

@@ -9,28 +9,30 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import at_head, sequence_of
+from ..lib.indexing import head_pointer, locate_sequence
 from ..lib.sm90 import (
-    any_marked,
-    begin_total,
-    binary,
-    bring_chunk,
-    chunk_of,
-    copy,
-    decayed_rows,
-    follow,
-    gates,
-    issue,
-    numbers,
-    put_sum,
-    put_terms,
-    rows_of,
-    spread,
-    strong_chunk,
+    copy_layout,
+    copy_rows_async,
+    load_scalars,
+    locate_chunk,
+    mma_async,
+    mma_layout,
+    store_or_add_rows,
+    store_rows,
+    wait_for_predecessor,
+)
+from ..lib.sm90_gates import (
+    any_strong,
+    copy_chunk_async,
+    load_log2_gates,
+    opaque_offset,
+    store_decayed_rows,
+    store_split,
     strong_gradients,
-    sums,
-    totals,
-    unknown_zero,
+    strong_scores,
+    sum_where,
+    sum_where_async,
+    to_log2,
 )
 from .scores_sm90 import solve_and_store
 
@@ -49,7 +51,7 @@ def tile_gradients(
     heads = HV // TURNS
     hv = item // NK % heads * TURNS + TURN
     i = item // (NK * heads)
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     row = piece.to(gl.int64) * C
     count = (L - row).to(gl.int32)
     here = i.to(gl.int64) * HV + hv
@@ -64,17 +66,17 @@ def tile_gradients(
     bdo = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
     e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
     y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
-    copy(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
+    copy_rows_async(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
     async_copy.commit_group()
-    copy(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
-    copy(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
+    copy_rows_async(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
+    copy_rows_async(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
     async_copy.commit_group()
-    copy(bdo, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
-    copy(e, errors + head * V, HV * V, count, C, V)
-    copy(y, adjoint + head * V, HV * V, count, C, V)
+    copy_rows_async(bdo, do + b * ob + (bos + row) * ot + hv.to(gl.int64) * oh, ot, count, C, V)
+    copy_rows_async(e, errors + head * V, HV * V, count, C, V)
+    copy_rows_async(y, adjoint + head * V, HV * V, count, C, V)
     async_copy.commit_group()
 
-    acc: gl.constexpr = sums(C)
+    acc: gl.constexpr = mma_layout(C)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     of_columns: gl.constexpr = gl.SliceLayout(0, acc)
     zeros = gl.zeros((C, C), gl.float32, acc)
@@ -88,15 +90,15 @@ def tile_gradients(
     if not STRONG:
         async_copy.wait_group(2)
         gl.thread_barrier()
-        gate = gates(bg, BK)
+        gate = load_log2_gates(bg, BK)
         c = gl.sum(gate, 0) * 0.5
         half = gl.exp2(c)
-        G = totals(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
+        G = sum_where(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
         gl.thread_barrier()
     S = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
     dS = gl.allocate_shared_memory(gl.bfloat16, [V, BK], square)
-    copy(S, states + here * (K * V) + ik * BK, K, V, V, BK)
-    copy(dS, dstates + here * (K * V) + ik * BK, K, V, V, BK)
+    copy_rows_async(S, states + here * (K * V) + ik * BK, K, V, V, BK)
+    copy_rows_async(dS, dstates + here * (K * V) + ik * BK, K, V, V, BK)
     async_copy.commit_group()
     if not STRONG:
         async_copy.wait_group(2)
@@ -111,12 +113,12 @@ def tile_gradients(
     async_copy.wait_group(1)
     fence_async_shared()
     gl.thread_barrier()
-    A = issue(bdo, e.permute((1, 0)), zeros, True)
-    own = issue(y, e.permute((1, 0)), zeros, True)
+    A = mma_async(bdo, e.permute((1, 0)), zeros, True)
+    own = mma_async(y, e.permute((1, 0)), zeros, True)
     async_copy.wait_group(0)
     fence_async_shared()
     gl.thread_barrier()
-    read = issue(bdo, S, zeros, True)
+    read = mma_async(bdo, S, zeros, True)
     A, own = warpgroup_mma_wait(1, [A, own])
     if ik == 0:
         both = gl.sum(gl.where(t[:, None] == s[None, :], own, 0.0), 1)
@@ -131,9 +133,9 @@ def tile_gradients(
         sL = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, own)
         fence_async_shared()
         gl.thread_barrier()
-    compared = issue(y, S, zeros, True)
-    wrote = issue(e, dS, zeros, True)
-    overlap = gl.sum(S.load(rows_of(BK)).to(gl.float32) * dS.load(rows_of(BK)).to(gl.float32), 0)
+    compared = mma_async(y, S, zeros, True)
+    wrote = mma_async(e, dS, zeros, True)
+    overlap = gl.sum(S.load(copy_layout(BK)).to(gl.float32) * dS.load(copy_layout(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
     summed = ((b * T + bos + row) * heads + hv // TURNS) * K + ik * BK
     mine = dv + head * V
@@ -157,13 +159,13 @@ def tile_gradients(
         read, compared, crossing = strong_gradients(
             bg, bq, bk, sA, sL, both, read, compared, wrote, overlap, C, BK, True
         )  # fmt: skip
-        put_sum(dq + summed, read, heads * K, count, TURN, C, BK, TURNS)
-        put_sum(dk + summed, compared, heads * K, count, TURN, C, BK, TURNS)
-        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+        store_or_add_rows(dq + summed, read, heads * K, count, TURN, C, BK, TURNS)
+        store_or_add_rows(dk + summed, compared, heads * K, count, TURN, C, BK, TURNS)
+        store_rows(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
     else:
-        read = issue(sA, right, read * (scale * half)[None, :], False)
+        read = mma_async(sA, right, read * (scale * half)[None, :], False)
         compared = warpgroup_mma_wait(2, [compared])
-        compared = issue(sL, right, compared * -beta_t[:, None] * half[None, :], False)
+        compared = mma_async(sL, right, compared * -beta_t[:, None] * half[None, :], False)
         wrote = warpgroup_mma_wait(2, [wrote])
         e._keep_alive()
         S._keep_alive()
@@ -171,12 +173,12 @@ def tile_gradients(
         gl.thread_barrier()
         wrote = wrote * beta_t[:, None] * half[None, :]
         through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(overlap, of_columns) * half * half
-        wrote = issue(sA.permute((1, 0)), reads, wrote, False)
-        wrote = issue(sL.permute((1, 0)), behind, wrote, False)
+        wrote = mma_async(sA.permute((1, 0)), reads, wrote, False)
+        wrote = mma_async(sL.permute((1, 0)), behind, wrote, False)
         store_value_gradients(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
         early = gl.exp2(G)
         read = warpgroup_mma_wait(3, [read])
-        put_sum(dq + summed, read * early, heads * K, count, TURN, C, BK, TURNS)
+        store_or_add_rows(dq + summed, read * early, heads * K, count, TURN, C, BK, TURNS)
         crossing = reads.load(acc).to(gl.float32) * read
         compared = warpgroup_mma_wait(2, [compared])
         crossing += behind.load(acc).to(gl.float32) * compared
@@ -188,9 +190,9 @@ def tile_gradients(
         gl.thread_barrier()
         crossing -= right.load(acc).to(gl.float32) * wrote
         wrote = compared * early + wrote * gl.exp2(-G)
-        put_sum(dk + summed, wrote, heads * K, count, TURN, C, BK, TURNS)
-        crossing = totals(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
-        spread(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+        store_or_add_rows(dk + summed, wrote, heads * K, count, TURN, C, BK, TURNS)
+        crossing = sum_where(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
+        store_rows(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
@@ -203,17 +205,17 @@ def delta_vector_gradients_bwd_sm90(
     SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr,
 ):  # fmt: skip
     """Gradients of every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
-    follow()
+    wait_for_predecessor()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
-        if any_marked(log_decays, pid, COUNT, TURNS, NK, -RANGE):
+        if any_strong(log_decays, pid, COUNT, TURNS, NK, -RANGE):
             for item in range(pid, COUNT, gl.num_programs(0)):
                 wanted = gl.load(log_decays + item // NK * TURNS + TURN) <= -RANGE
                 if PACKED:
                     wanted = wanted & (gl.load(owner + item // (NK * (HV // TURNS))) < N)
                 if wanted:
-                    none = unknown_zero(item)
+                    none = opaque_offset(item)
                     tile_gradients(
                         item, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
                         owner, first, cu, T, PER, HV + none, TURN, scale, qb, qt + none, qh, kb, kt + none, kh,
@@ -238,7 +240,7 @@ def delta_vector_gradients_bwd_sm90(
 def store_value_gradients(p, buffer, beta, bt, ik, stride, count, C: gl.constexpr, V: gl.constexpr, NK: gl.constexpr):
     """Store of ``beta ∘ buffer [C, V]``: of ``NK`` parts of its rows, number ``ik``."""
     part: gl.constexpr = C // NK
-    layout: gl.constexpr = rows_of(V)
+    layout: gl.constexpr = copy_layout(V)
     r = ik * part + gl.arange(0, part, gl.SliceLayout(1, layout))
     columns = gl.arange(0, V, gl.SliceLayout(0, layout))
     if NK == 1:
@@ -247,14 +249,14 @@ def store_value_gradients(p, buffer, beta, bt, ik, stride, count, C: gl.constexp
         mine = buffer.slice(0, part).load(layout)
     else:
         mine = buffer.slice(part, part).load(layout)
-    x = (mine.to(gl.float32) * numbers(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
+    x = (mine.to(gl.float32) * load_scalars(beta, r, bt, count)[:, None]).to(p.dtype.element_ty)
     gl.store(p + (r[:, None] * stride + columns[None, :]), x, mask=(r < count)[:, None])
 
 
 @gluon.jit
 def mirror_lower(buffer, C: gl.constexpr):
     """A lower triangular matrix made symmetric in its place, without its diagonal."""
-    acc: gl.constexpr = sums(C)
+    acc: gl.constexpr = mma_layout(C)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     s = gl.arange(0, C, gl.SliceLayout(0, acc))[None, :]
     lower = buffer.load(acc)
@@ -282,7 +284,7 @@ def delta_vector_scores_fwd_sm90(
 
     Without ``SCORES``, decayed rows alone, whatever the chunk decays by.
     """
-    follow()
+    wait_for_predecessor()
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -290,10 +292,10 @@ def delta_vector_scores_fwd_sm90(
             return
     if SCORES:
         betas = load_chunk_beta(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-    gs, qs, ks, here, head, count = bring_chunk(
+    gs, qs, ks, here, head, count = copy_chunk_async(
         pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
     )
-    acc: gl.constexpr = sums(C)
+    acc: gl.constexpr = mma_layout(C)
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
     s = gl.arange(0, C, gl.SliceLayout(0, acc))
     t = gl.arange(0, C, gl.SliceLayout(1, acc))
@@ -307,14 +309,14 @@ def delta_vector_scores_fwd_sm90(
     rest = ()
     least = 0.0
     for ik in gl.static_range(NK):
-        gate = binary(gs[ik].load(column_sum_layout(BK)))
+        gate = to_log2(gs[ik].load(column_sum_layout(BK)))
         whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
         gl.store(decays + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
         wholes = wholes + (whole,)  # noqa: RUF005
         high = high + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
         rest = rest + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
-        put_terms(high[ik], rest[ik], gate)
+        store_split(high[ik], rest[ik], gate)
     gl.store(log_decays + here, least)
     if not SCORES:
         ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
@@ -322,7 +324,7 @@ def delta_vector_scores_fwd_sm90(
             async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
             place = head + ik * BK
-            decayed_rows(
+            store_decayed_rows(
                 read + place, compare + place, write + place, qs[ik], ks[ik], high[ik], rest[ik], ones, 1.0, HV * K, count,
                 C, BK, True
             )  # fmt: skip
@@ -338,28 +340,28 @@ def delta_vector_scores_fwd_sm90(
             fence_async_shared()
             async_copy.wait_group(NK - 1 - ik)
             gl.thread_barrier()
-            G = warpgroup_mma_wait(0, [begin_total(halves, high[ik], rest[ik], C, BK)])
+            G = warpgroup_mma_wait(0, [sum_where_async(halves, high[ik], rest[ik], C, BK)])
             high[ik]._keep_alive()
             rest[ik]._keep_alive()
             gl.thread_barrier()
             key = ks[ik].load(acc).to(gl.float32)
             right = key * gl.exp2(-G)
             wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
-            spread(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
+            store_rows(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
             early = gl.exp2(G)
             key = key * early
             ks[ik].store(key.to(gl.bfloat16))
-            spread(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
+            store_rows(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
             queries = qs[ik].load(acc).to(gl.float32) * early
             qs[ik].store(queries.to(gl.bfloat16))
-            spread(read + place, (queries * half).to(gl.bfloat16), HV * K, count, C, BK)
+            store_rows(read + place, (queries * half).to(gl.bfloat16), HV * K, count, C, BK)
         fence_async_shared()
         gl.thread_barrier()
         qw = gl.zeros((C, C), gl.float32, acc)
         rw = gl.zeros((C, C), gl.float32, acc)
         for ik in gl.static_range(NK):
-            rw = issue(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
-            qw = issue(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
+            rw = mma_async(ks[ik], wrote[ik].permute((1, 0)), rw, ik == 0)
+            qw = mma_async(qs[ik], wrote[ik].permute((1, 0)), qw, ik == 0)
         rw, qw = warpgroup_mma_wait(0, [rw, qw])
         for ik in gl.static_range(NK):
             qs[ik]._keep_alive()
@@ -372,18 +374,18 @@ def delta_vector_scores_fwd_sm90(
 @gluon.jit
 def load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
     """``beta`` of the tokens of one chunk and value head."""
-    b, row, count = chunk_of(item // HV, owner, first, cu, T, PER, C, PACKED)
+    b, row, count = locate_chunk(item // HV, owner, first, cu, T, PER, C, PACKED)
     j = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
-    return numbers(at_head(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
+    return load_scalars(head_pointer(beta, b, row, item % HV, bb, bt, bh, 1), j, bt, count)
 
 
 @gluon.jit
 def store_scores_and_solve(A, M, a, compared, betas, here, C: gl.constexpr):
     """Store of a chunk's ``A`` and, solved of ``L`` and ``beta``, its ``M``."""
-    t = gl.arange(0, C, gl.SliceLayout(1, sums(C)))[:, None]
-    s = gl.arange(0, C, gl.SliceLayout(0, sums(C)))[None, :]
+    t = gl.arange(0, C, gl.SliceLayout(1, mma_layout(C)))[:, None]
+    s = gl.arange(0, C, gl.SliceLayout(0, mma_layout(C)))[None, :]
     square = here * (C * C)
-    spread(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
+    store_rows(A + square, gl.where(s <= t, a, 0.0).to(gl.bfloat16), C, C, C, C)
     solve_and_store(M + square, gl.where(s < t, compared, 0.0), betas, 1, C)
 
 
@@ -397,20 +399,20 @@ def delta_vector_scores_strong_fwd_sm90(
     DT: gl.constexpr,
 ):  # fmt: skip
     """Scores, solved systems and decayed rows of the strong chunks, by levels: those that decay by ``2^RANGE``."""
-    follow()
+    wait_for_predecessor()
     pid = gl.program_id(0)
-    if any_marked(log_decays, pid, COUNT, 1, 1, -RANGE):
+    if any_strong(log_decays, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
             wanted = gl.load(log_decays + item) <= -RANGE
             if PACKED:
                 wanted = wanted & (gl.load(owner + item // HV) < N)
             if wanted:
-                none = unknown_zero(item)
-                gs, qs, ks, here, head, count = bring_chunk(
+                none = opaque_offset(item)
+                gs, qs, ks, here, head, count = copy_chunk_async(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, K, GROUP, 1, PACKED
                 )  # fmt: skip
-                a, m = strong_chunk(
+                a, m = strong_scores(
                     read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
                 betas = load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)

@@ -9,8 +9,8 @@ whatever graph is being recorded, or prepared to be, when it is first made.
 import triton
 import triton.language as tl
 
-from ..lib.indexing import sequence_of
-from ..lib.tiles import FLOOR, LOG2E
+from ..lib.gates import FLOOR, LOG2E
+from ..lib.indexing import locate_sequence
 
 __all__ = ["diagonal_running_sums_fwd", "diagonal_sum_matrices_fwd"]
 
@@ -41,7 +41,7 @@ def diagonal_running_sums_fwd(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = (piece * C + tl.arange(0, C)).to(tl.int64)[:, None]
     heads = (pid % blocks * BH + tl.arange(0, BH)).to(tl.int64)[None, :]
     inside = (rows < L) & (heads < HV)

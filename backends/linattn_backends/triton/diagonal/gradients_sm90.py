@@ -18,9 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import span_of
-from ..lib.sm90 import add, constants, copy, issue, left, sums
-from ..lib.sm90_pipeline import put
+from ..lib.indexing import locate_segment
+from ..lib.sm90 import add, constants, copy_rows_async, lhs_layout, mma_async, mma_layout
+from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
 from .resident_sm90 import Span, rows_unless, scores_partition, shared_program, shared_span, token_layout
 
@@ -54,7 +54,7 @@ class GradientRings(NamedTuple):
     qs: gl.shared_memory_descriptor
     dSs: gl.shared_memory_descriptor
     scores: gl.shared_memory_descriptor
-    sums: gl.shared_memory_descriptor
+    mma_layout: gl.shared_memory_descriptor
     lines: gl.shared_memory_descriptor
 
 
@@ -128,12 +128,12 @@ def load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n)
     row = (low + n) * c.C
     count = limit - row
     far = row.to(gl.int64)
-    copy(rings.dos.index(stage), arrays.do + far * ot, ot, rows_unless(n < skip, count, c.SHARE), c.C, c.V)
-    copy(rings.vs.index(stage), arrays.v + far * vt, vt, count, c.C, c.V)
+    copy_rows_async(rings.dos.index(stage), arrays.do + far * ot, ot, rows_unless(n < skip, count, c.SHARE), c.C, c.V)
+    copy_rows_async(rings.vs.index(stage), arrays.v + far * vt, vt, count, c.C, c.V)
     dS = arrays.dkept + (low + n).to(gl.int64) * HV * (c.K * c.V)
-    copy(rings.dSs.index(stage), dS, c.V, rows_unless(n < skip, c.BK, c.SHARE), c.BK, c.V)
-    copy(rings.ks.index(stage), arrays.k + far * kt, kt, count, c.C, c.BK)
-    copy(rings.qs.index(stage), arrays.q + far * qt, qt, rows_unless(n < skip, count, c.SHARE), c.C, c.BK)
+    copy_rows_async(rings.dSs.index(stage), dS, c.V, rows_unless(n < skip, c.BK, c.SHARE), c.BK, c.V)
+    copy_rows_async(rings.ks.index(stage), arrays.k + far * kt, kt, count, c.C, c.BK)
+    copy_rows_async(rings.qs.index(stage), arrays.q + far * qt, qt, rows_unless(n < skip, count, c.SHARE), c.C, c.BK)
     t = gl.arange(0, c.C, token_layout())
     p = arrays.G + (far + gl.minimum(t, count - 1)) * gt
     async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(0, c.C), p, mask=t < c.C)
@@ -156,9 +156,9 @@ def load_store_partition(c, rings, barriers, arrays, span, limit, HV, strides):
         far = row.to(gl.int64) * HV
         count = rows_unless(n < skip, limit - row, c.SHARE)
         mbarrier.wait(barriers.made_q.index(stage), (n // c.STAGES) & 1)
-        put(arrays.dq + far * c.K, rings.ks.index(stage), HV * c.K, count, c.C, c.BK)
+        store_buffer(arrays.dq + far * c.K, rings.ks.index(stage), HV * c.K, count, c.C, c.BK)
         mbarrier.wait(barriers.made_k.index(stage), (n // c.STAGES) & 1)
-        put(arrays.dk + far * c.K, rings.qs.index(stage), HV * c.K, count, c.C, c.BK)
+        store_buffer(arrays.dk + far * c.K, rings.qs.index(stage), HV * c.K, count, c.C, c.BK)
         gl.store(arrays.dg + far + t * HV, rings.lines.index(stage).load(token_layout()), mask=t < count)
         gl.thread_barrier()
         if low + n + c.STAGES < high:
@@ -168,19 +168,19 @@ def load_store_partition(c, rings, barriers, arrays, span, limit, HV, strides):
 @gluon.jit
 def key_operands(keys, gate_sums, C: gl.constexpr, V: gl.constexpr):
     """A chunk's keys, transposed, as left operands: as they are, and as they go into the state."""
-    given = keys.permute((1, 0)).load(left(C))
-    to_end = gate_sums.slice(C - 1, 1).load(gl.SliceLayout(0, left(C)))
-    to_end = gl.exp2(gl.minimum(to_end - gate_sums.slice(0, C).load(gl.SliceLayout(0, left(C))), 0.0))
+    given = keys.permute((1, 0)).load(lhs_layout(C))
+    to_end = gate_sums.slice(C - 1, 1).load(gl.SliceLayout(0, lhs_layout(C)))
+    to_end = gl.exp2(gl.minimum(to_end - gate_sums.slice(0, C).load(gl.SliceLayout(0, lhs_layout(C))), 0.0))
     decayed = given.to(gl.float32) * to_end[None, :]
-    return given, gl.convert_layout(decayed.to(gl.bfloat16), left(V))
+    return given, gl.convert_layout(decayed.to(gl.bfloat16), lhs_layout(V))
 
 
 @gluon.jit
 def query_partition(c, rings, barriers, span, start, scale, at, ik):
     """Scan ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
     low, high, skip = span
-    wide: gl.constexpr = sums(c.V)
-    narrow: gl.constexpr = sums(c.C)
+    wide: gl.constexpr = mma_layout(c.V)
+    narrow: gl.constexpr = mma_layout(c.C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     S = gl.zeros((c.BK, c.V), gl.float32, wide)
     if c.START:
@@ -196,7 +196,7 @@ def query_partition(c, rings, barriers, span, start, scale, at, ik):
             fence_async_shared()
             S = S * gl.exp2(rings.sums.index(stage).slice(c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
             _, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
-            S = issue(added, rings.vs.index(stage), S, False)
+            S = mma_async(added, rings.vs.index(stage), S, False)
             S, added = warpgroup_mma_wait(0, [S, added])
             gl.thread_barrier()
             mbarrier.arrive(barriers.made_q.index(stage), count=1)
@@ -209,16 +209,16 @@ def query_partition(c, rings, barriers, span, start, scale, at, ik):
         before = S.to(gl.bfloat16)
         S = S * gl.exp2(rings.sums.index(stage).slice(c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
         met = gl.sum(S * rings.dSs.index(stage).load(wide).to(gl.float32), 1)
-        old = gl.convert_layout(before, left(c.C))
-        x = issue(old, rings.dos.index(stage).permute((1, 0)), zeros, True)
+        old = gl.convert_layout(before, lhs_layout(c.C))
+        x = mma_async(old, rings.dos.index(stage).permute((1, 0)), zeros, True)
         given, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
-        S = issue(added, rings.vs.index(stage), S, False)
+        S = mma_async(added, rings.vs.index(stage), S, False)
         met = gl.sum(met, 0)
         to_start = gl.exp2(rings.sums.index(stage).slice(0, c.C).load(by_token)) * scale
         mbarrier.wait(barriers.scored.index(stage), phase)
         x, old = warpgroup_mma_wait(1, [x, old])
         x = x * to_start[None, :]
-        x = issue(given, rings.scores.index(stage).permute((1, 0)), x, False)
+        x = mma_async(given, rings.scores.index(stage).permute((1, 0)), x, False)
         query = rings.qs.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
         S, added = warpgroup_mma_wait(1, [S, added])
         x, given = warpgroup_mma_wait(0, [x, given])
@@ -236,7 +236,7 @@ def query_partition(c, rings, barriers, span, start, scale, at, ik):
 def key_partition(c, rings, barriers, span):
     """Make ``dk`` and ``dg``."""
     low, high, skip = span
-    acc: gl.constexpr = sums(c.BK)
+    acc: gl.constexpr = mma_layout(c.BK)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((c.C, c.BK), gl.float32, acc)
@@ -249,7 +249,7 @@ def key_partition(c, rings, barriers, span):
         phase = ((n - skip) // c.STAGES) & 1
         mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
         fence_async_shared()
-        x = issue(rings.vs.index(stage), rings.dSs.index(stage).permute((1, 0)), zeros, True)
+        x = mma_async(rings.vs.index(stage), rings.dSs.index(stage).permute((1, 0)), zeros, True)
         key = rings.ks.index(stage).load(acc).to(gl.float32)
         gl.thread_barrier()
         mbarrier.arrive(barriers.taken.index(stage), count=1)
@@ -258,7 +258,7 @@ def key_partition(c, rings, barriers, span):
         to_end = rings.sums.index(stage).slice(c.C - 1, 1).load(of_rows) - rings.sums.index(stage).slice(0, c.C).load(of_rows)
         x = x * gl.exp2(gl.minimum(to_end, 0.0))[:, None]
         crossing = gl.sum(gl.sum(key * x, 1), 0)
-        x = issue(rings.scores.index(stage).permute((1, 0)), rings.qs.index(stage), x, False)
+        x = mma_async(rings.scores.index(stage).permute((1, 0)), rings.qs.index(stage), x, False)
         x = warpgroup_mma_wait(0, [x])
         own = gl.sum(key * x, 1)
         mbarrier.wait(barriers.crossed.index(stage), phase)
@@ -292,7 +292,7 @@ def diagonal_scalar_gradients_bwd_sm90(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low, high, skip = shared_span(low, high, second, False, SHARE)
     limit = gl.minimum(L, high * C).to(gl.int32)
     q += row * qb + bos * qt + hv // GROUP * qh + ik * BK

@@ -24,28 +24,25 @@ the host for a size: results are deterministic and launches can be captured. ``G
 import triton
 import triton.language as tl
 
-from ..lib.indexing import at_head, nth, sequence_of, span_of, state_tile
-from ..lib.tiles import (
+from ..lib.gates import (
     LOG2E,
-    above_transposed,
-    below_transposed,
-    block_sums,
-    decay_between,
-    facing_pairs,
-    gated_values,
+    block_decays,
+    decay_from_sums,
+    decay_rows,
+    decayed_values,
+    level_masks,
+    level_pairs_transposed,
     level_scores,
-    levels_mask,
     load_gate,
-    load_tile,
-    plain_blocks,
-    product,
-    resets,
-    row_decays,
-    state_rows,
-    taken,
-    times,
-    total,
+    lower_gates_transposed,
+    plain_block_half,
+    reset_tokens,
+    scalar_decays,
+    sum_where,
+    upper_gates_transposed,
 )
+from ..lib.indexing import chunk_at, head_pointer, locate_segment, locate_sequence, state_offsets
+from ..lib.tiles import dot, dot_add, load_tile, to_operand
 from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
 
 __all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
@@ -76,7 +73,7 @@ def diagonal_states(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    n, bos, L, b, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, b, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     if KEEP or GATE == SUMMED:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)
@@ -84,13 +81,13 @@ def diagonal_states(
             chunk0 = n * ((T + C - 1) // C)
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    tile, inside = state_tile(columns_k, columns_v, K, V)
-    x = at_head(x, b, bos, hv, xb, xt, xh, GROUP)
-    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
+    tile, inside = state_offsets(columns_k, columns_v, K, V)
+    x = head_pointer(x, b, bos, hv, xb, xt, xh, GROUP)
+    y = head_pointer(y, b, bos, hv, yb, yt, yh, 1)
     if GATE == SCALAR or GATE == VECTOR:  # noqa: SIM109 - the compiler has no `in`
-        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+        g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     if VALUE_GATE:
-        w = at_head(w, b, bos, hv, wb, wt, wh, 1)
+        w = head_pointer(w, b, bos, hv, wb, wt, wh, 1)
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -100,13 +97,13 @@ def diagonal_states(
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     if GATE == SUMMED:
-        later = load_chunk_decay(g, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
+        later = load_chunk_decay(g, chunk0, chunk_at(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
-        chunk = nth(step, low, high, REVERSE)
+        chunk = chunk_at(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         if GATE == SUMMED:
             all = later
-            later = load_chunk_decay(g, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+            later = load_chunk_decay(g, chunk0, chunk_at(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if KEEP:
             p = kept + ((chunk0 + chunk) * HV + hv) * (K * V)
             tl.store(p + tile, S.to(kept.dtype.element_ty), mask=inside)
@@ -121,7 +118,7 @@ def diagonal_states(
         else:
             xd = bx.to(tl.float32)
         if GATE == SCALAR:
-            to_start, to_end, all = row_decays(g, rows, load_chunk_sum(g, chunk, L, gt, True, C), gt, L)
+            to_start, to_end, all = scalar_decays(g, rows, load_chunk_sum(g, chunk, L, gt, True, C), gt, L)
             if REVERSE:
                 xd = xd * to_start[:, None]
             else:
@@ -131,9 +128,9 @@ def diagonal_states(
         if GATE == VECTOR:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             if not REVERSE:
-                E = total(j > t, bg, SPLIT)
+                E = sum_where(j > t, bg, SPLIT)
             else:
-                E = total(j <= t, bg, SPLIT)
+                E = sum_where(j <= t, bg, SPLIT)
             xd = xd * tl.exp2(E * LOG2E)
             all = tl.sum(bg.to(tl.float32), 0) * LOG2E
             S = S * tl.exp2(all)[:, None]
@@ -141,14 +138,14 @@ def diagonal_states(
         if VALUE_GATE:
             bw = load_gate(w, rows, wt, columns_v, L, V, BV)
             if REVERSE:
-                E = total(j <= t, bw, SPLIT)
+                E = sum_where(j <= t, bw, SPLIT)
             else:
-                E = total(j > t, bw, SPLIT)
+                E = sum_where(j > t, bw, SPLIT)
             by = (by.to(tl.float32) * tl.exp2(E * LOG2E)).to(by.dtype)
             all = tl.sum(bw.to(tl.float32), 0) * LOG2E
             S = S * tl.exp2(all)[None, :]
             sum_w += all
-        S = product(tl.trans(xd.to(by.dtype)), by, S, PREC)
+        S = dot_add(tl.trans(xd.to(by.dtype)), by, S, PREC)
     if END:
         tl.store(end + at + tile, S, mask=inside)
         if GATE != NONE and not WHOLE and iv == 0:
@@ -204,7 +201,7 @@ def diagonal_carries(
         high = low + PER
     columns_k = ik * BK + tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    tile, inside = state_tile(columns_k, columns_v, K, V)
+    tile, inside = state_offsets(columns_k, columns_v, K, V)
     at = (n * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -259,16 +256,16 @@ def diagonal_outputs(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    y = at_head(y, b, bos, hv, yb, yt, yh, 1)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
+    y = head_pointer(y, b, bos, hv, yb, yt, yh, 1)
     if GATE != NONE:
-        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+        g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     A = tl.zeros((C, C), tl.float32)
     acc = tl.zeros((C, BV), tl.float32)
@@ -276,18 +273,18 @@ def diagonal_outputs(
         columns_k = ik * BK + tl.arange(0, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        tile, inside = state_tile(columns_k, columns_v, K, V)
+        tile, inside = state_offsets(columns_k, columns_v, K, V)
         bS = tl.load(kept + tile, mask=inside, other=0.0)
         if GATE == VECTOR:
             bg = load_gate(g, rows, gt, columns_k, L, K, BK)
             none = tl.zeros((BK,), tl.float32)
             A += level_scores(bq, bk, bg, none, C, REVERSE, False, SPLIT, RANGE, DT, PREC)
         elif REVERSE:
-            A = product(bk, tl.trans(bq), A, PREC)
-            acc = product(bk.to(bS.dtype), bS, acc, PREC)
+            A = dot_add(bk, tl.trans(bq), A, PREC)
+            acc = dot_add(bk.to(bS.dtype), bS, acc, PREC)
         else:
-            A = product(bq, tl.trans(bk), A, PREC)
-            acc = product(bq.to(bS.dtype), bS, acc, PREC)
+            A = dot_add(bq, tl.trans(bk), A, PREC)
+            acc = dot_add(bq.to(bS.dtype), bS, acc, PREC)
     if GATE == VECTOR:  # apart from the levels, which need the registers
         for ik in range(NK):
             columns_k = ik * BK + tl.arange(0, BK)
@@ -296,16 +293,16 @@ def diagonal_outputs(
                 bx = load_tile(k, rows, kt, columns_k, L, K, BK)
             else:
                 bx = load_tile(q, rows, qt, columns_k, L, K, BK)
-            tile, inside = state_tile(columns_k, columns_v, K, V)
+            tile, inside = state_offsets(columns_k, columns_v, K, V)
             bS = tl.load(kept + tile, mask=inside, other=0.0)
-            acc = product(state_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
+            acc = dot_add(decay_rows(bx, bg, C, REVERSE, False, SPLIT).to(bS.dtype), bS, acc, PREC)
     if GATE == SCALAR:
-        to_start, to_end, _ = row_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
+        to_start, to_end, _ = scalar_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
         if REVERSE:
             acc = acc * to_end[:, None]
         else:
             acc = acc * to_start[:, None]
-        A = A * decay_between(g, rows, gt, L, REVERSE)
+        A = A * decay_from_sums(g, rows, gt, L, REVERSE)
     if GATE == NONE:
         if REVERSE:
             A = tl.where(t <= s, A, 0.0)
@@ -315,10 +312,10 @@ def diagonal_outputs(
         acc = acc * scale
     by = load_tile(y, rows, yt, columns_v, L, V, BV)
     if VALUE_GATE:
-        bw = load_gate(at_head(w, b, bos, hv, wb, wt, wh, 1), rows, wt, columns_v, L, V, BV)
-        acc = acc * tl.exp2(total(s <= t, bw, SPLIT) * LOG2E) + gated_values(A * scale, by, bw, C, SPLIT, RANGE, DT, PREC)
+        bw = load_gate(head_pointer(w, b, bos, hv, wb, wt, wh, 1), rows, wt, columns_v, L, V, BV)
+        acc = acc * tl.exp2(sum_where(s <= t, bw, SPLIT) * LOG2E) + decayed_values(A * scale, by, bw, C, SPLIT, RANGE, DT, PREC)
     else:
-        acc = product((A * scale).to(DT), by.to(DT), acc, PREC)
+        acc = dot_add((A * scale).to(DT), by.to(DT), acc, PREC)
     p = out + ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
@@ -341,19 +338,19 @@ def diagonal_gradients_bwd(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    v = at_head(v, b, bos, hv, vb, vt, vh, VALUE_GROUP)
-    do = at_head(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = head_pointer(v, b, bos, hv, vb, vt, vh, VALUE_GROUP)
+    do = head_pointer(do, b, bos, hv, ob, ot, oh, VALUE_GROUP)
     if VALUE_GATE:
-        w = at_head(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
+        w = head_pointer(w, b, bos, hv, wb, wt, wh, VALUE_GATE_GROUP)
     if GATE != NONE:
-        g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+        g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     kept += (i.to(tl.int64) * HV + hv) * (K * V)
     dkept += (i.to(tl.int64) * HV + hv) * (K * V)
 
@@ -372,16 +369,16 @@ def diagonal_gradients_bwd(
     bk = load_tile(k, rows, kt, columns_k, L, K, BK)
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     if GATE == NONE:
-        bdq = product(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
+        bdq = dot_add(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == SCALAR:
-        to_start, to_end, all = row_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
-        dA = dA * decay_between(g, rows, gt, L, False)
+        to_start, to_end, all = scalar_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
+        dA = dA * decay_from_sums(g, rows, gt, L, False)
         bdq = bdq * to_start[:, None]
-        pairs = tl.where(s < t, dA * times(bq, tl.trans(bk), PREC), 0.0)
-        across = tl.sum(tl.where(s < t, total(s >= t, pairs, SPLIT), 0.0), 1)
+        pairs = tl.where(s < t, dA * dot(bq, tl.trans(bk), PREC), 0.0)
+        across = tl.sum(tl.where(s < t, sum_where(s >= t, pairs, SPLIT), 0.0), 1)
         across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
-        bdq = product(dA.to(DT), bk.to(DT), bdq, PREC)
+        bdq = dot_add(dA.to(DT), bk.to(DT), bdq, PREC)
         tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
     if GATE == VECTOR:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
@@ -389,24 +386,24 @@ def diagonal_gradients_bwd(
         kf = bk.to(tl.float32)
         weight = own[:, None]
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
-        bdq = bdq * tl.exp2(total(s <= t, bg, SPLIT) * LOG2E)
-        bdg = total(s >= t, qf * bdq, SPLIT)
-        stop = plain_blocks(bg, C, False, 1, RANGE)
+        bdq = bdq * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
+        bdg = sum_where(s >= t, qf * bdq, SPLIT)
+        stop = plain_block_half(bg, C, False, 1, RANGE)
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, C, False)
-            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            upper, between, pairs = level_masks(half, C, False)
+            e = tl.exp2(sum_where(between, bg, SPLIT) * LOG2E)
             X = (tl.where(upper, 0.0, bk).to(tl.float32) * e).to(DT)
-            Z = tl.where(upper, e * times(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
+            Z = tl.where(upper, e * dot(tl.where(pairs, dA, 0.0).to(DT), X, PREC), 0.0)
             bdq += Z
-            bdg += total(above_transposed(half, C, False), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
+            bdg += sum_where(upper_gates_transposed(half, C, False), tl.where(upper, bq, 0.0).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, stop, C, False, SPLIT)
+            Gq, G = block_decays(bg, stop, C, False, SPLIT)
             near = (t ^ s) < 2 * stop
-            Z = tl.exp2(Gq) * times(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
+            Z = tl.exp2(Gq) * dot(tl.where(near & (s < t), dA, 0.0).to(DT), (kf * tl.exp2(-G)).to(DT), PREC)
             bdq += Z
-            bdg += total(near & (s >= t), qf * Z, SPLIT)
+            bdg += sum_where(near & (s >= t), qf * Z, SPLIT)
         if not TRANSPOSED:  # then it is the output, known already
             tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
 
@@ -417,7 +414,7 @@ def diagonal_gradients_bwd(
     )  # fmt: skip
     dAT = dAT * scale
     if GATE == NONE:
-        bdk = product(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
+        bdk = dot_add(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
     if GATE == SCALAR:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
@@ -425,7 +422,7 @@ def diagonal_gradients_bwd(
         bdk = bdk * to_end[:, None]
         across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
         through = tl.sum(met, 0) * tl.exp2(all)
-        bdk = product((dAT * decay_between(g, rows, gt, L, True)).to(DT), bq.to(DT), bdk, PREC)
+        bdk = dot_add((dAT * decay_from_sums(g, rows, gt, L, True)).to(DT), bq.to(DT), bdk, PREC)
         tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
         across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
@@ -435,23 +432,23 @@ def diagonal_gradients_bwd(
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
         kf = bk.to(tl.float32)
-        bdk = bdk * tl.exp2(total(s > t, bg, SPLIT) * LOG2E)
-        bdg += total(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
+        bdk = bdk * tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
+        bdg += sum_where(s < t, kf * bdk, SPLIT) + (met * tl.exp2(whole))[None, :]
         half = C // 2
         while half > stop:
-            upper, between, pairs = levels_mask(half, C, False)
-            e = tl.exp2(total(between, bg, SPLIT) * LOG2E)
+            upper, between, pairs = level_masks(half, C, False)
+            e = tl.exp2(sum_where(between, bg, SPLIT) * LOG2E)
             X = (tl.where(upper, bq, 0.0).to(tl.float32) * e).to(DT)
-            Z = tl.where(upper, 0.0, e * times(tl.where(facing_pairs(half, C), dAT, 0.0).to(DT), X, PREC))
+            Z = tl.where(upper, 0.0, e * dot(tl.where(level_pairs_transposed(half, C), dAT, 0.0).to(DT), X, PREC))
             bdk += Z
-            bdg += total(below_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
+            bdg += sum_where(lower_gates_transposed(half, C), tl.where(upper, 0.0, bk).to(tl.float32) * Z, SPLIT)
             half = half // 2
         if stop > 0:
-            Gq, G = block_sums(bg, stop, C, False, SPLIT)
+            Gq, G = block_decays(bg, stop, C, False, SPLIT)
             near = (t ^ s) < 2 * stop
-            Z = tl.exp2(-G) * times(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
+            Z = tl.exp2(-G) * dot(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
             bdk += Z
-            bdg -= total(near & (s >= t), kf * Z, SPLIT)
+            bdg -= sum_where(near & (s >= t), kf * Z, SPLIT)
         tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
         tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
 
@@ -475,7 +472,7 @@ def one_sided_products(
         columns_v = iv * BV + tl.arange(0, BV)
         ba = load_tile(a, rows, at, columns_v, L, V, BV).to(DT)
         bb = load_tile(b, rows, bt, columns_v, L, V, BV).to(DT)
-        tile, inside = state_tile(columns_k, columns_v, K, V)
+        tile, inside = state_offsets(columns_k, columns_v, K, V)
         if TRANSPOSED:
             tile = columns_v[None, :] * K + columns_k[:, None]
         bS = tl.load(kept + tile, mask=inside, other=0.0)
@@ -486,10 +483,10 @@ def one_sided_products(
                 M += level_scores(bb, ba, bw, none, C, True, False, SPLIT, RANGE, DT, PREC)
             else:
                 M += level_scores(ba, bb, bw, none, C, False, False, SPLIT, RANGE, DT, PREC)
-            ba = state_rows(ba, bw, C, MEET, False, SPLIT)
+            ba = decay_rows(ba, bw, C, MEET, False, SPLIT)
         else:
-            M = product(ba, tl.trans(bb), M, PREC)
-        R = product(ba.to(bS.dtype), tl.trans(bS), R, PREC)
+            M = dot_add(ba, tl.trans(bb), M, PREC)
+        R = dot_add(ba.to(bS.dtype), tl.trans(bS), R, PREC)
         if MEET:
             both = bS.to(tl.float32) * tl.load(other + tile, mask=inside, other=0.0).to(tl.float32)
             if VALUE_GATE:
@@ -518,17 +515,17 @@ def diagonal_scalar_gradients_bwd(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns = ik * BK + tl.arange(0, BK)
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    v = at_head(v, b, bos, hv, vb, vt, vh, 1)
-    do = at_head(do, b, bos, hv, ob, ot, oh, 1)
-    G = at_head(G, b, bos, hv, gb, gt, gh, 1)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
+    v = head_pointer(v, b, bos, hv, vb, vt, vh, 1)
+    do = head_pointer(do, b, bos, hv, ob, ot, oh, 1)
+    G = head_pointer(G, b, bos, hv, gb, gt, gh, 1)
     bk = load_tile(k, rows, kt, columns, L, K, BK)
     bq = load_tile(q, rows, qt, columns, L, K, BK)
-    to_start, to_end, all = row_decays(G, rows, load_chunk_sum(G, piece, L, gt, True, C), gt, L)
+    to_start, to_end, all = scalar_decays(G, rows, load_chunk_sum(G, piece, L, gt, True, C), gt, L)
     here = (i.to(tl.int64) * HV + hv) * (K * V)
     below = tl.zeros((C, C), tl.float32)
     bdq = tl.zeros((C, BK), tl.float32)
@@ -536,27 +533,27 @@ def diagonal_scalar_gradients_bwd(
     met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
-        tile, inside = state_tile(columns, columns_v, K, V)
+        tile, inside = state_offsets(columns, columns_v, K, V)
         bo = load_tile(do, rows, ot, columns_v, L, V, BV)
         bv = load_tile(v, rows, vt, columns_v, L, V, BV)
         bS = tl.load(kept + here + tile, mask=inside, other=0.0)
         bD = tl.load(dkept + here + tile, mask=inside, other=0.0)
-        bdq = product(bo.to(bS.dtype), tl.trans(bS), bdq, PREC)
-        bdk = product(bv.to(bS.dtype), tl.trans(bD), bdk, PREC)
-        below = product(bo, tl.trans(bv), below, PREC)
+        bdq = dot_add(bo.to(bS.dtype), tl.trans(bS), bdq, PREC)
+        bdk = dot_add(bv.to(bS.dtype), tl.trans(bD), bdk, PREC)
+        below = dot_add(bo, tl.trans(bv), below, PREC)
         met += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
     p = at[:, None] * K + columns[None, :]
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
-    pairs = taken(below * scale * decay_between(G, rows, gt, L, False), DT, PREC)
-    bdq = product(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
+    pairs = to_operand(below * scale * decay_from_sums(G, rows, gt, L, False), DT, PREC)
+    bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
     tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
-    bdk = product(tl.trans(pairs), bq.to(DT), bdk, PREC)
+    bdk = dot_add(tl.trans(pairs), bq.to(DT), bdk, PREC)
     across -= tl.sum(bk.to(tl.float32) * bdk, 1)
     tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=keep)
     across = tl.cumsum(across, 0, reverse=True) + through
-    across = tl.where(resets(G, rows, gt, L, C), 0.0, across)
+    across = tl.where(reset_tokens(G, rows, gt, L, C), 0.0, across)
     tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

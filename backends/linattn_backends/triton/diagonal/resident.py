@@ -23,8 +23,9 @@ they are :func:`.memory.scalar_gradients`'s.
 import triton
 import triton.language as tl
 
-from ..lib.indexing import at_head, nth, span_of, state_tile
-from ..lib.tiles import decay_between, load_tile, product, times
+from ..lib.gates import decay_from_sums
+from ..lib.indexing import chunk_at, head_pointer, locate_segment, state_offsets
+from ..lib.tiles import dot, dot_add, load_tile
 from .gate import NONE, SCALAR, load_chunk_sum
 
 __all__ = ["diagonal_scan"]
@@ -51,7 +52,7 @@ def load_sums(G, chunk, L, stride, there, C: tl.constexpr):
 @triton.jit
 def prefetch_sums(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.constexpr):
     """``G_C`` and the running sums of the chunk after this step's; of its own, if it is the last."""
-    chunk = nth(tl.minimum(step + 1, high - 1), low, high, REVERSE)
+    chunk = chunk_at(tl.minimum(step + 1, high - 1), low, high, REVERSE)
     return load_chunk_sum(G, chunk, L, stride, True, C), load_sums(G, chunk, L, stride, True, C)
 
 
@@ -69,11 +70,11 @@ def scan_chunks(
     s = tl.arange(0, C)[None, :]
     c = 0.0  # base 2: by which S is still to decay
     if GATE == SCALAR:  # loaded a chunk ahead: too small for the compiler's pipeline
-        coming = nth(low, low, high, REVERSE)
+        coming = chunk_at(low, low, high, REVERSE)
         coming_end = load_chunk_sum(G, coming, L, gt, low < high, C)
         coming_sums = load_sums(G, coming, L, gt, low < high, C)
     for step in range(low, high):
-        chunk = nth(step, low, high, REVERSE)
+        chunk = chunk_at(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         if GATE == SCALAR:
             G_C = coming_end
@@ -81,7 +82,7 @@ def scan_chunks(
             if REVERSE:
                 coming_end, coming_sums = prefetch_sums(G, step, low, high, L, gt, C, REVERSE)
         if KEEP:
-            tile, inside = state_tile(columns_k, columns_v, W, V)
+            tile, inside = state_offsets(columns_k, columns_v, W, V)
             rate = scale * tl.exp2(c)
             tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
         ba = load_tile(a, rows, at, columns_k, L, W, BK)
@@ -106,24 +107,24 @@ def scan_chunks(
                 near = later
                 S = S * tl.exp2(c + 0.5 * G_C)
                 c = 0.5 * G_C
-        A = times(ba, tl.trans(bb), PREC)
+        A = dot(ba, tl.trans(bb), PREC)
         if ba.dtype == tl.float16:  # it has the range neither of a state nor of scores
-            acc = times(ba.to(tl.float32), S, PREC)
+            acc = dot(ba.to(tl.float32), S, PREC)
         else:
-            acc = times(ba, S.to(ba.dtype), PREC)
+            acc = dot(ba, S.to(ba.dtype), PREC)
         if GATE == SCALAR and STRONG:
-            A = A * decay_between(G, rows, gt, L, REVERSE)
+            A = A * decay_from_sums(G, rows, gt, L, REVERSE)
             acc = acc * tl.exp2(to_start)[:, None]
             S = S * tl.exp2(G_C)
         elif REVERSE:
             A = tl.where(t <= s, A, 0.0)
         else:
             A = tl.where(s <= t, A, 0.0)
-        S = product(tl.trans(bb), later, S, PREC)
+        S = dot_add(tl.trans(bb), later, S, PREC)
         if ba.dtype == tl.float16:
-            acc = product(A, near.to(tl.float32), acc, PREC)
+            acc = dot_add(A, near.to(tl.float32), acc, PREC)
         else:
-            acc = product(A.to(by.dtype), near, acc, PREC)
+            acc = dot_add(A.to(by.dtype), near, acc, PREC)
         if GATE == SCALAR and not STRONG:
             acc = acc * (tl.exp2(shift) * scale)[:, None]
         else:
@@ -157,16 +158,16 @@ def diagonal_scan(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    a = at_head(a, row, bos, hv, ab, at, ah, GROUP)
-    b = at_head(b, row, bos, hv, eb, et, eh, GROUP)
-    y = at_head(y, row, bos, hv, yb, yt, yh, Y_GROUP)
+    a = head_pointer(a, row, bos, hv, ab, at, ah, GROUP)
+    b = head_pointer(b, row, bos, hv, eb, et, eh, GROUP)
+    y = head_pointer(y, row, bos, hv, yb, yt, yh, Y_GROUP)
     out += ((row * T + bos) * HV + hv) * V
     if GATE != NONE:
-        G = at_head(G, row, bos, hv, gb, gt, gh, 1)
-    tile, inside = state_tile(columns_k, columns_v, W, V)
+        G = head_pointer(G, row, bos, hv, gb, gt, gh, 1)
+    tile, inside = state_offsets(columns_k, columns_v, W, V)
     if TRANSPOSED:
         tile = columns_v[None, :] * W + columns_k[:, None]
     S = tl.zeros((BK, BV), tl.float32)

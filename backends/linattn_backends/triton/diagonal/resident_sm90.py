@@ -19,10 +19,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import nth, span_of
-from ..lib.sm90 import constants, copy, issue, left, sums
+from ..lib.indexing import chunk_at, locate_segment
+from ..lib.sm90 import constants, copy_rows_async, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import barriers as ring_barriers
-from ..lib.sm90_pipeline import hold, put
+from ..lib.sm90_pipeline import hold, store_buffer
 from .gate import NONE, SCALAR
 
 __all__ = ["diagonal_scan_sm90"]
@@ -185,26 +185,26 @@ def load_partition(c, rings, barriers, arrays, span, limit, scale, strides):
     a, b, y, G = arrays
     at, bt, yt, gt = strides
     if c.GATE == SCALAR and not c.RAW:
-        found, last = load_sums(G, nth(low, low, high, c.REVERSE), limit, gt, low < high, c.C)
+        found, last = load_sums(G, chunk_at(low, low, high, c.REVERSE), limit, gt, low < high, c.C)
     for n in range(high - low):
-        row = nth(low + n, low, high, c.REVERSE) * c.C
+        row = chunk_at(low + n, low, high, c.REVERSE) * c.C
         stage = n % c.STAGES
         count = limit - row
         far = row.to(gl.int64)
         mbarrier.wait(barriers.free.index(stage), ((n // c.STAGES) & 1) ^ 1)
         if not c.RAW:
-            copy(rings.rows.index(stage), a + far * at, at, count, c.C, c.W)
+            copy_rows_async(rings.rows.index(stage), a + far * at, at, count, c.C, c.W)
         elif c.GATE == SCALAR:
             copy_sums(rings.rates.index(stage).slice(2 * c.C, c.C), G, far, count, gt, c.C)
-        copy(rings.others.index(stage), b + far * bt, bt, count, c.C, c.W)
-        copy(rings.ys.index(stage), y + far * yt, yt, count, c.C, c.BV)
+        copy_rows_async(rings.others.index(stage), b + far * bt, bt, count, c.C, c.W)
+        copy_rows_async(rings.ys.index(stage), y + far * yt, yt, count, c.C, c.BV)
         if c.RAW:
-            copy(rings.rows.index(stage), a + far * at, at, rows_unless(n < skip, count, c.SHARE), c.C, c.W)
+            copy_rows_async(rings.rows.index(stage), a + far * at, at, rows_unless(n < skip, count, c.SHARE), c.C, c.W)
         elif c.GATE == SCALAR:
             rings.rates.index(stage).slice(0, c.C).store(gl.exp2(found) * scale)
             rings.rates.index(stage).slice(c.C, c.C).store(gl.exp2(gl.minimum(last - found, 0.0)))
             rings.rates.index(stage).slice(2 * c.C, c.C).store(found)
-            found, last = load_sums(G, nth(gl.minimum(low + n + 1, high - 1), low, high, c.REVERSE), limit, gt, True, c.C)
+            found, last = load_sums(G, chunk_at(gl.minimum(low + n + 1, high - 1), low, high, c.REVERSE), limit, gt, True, c.C)
         async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(barriers.ready.index(stage), count=1)
@@ -228,7 +228,7 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
     ``rates`` have the gate's sums from ``SUMS`` on; if ``RATED``, places for factors before them.
     """
     low, high, skip = span
-    square: gl.constexpr = sums(c.C)
+    square: gl.constexpr = mma_layout(c.C)
     t = gl.arange(0, c.C, gl.SliceLayout(1, square))
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
     zeros = gl.zeros((c.C, c.C), gl.float32, square)
@@ -242,7 +242,7 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
         stage = n % c.STAGES
         mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
         fence_async_shared()
-        A = issue(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
+        A = mma_async(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
         if c.RATED:
             store_rates(rings.rates.index(stage), barriers.rated.index(stage), scale, c.C)
         if c.GATE == SCALAR:
@@ -269,8 +269,8 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
 def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv):
     """Scan: the state, and what comes out. In reverse, with a gate, the scale goes into the state, else to what comes out."""
     low, high, skip = span
-    wide: gl.constexpr = sums(c.W)
-    narrow: gl.constexpr = sums(c.C)
+    wide: gl.constexpr = mma_layout(c.W)
+    narrow: gl.constexpr = mma_layout(c.C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     S = gl.zeros((c.BV, c.W), gl.float32, wide)
     columns_k = gl.arange(0, c.W, gl.SliceLayout(0, wide))[None, :]
@@ -291,13 +291,13 @@ def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv)
             if c.GATE == SCALAR:
                 mbarrier.wait(barriers.rated.index(stage), (n // c.STAGES) & 1)
                 S = S * gl.exp2(rings.rates.index(stage).slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-                decayed = rings.ys.index(stage).permute((1, 0)).load(left(c.C)).to(gl.float32)
-                decayed = decayed * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, left(c.C)))[None, :]
-                added = gl.convert_layout(decayed.to(gl.bfloat16), left(c.W))
-                S = issue(added, rings.others.index(stage), S, False)
+                decayed = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C)).to(gl.float32)
+                decayed = decayed * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))[None, :]
+                added = gl.convert_layout(decayed.to(gl.bfloat16), lhs_layout(c.W))
+                S = mma_async(added, rings.others.index(stage), S, False)
                 S, added = warpgroup_mma_wait(0, [S, added])
             else:
-                S = issue(rings.ys.index(stage).permute((1, 0)), rings.others.index(stage), S, False)
+                S = mma_async(rings.ys.index(stage).permute((1, 0)), rings.others.index(stage), S, False)
                 S = warpgroup_mma_wait(0, [S])
             gl.thread_barrier()
             mbarrier.arrive(barriers.free.index(stage), count=2)
@@ -312,19 +312,20 @@ def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv)
             held = (S * scale).to(gl.bfloat16)
         if c.GATE == SCALAR:  # while nothing runs: the assembler waits for every product where it meets these registers
             S = S * gl.exp2(rings.rates.index(stage).slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-        old = gl.convert_layout(before, left(c.C))
-        o = issue(old, rings.rows.index(stage).permute((1, 0)), zeros, True)
-        given = rings.ys.index(stage).permute((1, 0)).load(left(c.C))
+        old = gl.convert_layout(before, lhs_layout(c.C))
+        o = mma_async(old, rings.rows.index(stage).permute((1, 0)), zeros, True)
+        given = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C))
         added = given
         if c.GATE == SCALAR:
             if c.RAW:
                 mbarrier.wait(barriers.rated.index(stage), (n // c.STAGES) & 1)
             decayed = (
-                given.to(gl.float32) * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, left(c.C)))[None, :]
+                given.to(gl.float32)
+                * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))[None, :]
             )
             added = decayed.to(gl.bfloat16)
-        added = gl.convert_layout(added, left(c.W))
-        S = issue(added, rings.others.index(stage), S, False)
+        added = gl.convert_layout(added, lhs_layout(c.W))
+        S = mma_async(added, rings.others.index(stage), S, False)
         if c.KEEP:
             mbarrier.wait(barriers.kept_free, ((n - skip) & 1) ^ 1)
             rings.state.permute((1, 0)).store(held)
@@ -336,7 +337,7 @@ def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv)
             o = o * rings.rates.index(stage).slice(MEETS, c.C).load(by_token)[None, :]
         else:
             o = o * scale
-        o = issue(given, rings.scores.index(stage).permute((1, 0)), o, False)
+        o = mma_async(given, rings.scores.index(stage).permute((1, 0)), o, False)
         S, added = warpgroup_mma_wait(1, [S, added])
         o, given = warpgroup_mma_wait(0, [o, given])
         rings.ys.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
@@ -355,16 +356,16 @@ def store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV):
     """Store states, if ``KEEP``, and outputs."""
     low, high, skip = span
     for n in range(skip, high - low):
-        chunk = nth(low + n, low, high, c.REVERSE)
+        chunk = chunk_at(low + n, low, high, c.REVERSE)
         stage = n % c.STAGES
         if c.KEEP:
             mbarrier.wait(barriers.kept_full, (n - skip) & 1)
-            put(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
+            store_buffer(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
             gl.thread_barrier()
             mbarrier.arrive(barriers.kept_free, count=1)
         mbarrier.wait(barriers.made.index(stage), ((n - skip) // c.STAGES) & 1)
         row = chunk * c.C
-        put(out + row.to(gl.int64) * (HV * c.V), rings.ys.index(stage), HV * c.V, limit - row, c.C, c.BV)
+        store_buffer(out + row.to(gl.int64) * (HV * c.V), rings.ys.index(stage), HV * c.V, limit - row, c.C, c.BV)
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
 
@@ -410,7 +411,7 @@ def diagonal_scan_sm90(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low, high, skip = shared_span(low, high, second, REVERSE, SHARE)
     limit = gl.minimum(L, high * C).to(gl.int32)
     a += row * ab + bos * at + hv // GROUP * ah

@@ -12,9 +12,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import nth, span_of
-from ..lib.sm90 import issue, left, sums
-from ..lib.sm90_pipeline import put
+from ..lib.indexing import chunk_at, locate_segment
+from ..lib.sm90 import lhs_layout, mma_async, mma_layout
+from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
 from .resident_sm90 import Arrays, ScanConstants, Span, Strides, load_partition
 
@@ -64,8 +64,8 @@ class WideBarriers(NamedTuple):
 def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
     """Scan the state: a copy of it, then what the chunk adds."""
     low, high, _skip = span
-    wide: gl.constexpr = sums(128)  # of two products: one of 256 columns has more registers than the assembler allows
-    by_token: gl.constexpr = gl.SliceLayout(0, left(c.C))
+    wide: gl.constexpr = mma_layout(128)  # of two products: one of 256 columns has more registers than the assembler allows
+    by_token: gl.constexpr = gl.SliceLayout(0, lhs_layout(c.C))
     S = gl.zeros((c.BV, c.W), gl.float32, wide)
     columns_k = gl.arange(0, c.W, gl.SliceLayout(0, wide))[None, :]
     columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
@@ -84,7 +84,7 @@ def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
         mbarrier.arrive(barriers.copied, count=1)
         mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
         fence_async_shared()
-        added = rings.ys.index(stage).permute((1, 0)).load(left(c.C))
+        added = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C))
         if c.GATE == SCALAR:
             line = rings.rates.index(stage)
             S = S * gl.exp2(line.slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
@@ -96,8 +96,8 @@ def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
             added = (added.to(gl.float32) * rate[None, :]).to(gl.bfloat16)
         elif c.REVERSE:
             added = (added.to(gl.float32) * scale).to(gl.bfloat16)
-        added = gl.convert_layout(added, left(128))
-        S = issue(added, rings.others.index(stage), S, False)
+        added = gl.convert_layout(added, lhs_layout(128))
+        S = mma_async(added, rings.others.index(stage), S, False)
         S, added = warpgroup_mma_wait(0, [S, added])
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
@@ -109,8 +109,8 @@ def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
 def output_partition(c, rings, barriers, span, scale):
     """Make what comes out, from the state and from the chunk's own tokens."""
     low, high, _skip = span
-    square: gl.constexpr = sums(c.C)
-    acc: gl.constexpr = sums(c.BV)
+    square: gl.constexpr = mma_layout(c.C)
+    acc: gl.constexpr = mma_layout(c.BV)
     by_row: gl.constexpr = gl.SliceLayout(1, acc)
     t = gl.arange(0, c.C, gl.SliceLayout(1, square))
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
@@ -121,12 +121,12 @@ def output_partition(c, rings, barriers, span, scale):
         phase = (n // c.STAGES) & 1
         mbarrier.wait(barriers.ready.index(stage), phase)
         fence_async_shared()
-        A = issue(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
+        A = mma_async(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
         mbarrier.wait(barriers.copied, n & 1)
         if c.KEEP:
-            o = issue(rings.rows.index(stage), rings.state, none, True)
+            o = mma_async(rings.rows.index(stage), rings.state, none, True)
         else:
-            o = issue(rings.rows.index(stage), rings.state.permute((1, 0)), none, True)
+            o = mma_async(rings.rows.index(stage), rings.state.permute((1, 0)), none, True)
         line = rings.rates.index(stage)
         if c.GATE == SCALAR:
             between = line.slice(2 * c.C, c.C).load(gl.SliceLayout(1, square))[:, None]
@@ -141,7 +141,7 @@ def output_partition(c, rings, barriers, span, scale):
             A = gl.where(t[:, None] <= s[None, :], A * D, 0.0)
         else:
             A = gl.where(s[None, :] <= t[:, None], A * D, 0.0)
-        A = gl.convert_layout(A.to(gl.bfloat16), left(c.BV))
+        A = gl.convert_layout(A.to(gl.bfloat16), lhs_layout(c.BV))
         o = warpgroup_mma_wait(0, [o])
         gl.thread_barrier()
         mbarrier.arrive(barriers.read, count=1)
@@ -154,7 +154,7 @@ def output_partition(c, rings, barriers, span, scale):
             o = o * rate[:, None]
         elif not c.REVERSE:
             o = o * scale
-        o = issue(A, rings.ys.index(stage), o, False)
+        o = mma_async(A, rings.ys.index(stage), o, False)
         o, A = warpgroup_mma_wait(0, [o, A])
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
@@ -169,16 +169,16 @@ def wide_store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV)
     """Store states, if ``KEEP``, and outputs."""
     low, high, _skip = span
     for n in range(high - low):
-        chunk = nth(low + n, low, high, c.REVERSE)
+        chunk = chunk_at(low + n, low, high, c.REVERSE)
         stage = n % c.STAGES
         if c.KEEP:
             mbarrier.wait(barriers.copied, n & 1)
-            put(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
+            store_buffer(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
             gl.thread_barrier()
             mbarrier.arrive(barriers.read, count=1)
         mbarrier.wait(barriers.made.index(stage), (n // c.STAGES) & 1)
         row = chunk * c.C
-        put(out + row.to(gl.int64) * (HV * c.V), rings.outs.index(stage), HV * c.V, limit - row, c.C, c.BV)
+        store_buffer(out + row.to(gl.int64) * (HV * c.V), rings.outs.index(stage), HV * c.V, limit - row, c.C, c.BV)
         gl.thread_barrier()
         mbarrier.arrive(barriers.stored.index(stage), count=1)
 
@@ -202,7 +202,7 @@ def diagonal_scan_wide_sm90(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if gl.load(owner + i) >= N:
             return
-    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     low = gl.to_tensor(low).to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
     a += row * ab + bos * at + hv // GROUP * ah

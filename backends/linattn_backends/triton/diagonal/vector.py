@@ -22,8 +22,9 @@ RWKV-6 reads ``S⁻``: ``G_{t-1}`` replaces ``G_t`` on the query's side (``EXCLU
 import triton
 import triton.language as tl
 
-from ..lib.indexing import at_head, chunk_within, nth, sequence_of, span_of, state_tile
-from ..lib.tiles import BLOCK, INTERPRETED, LOG2E, load_gate, load_tile, product, times
+from ..lib.gates import BLOCK, LOG2E, load_gate
+from ..lib.indexing import chunk_at, head_pointer, locate_segment, locate_sequence, locate_sequence_or_none, state_offsets
+from ..lib.tiles import INTERPRETED, dot, dot_add, load_tile
 from .gate import AFTER, BEFORE, BLOCKS, FROM, LEVELS, UNTIL, load_chunk_decay
 
 __all__ = [
@@ -115,9 +116,9 @@ def chunk_scores(
     rows = piece * C + tl.arange(0, C)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
+    g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     at = i.to(tl.int64) * HV + hv
     acc = tl.zeros((C, C), tl.float32)
     own = tl.zeros((C,), tl.float32)
@@ -150,7 +151,7 @@ def chunk_scores(
                 Gq += bg.to(tl.float32) * LOG2E
             x = bk.to(tl.float32) * tl.exp2(c[None, :] - Gq)
             tl.store(write + p, (x * tl.exp2(c)[None, :]).to(write.dtype.element_ty), mask=keep)
-            acc = product(left, tl.trans(x.to(DT)), acc, PREC)
+            acc = dot_add(left, tl.trans(x.to(DT)), acc, PREC)
         elif STRONG:
             tl.store(read + p, (bq.to(tl.float32) * (tl.exp2(Gq) * scale)).to(read.dtype.element_ty), mask=keep)
             x = bk.to(tl.float32) * tl.exp2(token_sum(masks, AFTER, bg, C, SPLIT) * LOG2E)
@@ -162,14 +163,14 @@ def chunk_scores(
                 e = tl.exp2(token_sum(masks, place, bg, C, SPLIT) * LOG2E)
                 x = level_rows(q, k, (t & half) != 0, rows, qt, kt, columns, L, K, BK) * e
                 apart = (t ^ s) + half * 0
-                acc += tl.where((apart < 2 * half) & (apart >= half), times(x.to(DT), tl.trans(x.to(DT)), PREC), 0.0)
+                acc += tl.where((apart < 2 * half) & (apart >= half), dot(x.to(DT), tl.trans(x.to(DT)), PREC), 0.0)
                 half = half // 2
                 place += 2
             if stop > 0:
                 Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
                 left = (load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(Gq)).to(DT)
                 x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
-                acc += tl.where((t ^ s) < 2 * stop, times(left, tl.trans(x.to(DT)), PREC), 0.0)
+                acc += tl.where((t ^ s) < 2 * stop, dot(left, tl.trans(x.to(DT)), PREC), 0.0)
         tl.store(stops + at * NK + ik, stop)
     if OWN:
         acc = tl.where(s < t, acc, 0.0) + tl.where(s == t, own[:, None], 0.0)
@@ -209,14 +210,14 @@ def diagonal_vector_scores_fwd(
                 least = tl.minimum(least, tl.load(stops + item * NK + part))
             if least < C // 2:
                 i = item // HV
-                _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+                _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
                 chunk_scores(
                     i, item % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
                     qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, True, PREC, DT,
                 )  # fmt: skip
     else:
         i = pid // HV
-        _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+        _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
         chunk_scores(
             i, pid % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
             qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, False, PREC, DT,
@@ -242,7 +243,7 @@ def diagonal_vector_scan(
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    n, bos, L, row, low, high = span_of(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
     if PACKED:
         chunk0 = tl.load(chunk_first + n).to(tl.int64)
     else:
@@ -253,16 +254,16 @@ def diagonal_vector_scan(
     a += head * K
     b += head * K
     out += head * V
-    y = at_head(y, row, bos, hv, yb, yt, yh, 1)
-    tile, inside = state_tile(columns_k, columns_v, K, V)
+    y = head_pointer(y, row, bos, hv, yb, yt, yh, 1)
+    tile, inside = state_offsets(columns_k, columns_v, K, V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += tl.load(start + (i.to(tl.int64) * HV + hv) * (K * V) + tile, mask=inside, other=0.0).to(tl.float32)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    later = load_chunk_decay(decay, chunk0, nth(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
+    later = load_chunk_decay(decay, chunk0, chunk_at(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)
     for step in range(low, high):
-        chunk = nth(step, low, high, REVERSE)
+        chunk = chunk_at(step, low, high, REVERSE)
         rows = chunk * C + tl.arange(0, C)
         at = (chunk0 + chunk) * HV + hv
         rate = tl.exp2(later)
@@ -272,16 +273,16 @@ def diagonal_vector_scan(
         ba = load_tile(a, rows, HV * K, columns_k, L, K, BK)
         bb = load_tile(b, rows, HV * K, columns_k, L, K, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
-        later = load_chunk_decay(decay, chunk0, nth(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
+        later = load_chunk_decay(decay, chunk0, chunk_at(step + 1, low, high, REVERSE), hv, HV, columns_k, step + 1 < high, K)
         if ba.dtype == tl.float16:  # it has not the range of a state
-            acc = times(ba.to(tl.float32), S, PREC)
+            acc = dot(ba.to(tl.float32), S, PREC)
         else:
-            acc = times(ba, S.to(ba.dtype), PREC)
+            acc = dot(ba, S.to(ba.dtype), PREC)
         if REVERSE:
-            acc = product(tl.trans(bA), by.to(bA.dtype), acc, PREC)
+            acc = dot_add(tl.trans(bA), by.to(bA.dtype), acc, PREC)
         else:
-            acc = product(bA, by.to(bA.dtype), acc, PREC)
-        S = product(tl.trans(bb), by, S * rate[:, None], PREC)
+            acc = dot_add(bA, by.to(bA.dtype), acc, PREC)
+        S = dot_add(tl.trans(bb), by, S * rate[:, None], PREC)
         p = out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :]
         tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
     if END:
@@ -304,7 +305,7 @@ def diagonal_vector_outputs(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_v = iv * BV + tl.arange(0, BV)
     at = i.to(tl.int64) * HV + hv
@@ -314,16 +315,16 @@ def diagonal_vector_outputs(
     acc = tl.zeros((C, BV), tl.float32)
     for ik in range(NK):
         columns_k = ik * BK + tl.arange(0, BK)
-        tile, inside = state_tile(columns_k, columns_v, K, V)
+        tile, inside = state_offsets(columns_k, columns_v, K, V)
         ba = load_tile(a + head * K, rows, HV * K, columns_k, L, K, BK)
         bS = tl.load(kept + at * (K * V) + tile, mask=inside, other=0.0)
-        acc = product(ba.to(bS.dtype), bS, acc, PREC)
+        acc = dot_add(ba.to(bS.dtype), bS, acc, PREC)
     bA = tl.load(A + at * (C * C) + t * C + s)
-    by = load_tile(at_head(y, b, bos, hv, yb, yt, yh, 1), rows, yt, columns_v, L, V, BV).to(DT)
+    by = load_tile(head_pointer(y, b, bos, hv, yb, yt, yh, 1), rows, yt, columns_v, L, V, BV).to(DT)
     if REVERSE:
-        acc = product(tl.trans(bA), by, acc, PREC)
+        acc = dot_add(tl.trans(bA), by, acc, PREC)
     else:
-        acc = product(bA, by, acc, PREC)
+        acc = dot_add(bA, by, acc, PREC)
     p = out + head * V + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :]
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
@@ -341,15 +342,15 @@ def two_sided_products(
     both = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
-        tile, inside = state_tile(columns_k, columns_v, K, V)
+        tile, inside = state_offsets(columns_k, columns_v, K, V)
         bo = load_tile(do, rows, ot, columns_v, L, V, BV)
         bv = load_tile(v, rows, vt, columns_v, L, V, BV)
         bS = tl.load(kept + tile, mask=inside, other=0.0)
         bD = tl.load(dkept + tile, mask=inside, other=0.0)
-        bq = product(bo.to(bS.dtype), tl.trans(bS), bq, PREC)
-        bk = product(bv.to(bS.dtype), tl.trans(bD), bk, PREC)
-        below = product(bo, tl.trans(bv), below, PREC)
-        above = product(bv, tl.trans(bo), above, PREC)
+        bq = dot_add(bo.to(bS.dtype), tl.trans(bS), bq, PREC)
+        bk = dot_add(bv.to(bS.dtype), tl.trans(bD), bk, PREC)
+        below = dot_add(bo, tl.trans(bv), below, PREC)
+        above = dot_add(bv, tl.trans(bo), above, PREC)
         both += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
     return below, above, bq, bk, both
 
@@ -372,13 +373,13 @@ def diagonal_vector_inter_bwd(
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
-    _, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns_k = ik * BK + tl.arange(0, BK)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    do = at_head(do, b, bos, hv, ob, ot, oh, 1)
-    v = at_head(v, b, bos, hv, vb, vt, vh, 1)
+    do = head_pointer(do, b, bos, hv, ob, ot, oh, 1)
+    v = head_pointer(v, b, bos, hv, vb, vt, vh, 1)
     at = i.to(tl.int64) * HV + hv
     below, above, bq, bk, both = two_sided_products(
         do, ot, v, vt, kept + at * (K * V), dkept + at * (K * V), rows, columns_k, L, K, V, C, BK, BV, PREC
@@ -410,7 +411,7 @@ def intra_plain(
     square = dA + at * (2 * C * C) + t * C + s
     there = L > 0
     weight = tl.load(own + at * C + tl.arange(0, C), mask=there, other=0.0)[:, None]
-    bg = load_gate(at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
+    bg = load_gate(head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP), rows, gt, columns, L, K, BK)
     whole = tl.load(decay + at * K + columns, mask=(columns < K) & there, other=0.0)
     c = tl.exp2(whole * 0.5)[None, :]
     through = tl.load(met + at * K + columns, mask=(columns < K) & there, other=0.0) * tl.exp2(whole)
@@ -418,12 +419,12 @@ def intra_plain(
     G = Gq
     if EXCLUSIVE:
         G = Gq + bg.to(tl.float32) * LOG2E
-    bk = load_tile(at_head(k, b, bos, hv, kb, kt, kh, GROUP), rows, kt, columns, L, K, BK)
+    bk = load_tile(head_pointer(k, b, bos, hv, kb, kt, kh, GROUP), rows, kt, columns, L, K, BK)
     x = bk.to(tl.float32) * tl.exp2(-G)
     Z = tl.load(dq + p, mask=keep, other=0.0).to(tl.float32) * c
     e = tl.exp2(Gq)
-    Z = product(tl.load(square, mask=there, other=0.0), x.to(DT), Z, PREC) * e
-    bq = load_tile(at_head(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
+    Z = dot_add(tl.load(square, mask=there, other=0.0), x.to(DT), Z, PREC) * e
+    bq = load_tile(head_pointer(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
     if EXCLUSIVE:
         both = bq.to(tl.float32) * bk.to(tl.float32)
         tl.store(du + at * K + columns, tl.sum(weight * both, 0), mask=(columns < K) & there)
@@ -433,7 +434,7 @@ def intra_plain(
     Z = tl.load(dk + p, mask=keep, other=0.0).to(tl.float32) * c
     through += tl.sum(x * Z, 0)
     x = bq.to(tl.float32) * e
-    Z = product(tl.load(square + C * C, mask=there, other=0.0), x.to(DT), Z, PREC) * tl.exp2(-G)
+    Z = dot_add(tl.load(square + C * C, mask=there, other=0.0), x.to(DT), Z, PREC) * tl.exp2(-G)
     tl.store(dk + p, (Z + weight * bq.to(tl.float32)).to(dk.dtype.element_ty), mask=keep)
     x = bk.to(tl.float32) * Z
     bdg = token_sum(masks, FROM, bdg - x, C, SPLIT)
@@ -455,9 +456,9 @@ def intra_levels(
     s = tl.arange(0, C)[None, :]
     square = t * C + s
     at = i.to(tl.int64) * HV + hv
-    q = at_head(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = at_head(k, b, bos, hv, kb, kt, kh, GROUP)
-    g = at_head(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
+    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
+    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
+    g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     dA += at * (2 * C * C)
     weight = tl.load(own + at * C + tl.arange(0, C))[:, None]
     if EXCLUSIVE:
@@ -485,7 +486,7 @@ def intra_levels(
         pairs = tl.load(dA + square) + tl.load(dA + C * C + square)
         apart = (t ^ s) + half * 0
         pairs = tl.where((apart < 2 * half) & (apart >= half), pairs, 0.0).to(DT)
-        Z = times(pairs, x.to(DT), PREC) * e
+        Z = dot(pairs, x.to(DT), PREC) * e
         bdq += tl.where(upper, Z, 0.0)
         bdk += tl.where(upper, 0.0, Z)
         x = level_rows(q, k, upper, rows, qt, kt, columns, L, K, BK) * Z
@@ -497,14 +498,14 @@ def intra_levels(
         bg = load_gate(g, rows, gt, columns, L, K, BK)
         Gq, G = block_decays(masks, stop, bg, C, EXCLUSIVE, SPLIT)
         x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
-        Z = times(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
+        Z = dot(tl.where(near, tl.load(dA + square), 0.0).to(DT), x.to(DT), PREC)
         e = tl.exp2(Gq)
         Z = Z * e
         bdq += Z
         x = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
         Z = Z * x
         x = x * e
-        Y = times(tl.where(near, tl.load(dA + C * C + square), 0.0).to(DT), x.to(DT), PREC) * tl.exp2(-G)
+        Y = dot(tl.where(near, tl.load(dA + C * C + square), 0.0).to(DT), x.to(DT), PREC) * tl.exp2(-G)
         bdk += Y
         x = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * Y
         place = BLOCKS + 2
@@ -547,7 +548,7 @@ def diagonal_vector_intra_bwd(
         hv = item // NK % HV
         i = item // (NK * HV)
         stop = tl.load(stops + item)
-        _, piece, bos, L, b = chunk_within(i, owner, first, cu, T, PER, N, PACKED)
+        _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
         rows = piece * C + tl.arange(0, C)
         columns = ik * BK + tl.arange(0, BK)
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from .tiles import INTERPRETED, LOG2E
+from .gates import LOG2E
+from .tiles import INTERPRETED
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
+def locate_sequence(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
     """Piece ``i`` (a chunk or a segment): its sequence, its number in it, first token, length, and batch row."""
     if PACKED:
         n = tl.load(owner + i).to(tl.int64)
@@ -18,8 +18,8 @@ def sequence_of(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
-def chunk_within(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
-    """``sequence_of``, of length 0 for a piece past the last one: for programs that go on to another."""
+def locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
+    """``locate_sequence``, of length 0 for a piece past the last one: for programs that go on to another."""
     if PACKED:
         n = tl.load(owner + i).to(tl.int64)
         there = n < N
@@ -27,11 +27,11 @@ def chunk_within(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
         start = tl.load(cu + n).to(tl.int64)
         length = tl.where(there, tl.load(cu + n + 1).to(tl.int64) - start, 0)
         return n, tl.where(there, i - tl.load(first + n), 0), start, length, n * 0
-    return sequence_of(i, owner, first, cu, T, PER, PACKED)
+    return locate_sequence(i, owner, first, cu, T, PER, PACKED)
 
 
 @triton.jit
-def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
+def locate_segment(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
     """Segment ``i``: its sequence, first token, length and batch row, first chunk and the one past its last.
 
     ``WHOLE`` says that a segment is a sequence; otherwise it is ``SEGMENT`` chunks of one.
@@ -43,7 +43,7 @@ def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.co
         b = n * 0
         low = 0
     else:
-        n, piece, bos, L, b = sequence_of(i, owner, first, cu, T, PER, PACKED)
+        n, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
         low = piece * SEGMENT
     chunks = ((L + C - 1) // C).to(tl.int32)
     if WHOLE:
@@ -54,13 +54,13 @@ def span_of(i, owner, first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.co
 
 
 @triton.jit
-def at_head(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexpr):
+def head_pointer(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexpr):
     """Where a head's rows of ``x [B, T, heads, width]`` begin: token ``bos`` of row ``b``, for value head ``hv``."""
     return x + b * stride_b + bos * stride_t + (hv // GROUP).to(tl.int64) * stride_h
 
 
 @triton.jit
-def nth(step, low, high, REVERSE: tl.constexpr):
+def chunk_at(step, low, high, REVERSE: tl.constexpr):
     """The chunk of a step of a walk through ``low … high``."""
     if REVERSE:
         return low + high - 1 - step
@@ -68,7 +68,7 @@ def nth(step, low, high, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def state_tile(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
+def state_offsets(columns_k, columns_v, K: tl.constexpr, V: tl.constexpr):
     """Offsets of a tile of a state ``[K, V]``, and which of them are inside."""
     inside = (columns_k < K)[:, None] & (columns_v < V)[None, :]
     return columns_k[:, None] * V + columns_v[None, :], inside

@@ -6,13 +6,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .sm90 import rows_of
+from .sm90 import copy_layout
 
 
 @gluon.jit
-def put(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
+def store_buffer(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
     """Store the first ``count`` rows of ``buffer [C, W]`` from ``p`` on."""
-    layout: gl.constexpr = rows_of(W)
+    layout: gl.constexpr = copy_layout(W)
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])

@@ -7,7 +7,7 @@ tokens, as keys and values, and have no queries. A chunk is worked on in blocks 
 import triton
 import triton.language as tl
 
-from ..lib.tiles import times
+from ..lib.tiles import dot
 
 
 @triton.jit
@@ -66,10 +66,10 @@ def relu_scores(
 ):
     """``relu(x)`` for rows ``t`` and columns ``s`` of a chunk of ``tokens``, masked; transposed if ``TRANSPOSED``."""
     if TRANSPOSED:
-        x = times(bk, tl.trans(bq), PREC) * scale
+        x = dot(bk, tl.trans(bq), PREC) * scale
         rt, rs = t[None, :], s[:, None]
     else:
-        x = times(bq, tl.trans(bk), PREC) * scale
+        x = dot(bq, tl.trans(bk), PREC) * scale
         rt, rs = t[:, None], s[None, :]
     keep = (rt < tokens) & (rs < tokens)
     if CAUSAL:

@@ -13,7 +13,7 @@ No program waits for another or adds to what another wrote.
 import triton
 import triton.language as tl
 
-from ..lib.tiles import product
+from ..lib.tiles import dot_add
 from .blocks import load_rows, locate_chunk, relu_scores, store_rows
 
 __all__ = ["mixed_bias_bwd", "mixed_keys_bwd", "mixed_queries_bwd", "mixed_values_bwd"]
@@ -31,9 +31,9 @@ def score_gradient(
         bd = load_rows(do, do, start + t, dt, 0, columns_v, p, stop, V, BV, False)
         bv = load_rows(v, held_v, start + s, vt, HV * V, columns_v, p, stop, V, BV, HELD)
         if TRANSPOSED:
-            P = product(bv.to(bd.dtype), tl.trans(bd), P, PREC)
+            P = dot_add(bv.to(bd.dtype), tl.trans(bd), P, PREC)
         else:
-            P = product(bd, tl.trans(bv.to(bd.dtype)), P, PREC)
+            P = dot_add(bd, tl.trans(bv.to(bd.dtype)), P, PREC)
     return tl.where(bx > 0, 2.0 * bx * P, 0.0)
 
 
@@ -75,7 +75,7 @@ def mixed_queries_bwd(
                 mask=(columns_l < L)[:, None] & (columns_v < V)[None, :],
                 other=0.0,
             )
-            acc = product(bd.to(bS.dtype), tl.trans(bS), acc, PREC)
+            acc = dot_add(bd.to(bS.dtype), tl.trans(bS), acc, PREC)
         store_rows(dq_lin, dq_lin, acc * lin_scale, start + t, HV * L, 0, columns_l, p, stop, L, False)
     if QUAD:
         q_quad += row * ab + bos * at + head * ah
@@ -95,7 +95,7 @@ def mixed_queries_bwd(
             bk = load_rows(k_quad, held_k, start + s, bt, HV * K, columns_k, p, stop, K, BK, HELD)
             x = relu_scores(bq, bk, bias, t, s, inside, C, quad_scale, CAUSAL, BIAS, False, PREC)
             dx = score_gradient(do, v, held_v, x, t, s, start, stop, p, dt, vt, V, BV, HV, HELD, False, PREC)
-            grad = product(dx.to(DT), bk.to(DT), grad, PREC)
+            grad = dot_add(dx.to(DT), bk.to(DT), grad, PREC)
         dq_quad += ((row * T + bos) * HV + head) * K
         store_rows(dq_quad, dq_quad, grad * quad_scale, start + t, HV * K, 0, columns_k, p, stop, K, False)
 
@@ -144,7 +144,7 @@ def mixed_keys_bwd(
                 mask=(columns_l < L)[:, None] & (columns_v < V)[None, :],
                 other=0.0,
             )
-            acc = product(bv.to(bS.dtype), tl.trans(bS), acc, PREC)
+            acc = dot_add(bv.to(bS.dtype), tl.trans(bS), acc, PREC)
         if DFINAL_LIN:
             final = dfinal_lin + (held * L + s[:, None].to(tl.int64) * (HV * L)) + columns_l[None, :]
             acc += tl.load(final, mask=(partial & (s < inside))[:, None] & (columns_l < L)[None, :], other=0.0).to(tl.float32)
@@ -164,7 +164,7 @@ def mixed_keys_bwd(
             bq = load_rows(q_quad, q_quad, start + t, at, 0, columns_k, p, stop, K, BK, False)
             x = relu_scores(bq, bk, bias, t, s, inside, C, quad_scale, CAUSAL, BIAS, True, PREC)
             dx = score_gradient(do, v, held_v, x, t, s, start, stop, p, dt, vt, V, BV, HV, HELD, True, PREC)
-            grad = product(dx.to(DT), bq.to(DT), grad, PREC)
+            grad = dot_add(dx.to(DT), bq.to(DT), grad, PREC)
         grad = grad * quad_scale
         if DFINAL_QUAD:
             final = dfinal_quad + (held * K + s[:, None].to(tl.int64) * (HV * K)) + columns_k[None, :]
@@ -217,7 +217,7 @@ def mixed_values_bwd(
             mask=(columns_l < L)[:, None] & (columns_v < V)[None, :],
             other=0.0,
         )
-        acc = product(bk.to(bS.dtype), bS, acc, PREC)
+        acc = dot_add(bk.to(bS.dtype), bS, acc, PREC)
     if QUAD:
         q_quad += row * ab + bos * at + head * ah
         k_quad += row * bb + bos * bt + head * bh
@@ -233,7 +233,7 @@ def mixed_values_bwd(
             bq = load_rows(q_quad, q_quad, start + t, at, 0, columns_k, p, stop, K, BK, False)
             w = relu_scores(bq, bk, bias, t, s, inside, C, quad_scale, CAUSAL, BIAS, True, PREC)
             bd = load_rows(do, do, start + t, dt, 0, columns_v, p, stop, V, BV, False)
-            acc = product((w * w).to(DT), bd.to(DT), acc, PREC)
+            acc = dot_add((w * w).to(DT), bd.to(DT), acc, PREC)
     if DFINAL:
         final = dfinal + (held * V + s[:, None].to(tl.int64) * (HV * V)) + columns_v[None, :]
         mask = ((inside < C) & (s < inside))[:, None] & (columns_v < V)[None, :]

@@ -11,7 +11,7 @@ Without ``QUAD`` there is no ``x``, and states alone. No program waits for anoth
 import triton
 import triton.language as tl
 
-from ..lib.tiles import product
+from ..lib.tiles import dot_add
 from .blocks import load_rows, locate_chunk, relu_scores, store_rows
 
 __all__ = ["mixed_outputs_fwd"]
@@ -54,7 +54,7 @@ def mixed_outputs_fwd(
             mask=(columns_l < L)[:, None] & (columns_v < V)[None, :],
             other=0.0,
         )
-        acc = product(bq.to(bS.dtype), bS, acc, PREC)
+        acc = dot_add(bq.to(bS.dtype), bS, acc, PREC)
     acc = acc * lin_scale
     if QUAD:
         q_quad += row * ab + bos * at + head * ah
@@ -74,6 +74,6 @@ def mixed_outputs_fwd(
             bk = load_rows(k_quad, held_k, start + s, bt, HV * K, columns_k, p, stop, K, BK, HELD)
             w = relu_scores(bq, bk, bias, t, s, inside, C, quad_scale, CAUSAL, BIAS, False, PREC)
             bv = load_rows(v, held_v, start + s, vt, HV * V, columns_v, p, stop, V, BV, HELD)
-            acc = product((w * w).to(DT), bv.to(DT), acc, PREC)
+            acc = dot_add((w * w).to(DT), bv.to(DT), acc, PREC)
     out += ((row * T + bos) * HV + head) * V
     store_rows(out, out, acc, start + t, HV * V, 0, columns_v, p, stop, V, False)

@@ -12,7 +12,7 @@ A state takes whole chunks alone: the tokens of the last one, if it is not full,
 import triton
 import triton.language as tl
 
-from ..lib.tiles import product
+from ..lib.tiles import dot_add
 from .blocks import load_rows, locate_chunk
 
 __all__ = ["mixed_states_fwd", "mixed_sums_fwd"]
@@ -50,7 +50,7 @@ def mixed_sums_fwd(
         j = start + tl.arange(0, BT)
         bx = load_rows(x, held_x, j, xt, hx, columns_l, p, stop, L, BL, HELD and not QUERIES)
         by = load_rows(y, held_y, j, yt, hy, columns_v, p, stop, V, BV, HELD and not QUERIES)
-        acc = product(tl.trans(bx.to(by.dtype)), by, acc, PREC)
+        acc = dot_add(tl.trans(bx.to(by.dtype)), by, acc, PREC)
     at = out + (i.to(tl.int64) * HV + hv) * (L * V) + columns_l[:, None] * V + columns_v[None, :]
     tl.store(at, acc * scale, mask=(columns_l < L)[:, None] & (columns_v < V)[None, :])
 

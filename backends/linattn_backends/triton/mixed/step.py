@@ -7,7 +7,7 @@ the next state. More tokens, and gradients, are those of :mod:`.outputs` and :mo
 import triton
 import triton.language as tl
 
-from ..lib.tiles import product
+from ..lib.tiles import dot_add
 
 __all__ = ["mixed_step_fwd"]
 
@@ -77,7 +77,7 @@ def mixed_step_fwd(
             if full or iv == 0:
                 bl = load_renewed(held_l + lins, k_lin, s, p, HV * L, columns_l, L)
                 if full:
-                    S = product(tl.trans(bl), load_renewed(held_v + values, v, s, p, HV * V, columns_v, V), S, PREC)
+                    S = dot_add(tl.trans(bl), load_renewed(held_v + values, v, s, p, HV * V, columns_v, V), S, PREC)
                 if iv == 0:
                     at = new_l + lins + s.to(tl.int64)[:, None] * HV * L + columns_l[None, :]
                     tl.store(at, tl.where(full, 0.0, bl), mask=(s < C)[:, None] & (columns_l < L)[None, :])

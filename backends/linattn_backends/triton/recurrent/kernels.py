@@ -17,7 +17,7 @@ may write it where it read it. ``SLOTS`` says which of many states is a sequence
 import triton
 import triton.language as tl
 
-from ..lib.tiles import LOG2E
+from ..lib.gates import LOG2E
 
 __all__ = ["recurrent_tokens_fwd"]
 
