@@ -239,11 +239,11 @@ def run(
     """
     function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
     if rewriting is None:
-        results = function(*arrays, **keywords)
+        results: Any = function(*arrays, **keywords)
     else:
         results = run_rewritten(function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
-        both = results if isinstance(results, tuple) else (results,)
+        both: Any = results if isinstance(results, tuple) else (results,)
         guards.check_results(spec, _name(spec, form), framework, arrays, keywords, *both)
     return results
 

@@ -289,8 +289,8 @@ def test_opcheck_mixed():
 
 @pytest.mark.parametrize("variant", SOME)
 @pytest.mark.parametrize("T", [1, 30])
-def test_autocast_changes_nothing(variant, T):
-    family, arrays, options = draw(variant, T, dtype=torch.float32)
+def test_autocast_changes_nothing_where_operands_have_its_dtype(variant, T):
+    family, arrays, options = draw(variant, T, dtype=torch.bfloat16)
     for form in ("chunk", "recurrent"):
         weights = {
             name: torch.ones(y.shape, dtype=torch.float64) for name, y in outputs(run(form, family, arrays, options)).items()
@@ -360,7 +360,10 @@ def test_compile_under_autocast():
             return run("recurrent", family, arrays, options)
 
     torch._dynamo.reset()
-    found, expected = call(arrays), run("recurrent", family, arrays, options)
+    found = call(arrays)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = run("recurrent", family, arrays, options)
+    assert found[0].dtype == torch.bfloat16
     assert torch.equal(found[0], expected[0])
 
 
