@@ -199,7 +199,7 @@ def _look_up(
         options = spec.pick_options(keywords)
         wish = (spec.name, form, wanted, context, environment, registry.generation)
         # with the types of the options, because True == 1 == 1.0 and only one of them is right
-        key = (*wish, *options, *map(type, options), *framework.key(leaves))
+        key = (wish, options, tuple(map(type, options)), framework.key(leaves))
         decided = _decided.get(key)
     except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
@@ -226,7 +226,7 @@ def run(
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
     backend: str | Sequence[str] | None,
-) -> tuple[Any, Any]:
+) -> Any:
     """Run one call: what every public operator does.
 
     Args:
@@ -239,12 +239,11 @@ def run(
     """
     function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
     if rewriting is None:
-        results: Any = function(*arrays, **keywords)
+        results = function(*arrays, **keywords)
     else:
         results = run_rewritten(function, rewriting, framework, arrays, keywords)
     if guards.debug_was_entered:
-        both: Any = results if isinstance(results, tuple) else (results,)
-        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, *both)
+        guards.check_results(spec, _name(spec, form), framework, arrays, keywords, results)
     return results
 
 

@@ -178,8 +178,7 @@ def check_results(
     framework: Framework,
     arrays: Sequence[Any],
     keywords: Mapping[str, Any],
-    o: Any,
-    state: Any = None,
+    results: Any,
 ) -> None:
     """Inside :func:`debug`, warn of an output or a state that is not finite.
 
@@ -189,11 +188,11 @@ def check_results(
         framework: Of the arrays.
         arrays: The positional arrays.
         keywords: Every keyword, the state's and other arrays among them.
-        o: The output.
-        state: The final state, if there is one.
+        results: ``(o, final_state)``, or the output alone.
     """
     if framework.tracing() or not _debugging.get():
         return
+    o, state = results if isinstance(results, tuple) else (results, None)  # pyright: ignore[reportUnknownVariableType]
     found = _first_in_output(framework.fetch(o)) or _first_in_state(_fetch_state(framework, state))
     if found:
         given = {arg.name: x for arg, x in zip(spec.args, arrays, strict=True)}
