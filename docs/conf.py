@@ -109,7 +109,10 @@ def render_reports(app: Any, failure: Exception | None) -> None:
     reports = [reading.read(path) for path in paths]
     for path, report in zip(paths, reports, strict=True):
         (folder / f"{path.name.removesuffix('.json.gz')}.html").write_text(rendering.html(report), encoding="utf-8")
-    (folder / "index.html").write_text(rendering.matrix_html(reports, manifest.load()), encoding="utf-8")
+    (folder / "index.html").write_text(
+        rendering.matrix_html(reports, manifest.read(Path(app.srcdir, "conformance", "reports", "manifest.json"))),
+        encoding="utf-8",
+    )
 
 
 def setup(app: Any) -> None:

@@ -16,7 +16,7 @@ from linattn.plugin import API_VERSION
 
 from .cases import Case, content_hash, every_case
 
-__all__ = ["SUITE_VERSION", "Entry", "Manifest", "from_cases", "load", "manifest_path"]
+__all__ = ["SUITE_VERSION", "Entry", "Manifest", "from_cases", "load", "manifest_path", "read"]
 
 SUITE_VERSION = "1.0.0"
 """Of cases, checks, data and bounds, as released.
@@ -125,7 +125,12 @@ def manifest_path(api: str = API_VERSION) -> Path:
 
 def load(api: str = API_VERSION) -> Manifest:
     """The manifest that is checked in."""
-    data = json.loads(manifest_path(api).read_text(encoding="utf-8"))
+    return read(manifest_path(api))
+
+
+def read(path: Path) -> Manifest:
+    """A manifest as :meth:`Manifest.text` wrote it: an earlier one, for the reports that quote it."""
+    data = json.loads(path.read_text(encoding="utf-8"))
     entries = {f"{group['of']}/{case}": _unpacked(group) for group in data["cases"] for case in group["cases"]}
     return Manifest(data["api"], data["suite"], data["content"], dict(sorted(entries.items())))
 
