@@ -7,6 +7,7 @@ many registers it takes, and how fast it is.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -108,10 +109,13 @@ class Emulator:
         folder: Where programs and their data go. A program is built once for each source.
         mutate: Changes the source of every kernel before it is built: how tests take a barrier out.
         seed: The order in which threads and threadgroups run; every launch takes another.
+        incomplete: Whether places of an output may stay unwritten. They hold NaN.
     """
 
-    def __init__(self, folder: Path, mutate: Callable[[str], str] = lambda source: source, seed: int = 0) -> None:
-        self.folder, self.mutate, self.seed = folder, mutate, seed
+    def __init__(
+        self, folder: Path, mutate: Callable[[str], str] = lambda source: source, seed: int = 0, incomplete: bool = False
+    ) -> None:
+        self.folder, self.mutate, self.seed, self.incomplete = folder, mutate, seed, incomplete
         self.launches: list[str] = []
 
     def __call__(self, kernel: Any, inputs: Sequence[Any], **launch: Any) -> list[mx.array]:
@@ -127,7 +131,8 @@ class Emulator:
         into, out = self.folder / "in.bin", self.folder / "out.bin"
         into.write_bytes(b"".join(contents))
         command = [self.program(self.mutate(source)), into, out, self.seed, *launch["grid"], *launch["threadgroup"], *sizes]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=SECONDS)
+        environment = {**os.environ, **({"INCOMPLETE": "1"} if self.incomplete else {})}
+        done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode:
             raise EmulatorError(done.stderr.strip() or f"the kernel's program ended with {done.returncode}")
         return unraw(out.read_bytes(), outputs)

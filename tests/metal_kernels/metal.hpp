@@ -590,8 +590,8 @@ inline int run_program(int, char** argument, Body kernel, const std::vector<Buff
     std::FILE* out = std::fopen(argument[2], "wb");
     for (size_t i = 0; i < buffers.size(); i++) {
         if (!buffers[i].output) continue;
-        bool scratch = std::strncmp(buffers[i].name, "scratch", 7) == 0;
-        for (long j = 0; !scratch && j < launch.memories[i]->count; j++)
+        bool incomplete = std::getenv("INCOMPLETE") || std::strncmp(buffers[i].name, "scratch", 7) == 0;
+        for (long j = 0; !incomplete && j < launch.memories[i]->count; j++)
             if (launch.memories[i]->written[j].group == Touch::NOBODY) fail("%s[%ld] was never written", buffers[i].name, j);
         std::fwrite(launch.contents[i].data(), 1, launch.contents[i].size(), out);
     }

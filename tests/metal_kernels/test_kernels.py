@@ -43,7 +43,8 @@ def test_packed_sequences(emulated, lengths, state):
 
 @pytest.mark.parametrize("variant", ["gla_gv", "kda"])
 def test_tokens_behind_the_last_sequence(emulated, variant):
-    emulated()
+    """The kernels leave them out, and the host writes zeros."""
+    emulated(incomplete=True)
     check(draw(variant, lengths=[3, 0, 11], tail=5))
 
 

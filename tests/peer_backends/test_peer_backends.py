@@ -58,7 +58,7 @@ def each_method(name: str, families: list[str], forms: tuple[str, ...]):
     return [pytest.param(name, f"{form}_{family}", id=f"{name}-{form}_{family}") for family in families for form in forms]
 
 
-FAMILIES_OF_FLA = [family for family in FAMILIES if family != "mixed_attn"]
+FAMILIES_OF_FLA = [family for family in FAMILIES if family not in ("mixed_attn", "ssd")]
 FAMILIES_OF_JLA = [family for family in FAMILIES_OF_FLA if family != "linear_attn"]
 METHODS = [
     *each_method("fla", FAMILIES_OF_FLA, ("chunk", "recurrent")),

@@ -161,7 +161,7 @@ FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_a
         (
             ["acme", "--op", "chunk_gal"],
             "unknown operator 'chunk_gal': did you mean 'chunk_gla'? families are delta_rule, dplr, gated_delta_rule, gla, "
-            "kda, linear_attn, mixed_attn, rwkv6, simple_gla, forms recurrent, chunk, parallel",
+            "kda, linear_attn, mixed_attn, rwkv6, simple_gla, ssd, forms recurrent, chunk, parallel",
         ),
         (
             ["acme", "--op", "kda"],
@@ -290,5 +290,5 @@ def test_a_new_backend_passes_its_own_tests_and_conforms_to_the_core(framework, 
         pytest.skip(f"the suite has no adapter for {framework} yet")
     words = ["--backend", f"my-{framework}", "--profile", "core", "-n", "1"]
     said = run(python, "-m", "linattn_conformance", *words, XLA_FLAGS=FAST_COMPILER)
-    assert "3 operators claimed" in said  # chunk_gla, and the two families that are lowered to it
+    assert "4 operators claimed" in said  # chunk_gla, and the three families that are lowered to it
     assert said.splitlines()[-1] == "verdict: conformant: core"
