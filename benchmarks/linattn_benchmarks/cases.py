@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from linattn.errors import OptionError
 from linattn.ops._family import operator_named
-from linattn.spec import DECODING, SYMBOLS, Arg, OpSpec
+from linattn.spec import DECODING, FAMILIES, SYMBOLS, Arg, OpSpec
 
 from . import packing
 
@@ -25,6 +25,9 @@ GATES = {"weak": 1 / 64, "mixed": 1 / 16, "model": 1.0, "strong": 8.0}
 
 Of mixed gates the last quarter of the heads has none, and never forgets, as in FlashQLA's benchmark.
 """
+
+TIMED = {name: spec for name, spec in FAMILIES.items() if any(arg.name == "v" for arg in spec.args)}
+"""Families of queries, keys and values: arrays, floors and peers are known of these."""
 
 PERIOD = 1021
 """Tokens after which arrays of packed sequences repeat: making them takes no time. A prime, so that no two chunks are equal."""
@@ -156,7 +159,7 @@ def cases(operators: Sequence[str], whats: Sequence[str], shapes: Sequence[Mappi
 
 def one_case(name: str, sizes: Mapping[str, int], what: str, settings: Mapping[str, Any]) -> Case:
     """One operator at one shape: what is decoding is done by the function for it."""
-    operator = operator_named(name)
+    operator = timed_operator(name)
     if operator.form == "decode":
         return Case(name, "decode", tuple(sizes.items()), **settings)
     if what != "decode":
@@ -164,6 +167,14 @@ def one_case(name: str, sizes: Mapping[str, int], what: str, settings: Mapping[s
     family = operator.spec.name
     step = f"{'decode' if family in DECODING else 'recurrent'}_{family}"
     return Case(step, what, tuple({**sizes, "T": 1}.items()), **settings)
+
+
+def timed_operator(name: str) -> Any:
+    """The operator of that name; ``OptionError`` if there is none, or if it is not of :data:`TIMED`."""
+    operator = operator_named(name)
+    if operator.spec.name not in TIMED:
+        raise OptionError(f"{name} is not timed: expected an operator of {', '.join(TIMED)}")
+    return operator
 
 
 def parse_shape(text: str) -> list[dict[str, int]]:
@@ -179,9 +190,12 @@ def parse_shape(text: str) -> list[dict[str, int]]:
     return [complete(dict(zip(given, sizes, strict=True))) for sizes in itertools.product(*given.values())]
 
 
-def set_of_symbols() -> list[str]:
-    """The symbols that a shape may set."""
-    return [symbol for symbol in SYMBOLS if symbol not in ("N", "P")]
+@functools.cache
+def set_of_symbols() -> tuple[str, ...]:
+    """The symbols that a shape may set: those of the arrays and states of :data:`TIMED`, the number of sequences apart."""
+    arrays = (arg for spec in TIMED.values() for arg in (*spec.args, *spec.state(spec.defaults)))
+    used = {symbol.partition("+")[0] for arg in arrays for shape in arg.shapes for symbol in shape}
+    return tuple(symbol for symbol in SYMBOLS if symbol in used - {"N", "P"})
 
 
 def parse_size(text: str, symbol: str, value: str) -> int:

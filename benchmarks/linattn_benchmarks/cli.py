@@ -18,7 +18,7 @@ from linattn.ops._family import operator_named
 from rich.console import Console
 
 from . import commands, reports, rows, sections
-from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape
+from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape, timed_operator
 from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
 
@@ -192,7 +192,7 @@ def dtype_named(flag: str, name: str) -> str:
 def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], settings: dict[str, Any]) -> Any:
     """Every combination of operators, shapes and what to do."""
     for name in operators:
-        operator_named(name)
+        timed_operator(name)
     whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
     return cases(operators, whats, [sizes for text in shapes for sizes in parse_shape(text)], **settings)
 

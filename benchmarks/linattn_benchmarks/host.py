@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from linattn.errors import Unsupported
-from linattn.spec import DECODING, FAMILIES
+from linattn.spec import DECODING
 
 from . import fresh
-from .cases import Case, complete
+from .cases import TIMED, Case, complete
 from .clocks import queueing_times
 from .sections import Section
 from .subjects import Subject
@@ -44,7 +44,7 @@ def run(
     Args:
         subjects: Backends and peers, whose arrays are PyTorch's.
         settings: Of every case: device, dtypes, gates, seed.
-        families: All of them by default.
+        families: Those of :data:`~linattn_benchmarks.cases.TIMED` by default.
         seconds: Time to spend on one figure.
         report: Called with each row as it is done.
     """
@@ -58,7 +58,7 @@ def run(
 def cases(settings: dict[str, Any], families: Sequence[str] = ()) -> dict[tuple[str, str], Case]:
     """What is called, by family and way."""
     found = {}
-    for family in families or FAMILIES:
+    for family in families or TIMED:
         for way, (form, what) in WAYS.items():
             if form != "decode" or family in DECODING:
                 sizes = complete(SIZES | ({"T": 1} if what == "decode" else {}))

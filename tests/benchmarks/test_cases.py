@@ -28,6 +28,13 @@ def test_wrong_shapes(text, said):
         parse_shape(text)
 
 
+@pytest.mark.parametrize("name", ["chunk_ssd", "decode_ssd", "short_conv"])
+def test_operators_without_queries_keys_and_values_are_refused(name):
+    known = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_attn, mixed_attn, rwkv6, simple_gla"
+    with pytest.raises(OptionError, match=f"^{name} is not timed: expected an operator of {known}$"):
+        cases([name], ["fwd"], parse_shape("T=16"))
+
+
 def test_a_decoding_step_is_one_whatever_form_was_named():
     found = cases(["chunk_gla", "recurrent_gla"], ["decode"], parse_shape("T=16/32"))
     assert [(one.operator, one.size["T"]) for one in found] == [("decode_gla", 1)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from linattn.spec import DECODING, FAMILIES
+from linattn.spec import DECODING
 from linattn_benchmarks import clocks, environment, host, reports, sections
+from linattn_benchmarks.cases import TIMED
 from linattn_benchmarks.subjects import PEERS, Linattn
 
 torch = pytest.importorskip("torch")
@@ -29,7 +30,7 @@ def test_waiting_for_the_device_is_not_timed():
     assert times == [1000.0] * 3  # 80 seconds each, waiting and all
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(TIMED))
 def test_every_family_is_called_every_way(monkeypatch, family):
     monkeypatch.setattr(host, "SIZES", {"B": 1, "T": 20, "H": 2, "K": 8, "V": 8, "C": 16})
     seen = []
@@ -74,7 +75,7 @@ def test_through_the_command(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(commands, "require", lambda device: None)
     monkeypatch.setattr(host, "SIZES", {"B": 1, "T": 8, "H": 2, "K": 8, "V": 8, "C": 8})
-    monkeypatch.setattr(host, "FAMILIES", ["gla"])
+    monkeypatch.setattr(host, "TIMED", ["gla"])
     monkeypatch.setattr(Linattn, "refusal", lambda self, case: None)
     monkeypatch.setattr(host, "microseconds", lambda case, subject, seconds: 12.0)
     path = tmp_path / "x.json"
