@@ -42,7 +42,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(linattn\.[a-z0-9_.]+\.)?(Array|B)|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.frameworks\.Framework",
+        r"(linattn\.[a-z0-9_.]+\.)?(Array|B)|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.(frameworks|gate_maps)\.[A-Z]\w+",
     ),
 ]
 

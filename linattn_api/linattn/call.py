@@ -99,7 +99,7 @@ class Call:
 
     @property
     def decay(self) -> DecayKind:
-        """Kind of decay: ``"none"``, ``"fixed"``, ``"scalar"`` or ``"vector"``."""
+        """The kind of decay, ``"none"``, ``"fixed"``, ``"scalar"`` or ``"vector"``."""
         kinds: dict[int | None, DecayKind] = {None: "none", 1: "fixed", 3: "scalar", 4: "vector"}
         return kinds[self.ranks.get("g")]
 
@@ -111,13 +111,13 @@ class Call:
 
     @property
     def beta(self) -> BetaKind:
-        """Kind of writing strength: ``"none"``, ``"scalar"`` or ``"vector"``."""
+        """The kind of writing strength, ``"none"``, ``"scalar"`` or ``"vector"``."""
         kinds: dict[int | None, BetaKind] = {None: "none", 3: "scalar", 4: "vector"}
         return kinds[self.ranks.get("beta")]
 
     @property
     def state(self) -> StateKind:
-        """Which states there are: ``"none"``, ``"initial"``, ``"final"``, ``"both"``, or the ``"pool"`` of a decoding call."""
+        """The states that there are, ``"none"``, ``"initial"``, ``"final"``, ``"both"``, or the ``"pool"`` of a decoding call."""
         if self.form == "decode":
             return "pool"
         given = any(name.partition(".")[0] == "initial_state" for name, _, _ in self.arrays)

@@ -254,7 +254,7 @@ FAMILIES: dict[str, OpSpec] = {}
 """Every family by name, in the order in which they were declared."""
 
 COMPANIONS: dict[str, OpSpec] = {}
-"""What stands around the operators in a model: operators of one form, ``"direct"``, by name."""
+"""What stands around the operators in a model, as operators of one form, ``"direct"``, by name."""
 
 DECODING: dict[str, OpSpec] = {}
 """What ``decode_*`` takes, for every family that has it: those whose state is one array."""
@@ -306,7 +306,7 @@ class OpSpec:
     keywords: tuple[str, ...] = field(init=False)
     """Names of the keyword-only parameters of a backend's method."""
     required_keywords: tuple[str, ...] = field(init=False)
-    """Those that a method must take: a call has no meaning without them."""
+    """Those that a method must take, because a call has no meaning without them."""
     defaults: Mapping[str, Any] = field(init=False)
     """Of the static keyword arguments."""
     option_names: tuple[str, ...] = field(init=False)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..spec import Arg, OpSpec, Option, Options
 from ._family import companion
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 
 def resolve(options: Options, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,16 +46,16 @@ SPEC = OpSpec(
 
 @companion(SPEC)
 def gated_rms_norm(
-    x: A,
-    z: A,
-    weight: A,
+    x: Array,
+    z: Array,
+    weight: Array,
     *,
     activation: str = "silu",
     eps: float = 1e-5,
     norm_before_gate: bool = True,
     group_size: int | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """Gated RMS norm: ``norm(x) · weight · act(z)``, or ``norm(x · act(z)) · weight``, with
     ``norm(x) = x · (mean x² + eps)^{-1/2}`` (Zhang & Sennrich 2019; gated, Mamba-2, Dao & Gu 2024, §7).
 
@@ -69,7 +69,7 @@ def gated_rms_norm(
         eps: Added to the mean of squares. Default 1e-5.
         norm_before_gate: False multiplies by the gate before the norm. Default True.
         group_size: Columns that are normed together; must divide ``D``. Default all of them.
-        backend: A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
+        backend: Array name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
             environment variable ``LINATTN_BACKEND``, else ``"auto"``.
 
     Returns:

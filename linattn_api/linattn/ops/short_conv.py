@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..spec import DECODING, OUTPUT_FINAL_STATE, STATE_INDICES, Arg, OpSpec, Option, Options, no_resolution
 from ._family import companion, decoding
 
-A = TypeVar("A")
+Array = TypeVar("Array")
 
 ACTIVATION = Option("activation", (str,), choices=("silu",))
 
@@ -43,16 +43,16 @@ DECODING["short_conv"] = replace(
 
 @companion(SPEC)
 def short_conv(
-    x: A,
-    weight: A,
-    bias: A | None = None,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
     *,
     activation: str | None = None,
-    initial_state: A | None = None,
+    initial_state: Array | None = None,
     output_final_state: bool = False,
-    cu_seqlens: A | None = None,
+    cu_seqlens: Array | None = None,
     backend: str | Sequence[str] | None = None,
-) -> tuple[A, A | None]:
+) -> tuple[Array, Array | None]:
     """Causal depthwise convolution: ``y_t = act(bias + Σ_{i<W} weight[:, i] · x_{t−W+1+i})`` (Mamba, Gu & Dao 2023, §3.4).
 
     Accumulation is float32 (float64 for float64 ``x``).
@@ -65,7 +65,7 @@ def short_conv(
         initial_state: The ``W−1`` inputs before the first of each sequence ``[N, D, W−1]``, oldest first. Default zeros.
         output_final_state: Return the last ``W−1`` inputs ``[N, D, W−1]``, else ``None`` in their place. Default False.
         cu_seqlens: Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.
-        backend: A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
+        backend: Array name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
             environment variable ``LINATTN_BACKEND``, else ``"auto"``.
 
     Returns:
@@ -81,15 +81,15 @@ def short_conv(
 
 @decoding
 def decode_short_conv(
-    x: A,
-    weight: A,
-    bias: A | None = None,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
     *,
     activation: str | None = None,
-    state: A,
-    state_indices: A | None = None,
+    state: Array,
+    state_indices: Array | None = None,
     backend: str | Sequence[str] | None = None,
-) -> A:
+) -> Array:
     """``short_conv`` token by token, on windows of past inputs that it overwrites. Inference only.
 
     Args:
