@@ -117,7 +117,7 @@ class Call:
 
     @property
     def state(self) -> StateKind:
-        """The states that there are, ``"none"``, ``"initial"``, ``"final"``, ``"both"``, or the ``"pool"`` of a decoding call."""
+        """The states, ``"none"``, ``"initial"``, ``"final"``, ``"both"``, or the ``"pool"`` of a decoding call."""
         if self.form == "decode":
             return "pool"
         given = any(name.partition(".")[0] == "initial_state" for name, _, _ in self.arrays)
