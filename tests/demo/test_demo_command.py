@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 from pathlib import Path
@@ -125,12 +126,14 @@ def test_a_declared_limit_is_shown_and_hides_nothing(text):
 
 
 def test_an_error_in_a_backend_is_shown_and_hides_nothing(text, monkeypatch):
-    def broken(self, *args, **kwargs):
+    backend = bridge("numpy")
+
+    @functools.wraps(type(backend).chunk_gla)  # its signature says which keywords it takes
+    def broken(*args, **kwargs):
         raise RuntimeError("out of shared memory")
 
-    backend = bridge("numpy")
-    register_backend(backend)
     monkeypatch.setattr(type(backend), "chunk_gla", broken)
+    register_backend(backend)
     result = invoke(text, "--backend", "bridge", "--backend", "numpy")
     assert result.exit_code == 1
     assert "\nbridge failed: RuntimeError: out of shared memory\n" in result.stdout
@@ -140,9 +143,14 @@ def test_an_error_in_a_backend_is_shown_and_hides_nothing(text, monkeypatch):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_numbers_that_are_not_finite_are_a_failure(text, monkeypatch):
     backend = bridge("numpy")
-    register_backend(backend)
     right = type(backend).chunk_gla
-    monkeypatch.setattr(type(backend), "chunk_gla", lambda *a, **kw: [x * np.nan for x in right(*a, **kw)])
+
+    @functools.wraps(right)  # its signature says which keywords it takes
+    def wrong(*args, **kwargs):
+        return [x * np.nan for x in right(*args, **kwargs)]
+
+    monkeypatch.setattr(type(backend), "chunk_gla", wrong)
+    register_backend(backend)
     result = invoke(text, "--backend", "bridge")
     assert result.exit_code == 1
     assert "\nbridge failed: gave log probabilities that are not finite\n" in result.stdout

@@ -117,6 +117,11 @@ def run(form: str, family: str, arrays: dict[str, Any], options: dict[str, Any])
     return getattr(linattn, f"{form}_{family}")(**arrays, **options, backend="torch")
 
 
+def run_method(form: str, family: str, arrays: dict[str, Any], options: dict[str, Any]):
+    """The backend's method itself, past what linattn does to the arguments of a public call."""
+    return getattr(backend, f"{form}_{family}")(**arrays, **options)
+
+
 def leaves(arrays: dict[str, Any]) -> dict[str, Tensor]:
     """Every float tensor by name."""
     flat: dict[str, Tensor] = {}
@@ -133,7 +138,7 @@ def outputs(result: tuple[Any, Any]) -> dict[str, Tensor]:
     return leaves({"o": o, "final_state": state} if state is not None else {"o": o})
 
 
-def gradients(form, family, arrays, options, weights, autocast=False):
+def gradients(form, family, arrays, options, weights, autocast=False, run=run):
     """Gradients of every float array for the given gradients of the outputs; ``autocast`` covers the forward pass only."""
     wrt = leaves(arrays)
     for x in wrt.values():
