@@ -54,7 +54,7 @@ class GradientRings(NamedTuple):
     qs: gl.shared_memory_descriptor
     dSs: gl.shared_memory_descriptor
     scores: gl.shared_memory_descriptor
-    mma_layout: gl.shared_memory_descriptor
+    sums: gl.shared_memory_descriptor
     lines: gl.shared_memory_descriptor
 
 
