@@ -247,3 +247,9 @@ def test_companions_run_on_kernels_of_their_own():
     pool = torch.randn(3, 24, 3)
     plan = linattn.explain(linattn.decode_short_conv, x.detach(), weight, state=pool, backend="triton")
     assert "conv_tokens_fwd" in plan.details
+
+
+def test_windows_that_are_narrower_than_their_tokens_are_refused():
+    x, weight, pool = torch.randn(2, 3, 24), torch.randn(24, 4), torch.zeros(2, 24, 3, dtype=torch.float16)
+    with pytest.raises(linattn.Unsupported, match="decodes with windows of float32, got float16"):
+        linattn.decode_short_conv(x, weight, state=pool, backend="triton")

@@ -148,12 +148,19 @@ def call_complaint(call: Call) -> str | None:
     if "float64" in call.dtypes.values():
         return "has no float64"
     if call.op in COMPANIONS:
-        return None
+        return _window_complaint(call)
     for symbol, size in (("K", call.K), ("V", call.V)):
         most = widest(call, symbol)
         if not 1 <= size <= most:
             return f"{symbol} must be at most {most}, got {size}"
     return None
+
+
+def _window_complaint(call: Call) -> str | None:
+    """Why a pool of windows does not do: a later token of the same call reads what an earlier one left there."""
+    dtype = call.dtypes.get("state", "float32")
+    fit = dict.fromkeys(("float32", call.dtype))
+    return None if dtype in fit else f"decodes with windows of {' or '.join(fit)}, got {dtype}"
 
 
 def _device_complaint(device: str) -> str | None:
