@@ -35,7 +35,8 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
     """A round of calls must not hold half of what their smallest result takes, nor leave a file or a thread for every other
     call; or else the next round must not.
     """
-    smallest = 4 * min(run.values[name].size for name in (run.case.spec.like, "initial_state"))
+    names = {run.case.spec.like, "initial_state", "initial_state.kv"} & run.values.keys()
+    smallest = 4 * min(run.values[name].size for name in names)
     most = {"bytes": CALLS * smallest / 2, "open files": CALLS / 2, "threads": CALLS / 2}
 
     def finished() -> None:
