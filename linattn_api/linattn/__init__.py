@@ -64,6 +64,7 @@ from .ops import (
 from .ops._family import explain
 from .planning import Plan
 from .plugin import API_VERSION, MixedState
+from .positions import rotary
 from .registry import register_backend, unregister_backend
 
 __version__ = API_VERSION
@@ -130,6 +131,7 @@ __all__ = [
     "recurrent_simple_gla",
     "recurrent_ssd",
     "register_backend",
+    "rotary",
     "rwkv6",
     "short_conv",
     "simple_gla",

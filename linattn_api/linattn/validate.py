@@ -15,7 +15,7 @@ from .errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeE
 from .frameworks import FLOAT_DTYPES, IMMUTABLE, Facts
 from .spec import COMPANIONS, CU_SEQLENS, STATE_INDICES, SYMBOLS, Arg, OpSpec
 
-__all__ = ["check_offsets", "check_slots", "describe"]
+__all__ = ["check_offsets", "check_packing", "check_slots", "describe"]
 
 INDEX_DTYPES = ("int32", "int64")
 
@@ -205,11 +205,16 @@ def _count_sequences(op: str, facts: Mapping[str, Facts], sizes: Mapping[str, An
     if CU_SEQLENS.name not in facts:
         return sizes["B"]
     shape = facts[CU_SEQLENS.name].shape
+    check_packing(op, shape, sizes["B"])
+    return None if shape[0] is None else shape[0] - 1
+
+
+def check_packing(op: str, shape: Sequence[int | None], batch: int | None) -> None:
+    """``cu_seqlens`` of this shape fits a batch."""
     if len(shape) != 1 or shape[0] == 0:
         raise ShapeError(f"{op}: cu_seqlens must be [N+1] with N the number of packed sequences, got {_list(shape)}")
-    if sizes["B"] not in (1, None):
-        raise ShapeError(f"{op}: cu_seqlens packs sequences along T and needs B = 1, got B = {sizes['B']}")
-    return None if shape[0] is None else shape[0] - 1
+    if batch not in (1, None):
+        raise ShapeError(f"{op}: cu_seqlens packs sequences along T and needs B = 1, got B = {batch}")
 
 
 def _matches(symbols: Sequence[str], shape: Sequence[int | None], sizes: Mapping[str, Any]) -> bool:
