@@ -15,11 +15,10 @@ from . import feature_maps, guards, preference
 from .call import method_name
 from .errors import FrameworkError, OptionError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
-from .gate_maps import Gate, GateKind
 from .planning import Plan, Route, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import CU_SEQLENS, Finish, Lowering, OpSpec, lowerings_of, spec_of
+from .spec import CU_SEQLENS, Finish, Holder, Lowering, OpSpec, lowerings_of, spec_of
 from .validate import check_offsets, check_slots, describe
 
 __all__ = [
@@ -162,21 +161,23 @@ def _rewriting(route: Route | None) -> Rewriting | None:
 
 
 class _Decided(NamedTuple):
-    """A memoised plan with what running it needs: of options and keyword arrays, those that are passed on."""
+    """A memoised plan with what running it needs: the options that are passed on, and what else is by its name."""
 
     plan: Plan
     function: Any
     rewriting: Rewriting | None
     options: dict[str, Any]
-    arrays: tuple[str, ...]
+    given: tuple[str, ...]
     watch: guards.Watch
 
 
 def _passed_on(spec: OpSpec, plan: Plan) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
-    """Options, and names of keyword arrays, that the method takes; all of them where the call is rewritten first."""
+    """Of the keywords that the method takes, or all where the call is rewritten first: the options with their values, then the
+    names of those that come from each call: arrays, and objects that hold arrays."""
     left_out = plan.omitted if plan.route is None else ()
-    options = tuple((name, value) for name, value in plan.options if name not in left_out)
-    return options, tuple(name for name in spec.keyword_arrays if name not in left_out)
+    given = (*spec.keyword_arrays, *[name for name, _ in spec.holders])
+    options = tuple((name, value) for name, value in plan.options if name not in left_out and name not in given)
+    return options, tuple(name for name in given if name not in left_out)
 
 
 _decided: dict[Any, _Decided] = {}
@@ -192,14 +193,17 @@ def _look_up(
     backend: str | Sequence[str] | None,
 ) -> _Decided:
     """The memoised decision for an eager call."""
-    context, environment = preference.context.get(), os.environ.get(ENVIRONMENT_VARIABLE)
-    wanted = tuple(backend) if isinstance(backend, list) else backend  # hashable
+    context, wanted, environment = preference.context.get(), backend, None
+    if backend is None:
+        environment = os.environ.get(ENVIRONMENT_VARIABLE) if context is None else None  # it takes most of a microsecond
+    elif isinstance(backend, list):
+        wanted = tuple(backend)  # hashable
     key = decided = None
     try:
         options = spec.pick_options(keywords)
-        wish = (spec.name, form, wanted, context, environment, registry.generation)
         # with the types of the options, because True == 1 == 1.0 and only one of them is right
-        key = (wish, options, tuple(map(type, options)), framework.key(leaves))
+        typed = (options, tuple(map(type, options)))
+        key = (spec.name, form, wanted, context, environment, registry.generation, typed, framework.key(leaves))
         decided = _decided.get(key)
     except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
@@ -261,8 +265,6 @@ def resolve(
         name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, static, backend)
         rewriting = _rewriting(None if route is None else Route(*route))
         settled = {**dict(options), **{name: keywords[name] for name in names}}
-        if static is not keywords and "gate" in settled:
-            settled["gate"] = keywords["gate"]
         return getattr(registry.loaded[name], method), rewriting, framework, arrays, settled
     try:
         plan, function, rewriting, options, names, watch = _look_up(spec, form, framework, leaves, static, backend)
@@ -270,16 +272,17 @@ def resolve(
         if feature_map is not None:
             error.add_note("K (L in mixed_attn) is the width after the feature map")
         raise
-    if spec.index is not None and keywords[spec.index.name] is not None:
+    index = spec.index
+    if index is not None and keywords[index.name] is not None:
         _check_index(spec, form, framework, arrays, keywords)
     if function is None:
         _refuse(plan)
-    watch(framework, arrays)
+    watch.calls += 1
+    if watch.calls >= watch.due or guards.debug_was_entered:
+        watch(framework, arrays)
     settled = options.copy()
     for name in names:
         settled[name] = keywords[name]
-    if static is not keywords and "gate" in settled:  # a plan knows what is static of a gate, and a method gets the object
-        settled["gate"] = keywords["gate"]
     return function, rewriting, framework, arrays, settled
 
 
@@ -298,16 +301,28 @@ def _prepare(
     wanted = framework.autocast(first)
     if wanted:
         arrays = _cast_operands(spec, form, framework, arrays, wanted)
-    if spec.state_type is not None:
-        return arrays, framework, _flatten_state(spec, form, arrays, keywords), keywords
-    leaves = [*arrays, *[keywords[name] for name in spec.keyword_arrays]]
-    gate = keywords.get("gate")
-    if gate is None:
-        return arrays, framework, leaves, keywords
-    if not isinstance(gate, Gate):
-        found = type(gate).__name__ if not isinstance(gate, str) else repr(gate)
-        raise OptionError(f"{_name(spec, form)}: gate must be an object of linattn.gates or None, got {found}")
-    return arrays, framework, [*leaves, *gate.leaves], {**keywords, "gate": gate.kind}
+    if spec.state_type is None:
+        leaves = list(arrays)
+        for name in spec.keyword_arrays:  # faster than a comprehension, and every call comes by
+            leaves.append(keywords[name])
+    else:
+        leaves = _flatten_state(spec, form, arrays, keywords)
+    static = keywords
+    for name, holder in spec.holders:
+        if keywords[name] is not None:
+            leaves, static = _open(spec, form, name, holder, leaves, static)
+    return arrays, framework, leaves, static
+
+
+def _open(
+    spec: OpSpec, form: str | None, name: str, holder: Holder, leaves: list[Any], keywords: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arrays of a call and those that an option's object holds; the keywords with the kind of the object in its place."""
+    held = keywords[name]
+    if not isinstance(held, holder.objects):
+        found = type(held).__name__ if not isinstance(held, str) else repr(held)
+        raise OptionError(f"{_name(spec, form)}: {name} must be {holder.title} or None, got {found}")
+    return [*leaves, *held.leaves], {**keywords, name: held.kind}
 
 
 def _cast_operands(
@@ -438,7 +453,7 @@ def _decide_while_tracing(
 
 def _constant(value: Any) -> Any:
     """An option as a compiler takes it for a constant: a plain tuple for a named one."""
-    return tuple(value) if isinstance(value, GateKind) else value
+    return tuple(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _decide_from_constants(
@@ -456,8 +471,9 @@ def _decide_from_constants(
 ) -> Any:
     spec = spec_of(op, form)
     options: dict[str, Any] = {**dict(zip(spec.option_names, option_values, strict=True)), "initial_state": has_state or None}
-    if options.get("gate") is not None:
-        options["gate"] = GateKind(*options["gate"])
+    for option in spec.options:
+        if option.holder is not None and options[option.name] is not None:
+            options[option.name] = option.types[0](*options[option.name])
     names = [arg.name for arg in spec.arrays(options)]
     given = [(name, Facts(*fact)) for name, fact in zip(names, facts, strict=True) if fact is not None]
     wanted = preference_of(backend, context, os.environ.get(ENVIRONMENT_VARIABLE))

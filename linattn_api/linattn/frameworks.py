@@ -251,6 +251,9 @@ class Numpy(Framework):
     name, roots, import_name = "numpy", ("numpy",), "numpy"
     devices = ("cpu",)
 
+    def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple([None if x is None else (type(x), x.shape, x.dtype) for x in arrays])
+
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype)
 
@@ -282,10 +285,13 @@ class Torch(Framework):
     def __init__(self) -> None:
         super().__init__()
         BY_TYPE[self.module.nn.Parameter] = self  # Dynamo cannot walk the base classes of this one
+        # looked up here, because every call asks them
+        self._compiler, self._forward_ad, self._C = self.module.compiler, self.module.autograd.forward_ad, self.module._C
 
     def key(self, arrays: Iterable[Any]) -> tuple[Any, ...]:
         facts = [None if x is None else (x.shape, x.dtype, x.device, x.requires_grad) for x in arrays]
-        return self.module.is_grad_enabled(), self.forward_mode(arrays), *facts
+        forward_mode = self._forward_ad._current_level >= 0 and self.forward_mode(arrays)
+        return self.module.is_grad_enabled(), forward_mode, *facts
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype)[len("torch.") :]
@@ -294,7 +300,7 @@ class Torch(Framework):
         return str(x.device)
 
     def tracing(self) -> bool:
-        return self.module.compiler.is_dynamo_compiling()
+        return self._compiler.is_dynamo_compiling()
 
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
@@ -333,9 +339,9 @@ class Torch(Framework):
         return plain and not watched and not torch.jit.is_tracing()
 
     def autocast(self, x: Any) -> str | None:
-        torch = self.module
-        if not torch._C._is_any_autocast_enabled():
+        if not self._C._is_any_autocast_enabled():
             return None
+        torch = self.module
         kind = x.device.type
         enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return str(torch.get_autocast_dtype(kind))[len("torch.") :] if enabled else None
@@ -352,7 +358,7 @@ class Torch(Framework):
         return tuple([operator.index(step) if static(step) else None for step in x.stride()])
 
     def forward_mode(self, arrays: Iterable[Any]) -> bool:
-        if self.module.autograd.forward_ad._current_level < 0:
+        if self._forward_ad._current_level < 0:
             return False
         if self.tracing():  # which does not see the tangents of what comes into a graph
             return True

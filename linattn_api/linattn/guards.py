@@ -73,6 +73,10 @@ class Watch:
         spec: Their family.
         operator: The public function that was called, e.g. ``"chunk_gla"``.
         call: What they have in common.
+
+    Attributes:
+        calls: Calls so far.
+        due: The next of them that is looked at.
     """
 
     __slots__ = ("call", "calls", "due", "operator", "spec")
@@ -82,8 +86,7 @@ class Watch:
         self.calls, self.due = 0, 1
 
     def __call__(self, framework: Framework, arrays: Sequence[Any]) -> None:
-        """Look at the positional arrays of one call, if it is time."""
-        self.calls += 1
+        """Look at the positional arrays of one call, if it is time; whoever calls has counted it."""
         if self.calls >= self.due:
             self.due *= SPARSER
             self._look(framework, arrays)

@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .call import Call
-from .gate_maps import GATES, GateKind
 
 __all__ = [
     "COMPANIONS",
@@ -17,6 +16,7 @@ __all__ = [
     "FAMILIES",
     "SYMBOLS",
     "Arg",
+    "Holder",
     "Lowered",
     "Lowering",
     "OpSpec",
@@ -153,16 +153,35 @@ class Lowering:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """A kind of objects that hold arrays, as the value of an option.
+
+    An object has ``leaves``, its arrays, and a ``kind``, what is static of it. A plan rests on the kind and on the facts of the
+    arrays; a method gets the object.
+
+    Args:
+        objects: Class of the objects.
+        shapes: From a kind, the symbolic shape of each array by its name in the object, in the order of ``leaves``.
+        title: What messages call an object.
+    """
+
+    objects: type[Any]
+    shapes: Callable[[Any], Mapping[str, str]]
+    title: str
+
+
+@dataclass(frozen=True)
 class Option:
     """One static keyword argument of a family.
 
     Args:
         name: Parameter name.
-        types: The Python types that its value may have.
+        types: The Python types that its value may have; with a holder, a named tuple of constants, the kind of its objects.
         default: Its default, which may always be given.
         choices: The values of a string.
         hint: It never changes a result, and is not passed to a method that does not take it, whatever its value.
         lowering: Applies it for a method that does not take it.
+        holder: What its objects are, if they hold arrays; its value in a :class:`Call` is then the kind of the object.
     """
 
     name: str
@@ -171,6 +190,7 @@ class Option:
     choices: tuple[str, ...] = ()
     hint: bool = False
     lowering: Lowering | None = None
+    holder: Holder | None = None
 
     def admits(self, value: Any) -> bool:
         """True for the default, and for a value of one of the types; NumPy's scalars are numbers, a bool is none."""
@@ -178,8 +198,8 @@ class Option:
             return value is self.default or bool in self.types
         if self.choices:
             return value in self.choices
-        if GateKind in self.types:
-            return isinstance(value, GateKind)
+        if self.holder is not None:
+            return isinstance(value, self.types)
         if tuple in self.types:
             return isinstance(value, tuple)
         number = Real if float in self.types else Integral if int in self.types else ()
@@ -193,9 +213,15 @@ class Option:
     @property
     def expected(self) -> tuple[str, ...]:
         """What it may be, for messages."""
-        if GateKind in self.types:
-            return ("an object of linattn.gates",)
+        if self.holder is not None:
+            return (self.holder.title,)
         return tuple(repr(choice) for choice in self.choices) or tuple(kind.__name__ for kind in self.types)
+
+    def arrays(self, value: Any) -> tuple[Arg, ...]:
+        """The arrays that an object of kind ``value`` holds: none if there is none."""
+        if self.holder is None or value is None:
+            return ()
+        return tuple(Arg(f"{self.name}.{name}", shape, "float") for name, shape in self.holder.shapes(value).items())
 
 
 def accumulation_dtype(call: Call) -> str:
@@ -311,6 +337,8 @@ class OpSpec:
     """Of the static keyword arguments."""
     option_names: tuple[str, ...] = field(init=False)
     """Names of the static keyword arguments."""
+    holders: tuple[tuple[str, Holder], ...] = field(init=False)
+    """Names of those whose values are objects that hold arrays, and which objects."""
     pick_options: Callable[[Options], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
     """From the keywords of a call, the values of the static ones."""
     keyword_arrays: tuple[str, ...] = field(init=False)
@@ -330,21 +358,16 @@ class OpSpec:
         object.__setattr__(self, "defaults", defaults)
         object.__setattr__(self, "required_keywords", required)
         object.__setattr__(self, "option_names", options)
+        holders = tuple((option.name, option.holder) for option in self.options if option.holder is not None)
+        object.__setattr__(self, "holders", holders)
         object.__setattr__(self, "pick_options", _picker(options))
         object.__setattr__(self, "keyword_arrays", arrays)
 
     def arrays(self, options: Options) -> tuple[Arg, ...]:
         """Every array argument under these options, in the order in which symbols are bound."""
         index = () if self.index is None else (self.index,)
-        return (*self.args, *self.keyword_args, *self.state(options), *index, *parameters_of(options.get("gate")))
-
-
-def parameters_of(gate: GateKind | None) -> tuple[Arg, ...]:
-    """The arrays that a gate object holds: none if there is none."""
-    if gate is None:
-        return ()
-    shapes = GATES[gate.name].shapes
-    return tuple(Arg(f"gate.{name}", shapes[name], "float") for name in gate.parameters)
+        held = [arg for option in self.options if option.holder for arg in option.arrays(options.get(option.name))]
+        return (*self.args, *self.keyword_args, *self.state(options), *index, *held)
 
 
 def _picker(names: Sequence[str]) -> Callable[[Options], tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linattn_backends.triton.diagonal import backward
 from triton_cases import arrays, call, check, near_the_end, pretend
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6")
@@ -266,3 +267,13 @@ def test_equal_calls_give_equal_bits(family):
         o, final = call(family, given, output_final_state=True)
         results.append([o, final, *torch.autograd.grad(o.sum() + final.sum(), list(given.values()))])
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "turns"), [(torch.float32, 2), (torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 1)])
+def test_gradients_of_a_group_are_summed_while_they_are_made(dtype, turns, monkeypatch):
+    """Value heads take turns, as many as leave the sums no larger than the values; unless too few programs would run."""
+    pretend(monkeypatch, num_sms=1 if turns > 1 else 1000)
+    given, shapes, empty = arrays("simple_gla", B=2, T=70, H=1, HV=4, K=32, V=16, dtype=dtype), [], backward.empty_sums
+    monkeypatch.setattr(backward, "empty_sums", lambda call, n: shapes.append(n) or empty(call, n))
+    check("simple_gla", given, chunk_size=16)
+    assert shapes == [turns]

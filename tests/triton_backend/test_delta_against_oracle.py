@@ -6,7 +6,7 @@ import pytest
 import torch
 from linattn_backends.triton.delta.call import ChunkedCall, DeltaCall
 from linattn_backends.triton.delta.config import DeltaVariant, forward_variant
-from linattn_backends.triton.delta.gradients_host import turns_of
+from linattn_backends.triton.delta.gradients_launch import turns_of
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
 from triton_cases import arrays, call, check, near_the_end, pretend

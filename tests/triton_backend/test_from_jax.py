@@ -49,6 +49,17 @@ def test_packed_under_harsh_gates(variant):
     compare("chunk", variant, 2e-5, jnp.float32, BACKEND, lengths=PACK, kind="harsh", H=1, HV=2)
 
 
+@pytest.mark.parametrize("op", ["chunk_simple_gla", "recurrent_simple_gla", "chunk_gated_delta_rule"])
+def test_behind_packed_sequences(op):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 20, 1, 8), np.float32)
+    arrays = (*map(jnp.asarray, (q, k, v, -abs(q[..., 0]))), *([jnp.ones((1, 20, 1))] if "delta" in op else []))
+    options = dict(cu_seqlens=jnp.array([0, 3, 13]), backend="jax_triton")
+    o, back = jax.vjp(lambda *x: getattr(linattn, op)(*x, **options)[0], *arrays)
+    for x in (o, *back(jnp.ones_like(o))):
+        assert (x[:, 13:] == 0).all()
+        assert (x[:, :13] != 0).any()
+
+
 @pytest.mark.parametrize("variant", ["gla_value_gate", "bidirectional"])
 def test_rows(variant):
     compare("chunk", variant, 2e-5, jnp.float32, BACKEND, T=37)

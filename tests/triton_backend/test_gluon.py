@@ -131,3 +131,14 @@ def test_chunks_that_do_not_fill_a_batch(family, launched):
     """``delta_scores_fwd_sm90`` takes four chunks a program, of whatever heads and sequences."""
     call(family, T=300, H=1, HV=3, kind="mixed", cu=[0, 0, 5, 300, 300])
     assert DELTA_SCORES in launched
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "kernel"),
+    [("linear_attn", {}, SCAN), ("simple_gla", {}, GRADIENTS), ("simple_gla", dict(K=256), SCAN_WIDE), ("kda", {}, None)],
+)
+def test_initial_states_with_value_channels_first(family, sizes, kernel, launched):
+    given = arrays(family, **dict(T=70, K=64, V=64, dtype=torch.bfloat16) | sizes)
+    given |= {"beta": given["beta"].bfloat16()} if "beta" in given else {}
+    check(family, given | dict(initial_state=given["initial_state"].mT.contiguous().mT))
+    assert kernel is None or kernel in launched

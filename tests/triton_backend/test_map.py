@@ -79,6 +79,7 @@ def decoding(family):
     call(family, given, "recurrent", **FINAL)
     state = given.pop("initial_state")
     getattr(BACKEND, f"decode_{family}")(*given.values(), state=state)
+    call(family, arrays(family, T=3, cu=[0, 2]), "recurrent", **FINAL)
 
 
 def both_directions(T=70):
@@ -90,11 +91,12 @@ def both_directions(T=70):
     o.sum().backward()
 
 
-def mixed(T=37, form="chunk", C=16):
+def mixed(T=37, form="chunk", C=16, cu=None):
     """One call of ``mixed_attn`` that goes on from a state."""
     heads = [torch.randn(1, T, 2, 16).requires_grad_() for _ in range(5)]
     state = MixedState(torch.randn(1, 2, 16, 16), *torch.randn(3, 1, C, 2, 16), torch.tensor([3], dtype=torch.int32))
     options = dict(bias=torch.randn(2, C, C).requires_grad_(), initial_state=state, chunk_size=C, output_final_state=True)
+    options["cu_seqlens"] = cu
     yield "forward" if form == "chunk" else "decode"
     o, _ = getattr(BACKEND, f"{form}_mixed_attn")(*heads, **options)
     if form == "chunk":
@@ -122,7 +124,8 @@ def norm():
     y.sum().backward()
 
 
-SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32)]
+PACKED = dict(cu=[0, 30, 65])
+SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32), PACKED]
 WIDE = [dict(K=256, V=192), dict(K=256, V=192, dtype=torch.float32)]
 MORE = {"linear_attn": WIDE, "simple_gla": WIDE, "gla": [dict(gv="plain")]}
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -132,7 +135,7 @@ CALLS = {
     for family in FAMILIES
 }
 CALLS["linear_attn"].append(both_directions)
-CALLS["mixed_attn"] = [mixed, lambda: mixed(T=1, form="recurrent")]
+CALLS["mixed_attn"] = [mixed, lambda: mixed(cu=torch.tensor([0, 35])), lambda: mixed(T=1, form="recurrent")]
 CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm]}
 """Calls that between them take every kernel of an operator: each says which pass begins."""
 

@@ -81,6 +81,25 @@ def test_explain_says_that_a_release_is_refused(monkeypatch):
     assert "runs         torch.chunk_gla" in said
 
 
+REFUSED = (
+    "has not been run on {}: LINATTN_UNTESTED_DEVICES=1 in the environment runs the plain kernels there, and what "
+    "`linattn conformance --backend triton --device {} --report report.json` says of them is welcome as an issue"
+)
+
+
+def test_devices_that_nobody_tried_are_for_who_wants_to(monkeypatch):
+    monkeypatch.setattr(backend, "OPTED_IN", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 4))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert backend._architectures() == {"cuda:0": REFUSED.format("AMD's GPUs", "cuda")}
+    assert backend._device_complaint("xpu:0") == REFUSED.format("Intel's GPUs", "xpu")
+    monkeypatch.setattr(backend, "OPTED_IN", True)
+    assert backend._architectures() == {"cuda:0": None}
+    assert backend._device_complaint("xpu:0") is None
+
+
 def test_old_architectures_are_named(monkeypatch):
     monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": "needs compute capability 8.0 or newer, got 7.5"})
     assert str(TritonBackend().supports(described(device="cuda:0"))).endswith("got 7.5")
@@ -249,7 +268,11 @@ def test_companions_run_on_kernels_of_their_own():
     assert "conv_tokens_fwd" in plan.details
 
 
-def test_windows_that_are_narrower_than_their_tokens_are_refused():
-    x, weight, pool = torch.randn(2, 3, 24), torch.randn(24, 4), torch.zeros(2, 24, 3, dtype=torch.float16)
-    with pytest.raises(linattn.Unsupported, match="decodes with windows of float32, got float16"):
-        linattn.decode_short_conv(x, weight, state=pool, backend="triton")
+def test_windows_narrower_than_their_tokens_round_what_the_next_call_reads():
+    torch.manual_seed(0)
+    x, weight, start = torch.randn(2, 5, 24), torch.randn(24, 4), torch.randn(2, 24, 3).half()
+    pools = {backend: start.clone() for backend in ("triton", "torch")}
+    found, wanted = (linattn.decode_short_conv(x, weight, state=pool, backend=name) for name, pool in pools.items())
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(pools["triton"], pools["torch"])
+    assert torch.equal(pools["triton"], x[:, 2:].mT.half())

@@ -21,6 +21,7 @@ from torch import Tensor
 from . import nonfinite
 from .layout import ROWS_A_BLOCK, behind_zeros
 from .library import accumulation, plain
+from .mixed_rules import empty_gradients, empty_results, rules
 from .transforms import register
 
 TOKENS_A_SEGMENT = 512
@@ -240,7 +241,7 @@ def _forward(
     """What the op returns, on operands that are finite, and on others as matrix products have it."""
     v = new[4]
     op = Operands(new, old, bias, C, quad_scale, lin_scale, causal)
-    o, *final, final_length = _outputs(*new, cu_seqlens, C)
+    o, *final, final_length = empty_results(new[1], new[3], v, cu_seqlens, C)
     behind_zeros(o, _end(v.shape[1], cu_seqlens))
     final[0].zero_()
     if kv is not None:
@@ -266,20 +267,9 @@ def _forward(
     return o, *final, final_length
 
 
-def _outputs(q_quad, k_quad, q_lin, k_lin, v, cu_seqlens, C) -> tuple[Tensor, ...]:
-    """Uninitialised outputs."""
-    B, _, H, K = k_quad.shape
-    L, V = k_lin.shape[3], v.shape[3]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dtype = accumulation(v.dtype)
-    shapes = (N, H, L, V), (N, C, H, K), (N, C, H, L), (N, C, H, V)
-    states = (v.new_empty(shape, dtype=dtype) for shape in shapes)
-    return v.new_empty(v.shape), *states, v.new_empty((N,), dtype=torch.int32)
-
-
 @mixed.register_fake
 def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, held_k_quad, held_k_lin, held_v, length, cu_seqlens, C, *options):
-    return _outputs(q_quad, k_quad, q_lin, k_lin, v, cu_seqlens, C)
+    return empty_results(k_quad, k_lin, v, cu_seqlens, C)
 
 
 @dataclass(frozen=True)
@@ -392,28 +382,10 @@ def mixed_backward(
 
 @mixed_backward.register_fake
 def _(do, dkv, dk_quad, dk_lin, dv, *inputs):
-    return [x.new_empty(x.shape) for x in inputs[:10] if x is not None]
+    return empty_gradients(inputs)
 
 
-def _setup_context(ctx, inputs, output):
-    *arrays, ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[5])
-    ctx.save_for_backward(*arrays)
-
-
-def _backward(ctx, do, dkv, dk_quad, dk_lin, dv, dlength):
-    arrays = ctx.saved_tensors
-    options = (ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal)
-    none = (None,) * 6  # length, cu_seqlens and the four options
-    if all(d is None for d in (do, dkv, dk_quad, dk_lin, dv)):
-        return (*(None for _ in arrays[:10]), *none)
-    grads = iter(_backward_call(do, dkv, dk_quad, dk_lin, dv, *arrays, *options))
-    return (*(None if x is None else next(grads) for x in arrays[:10]), *none)
-
-
-_backward_call = register(mixed_backward)
-mixed_call = register(mixed, _setup_context, _backward, operations=True)
+mixed_call = register(mixed, *rules(register(mixed_backward)), operations=True)
 
 
 def mixed_attention(

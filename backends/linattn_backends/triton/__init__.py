@@ -138,6 +138,20 @@ section like the others. ``tests/triton_backend/test_map.py`` holds all this aga
 
     backward  dx, dz, parts of dw                             kernels.py:norm_gradients_bwd
 
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in lib/::
+
+    forward   zeros behind packed sequences                   tails.py:zero_tails
+
+    backward  zeros behind packed sequences                   tails.py:zero_tails
+
+    decode    zeros behind packed sequences                   tails.py:zero_tails
+
+`mixed_attn` in lib/::
+
+    forward   zeros behind packed sequences                   tails.py:zero_tails
+
+    backward  zeros behind packed sequences                   tails.py:zero_tails
+
 `short_conv`, `gated_rms_norm` in lib/::
 
     backward  dw and db from their parts                      sums.py:column_sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 import triton
@@ -31,6 +32,12 @@ COMPANIONS = ("short_conv", "gated_rms_norm")
 
 UNFIT = {"<3.2": "it lacks what the kernels use"}
 """Releases of Triton that are refused, and why. One that compiles a kernel wrongly belongs here, with what was seen."""
+
+OPT_IN = "LINATTN_UNTESTED_DEVICES"
+"""The environment variable that lets plain kernels run where nobody has run them."""
+OPTED_IN = os.environ.get(OPT_IN) == "1"
+UNTESTED = {"hip": "AMD's GPUs", "xpu": "Intel's GPUs"}
+"""Devices that Triton compiles for, besides NVIDIA's."""
 
 Result = tuple[Tensor, Tensor | None]
 
@@ -148,7 +155,7 @@ def call_complaint(call: Call) -> str | None:
     if "float64" in call.dtypes.values():
         return "has no float64"
     if call.op in COMPANIONS:
-        return _window_complaint(call)
+        return None
     for symbol, size in (("K", call.K), ("V", call.V)):
         most = widest(call, symbol)
         if not 1 <= size <= most:
@@ -156,21 +163,26 @@ def call_complaint(call: Call) -> str | None:
     return None
 
 
-def _window_complaint(call: Call) -> str | None:
-    """Why a pool of windows does not do: a later token of the same call reads what an earlier one left there."""
-    dtype = call.dtypes.get("state", "float32")
-    fit = dict.fromkeys(("float32", call.dtype))
-    return None if dtype in fit else f"decodes with windows of {' or '.join(fit)}, got {dtype}"
-
-
 def _device_complaint(device: str) -> str | None:
     """Why kernels cannot run on a device: what there is to know before any array arrives."""
     kind = device.partition(":")[0]
     if kind == "cpu":
         return None if INTERPRETED else "runs on CUDA devices (on cpu only in Triton's interpreter: TRITON_INTERPRET=1)"
+    if kind in UNTESTED:
+        return untested(kind, kind)
     if kind != "cuda":
         return f"runs on CUDA devices, not {kind}"
     return _ARCHITECTURES.get(device, _ARCHITECTURES.get("cuda:0"))
+
+
+def untested(make: str, kind: str) -> str | None:
+    """Why kernels do not run on devices of a make that nobody has tried; ``None`` for who wants to."""
+    if OPTED_IN:
+        return None
+    return (
+        f"has not been run on {UNTESTED[make]}: {OPT_IN}=1 in the environment runs the plain kernels there, and what "
+        f"`linattn conformance --backend triton --device {kind} --report report.json` says of them is welcome as an issue"
+    )
 
 
 def _architectures() -> dict[str, str | None]:
@@ -180,8 +192,10 @@ def _architectures() -> dict[str, str | None]:
     found = {}
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        new_enough = major >= 8 or torch.version.hip is not None
-        found[f"cuda:{index}"] = None if new_enough else f"needs compute capability 8.0 or newer, got {major}.{minor}"
+        if torch.version.hip is not None:
+            found[f"cuda:{index}"] = untested("hip", "cuda")
+        else:
+            found[f"cuda:{index}"] = None if major >= 8 else f"needs compute capability 8.0 or newer, got {major}.{minor}"
     return found
 
 
@@ -213,7 +227,8 @@ class TritonBackend(Triton):
         return None if complaint is None else Unsupported(complaint)
 
     def missing_device(self) -> str | None:
-        return None if _ARCHITECTURES or INTERPRETED else "CUDA devices"
+        other = OPTED_IN and torch.xpu.is_available()
+        return None if _ARCHITECTURES or INTERPRETED or other else "CUDA devices"
 
     def details(self, call: Call) -> str:
         """Which kernels run."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..call import Call
-from ..gate_maps import GateKind, softplus
-from ..spec import Lowered, Lowering, Option, redescribe, unchanged
+from ..gate_maps import GATES, Gate, GateKind, softplus
+from ..spec import Holder, Lowered, Lowering, Option, redescribe, unchanged
 
 __all__ = ["BETA_MAP", "GATE", "QK_NORM"]
 
@@ -62,8 +62,18 @@ def describe_qk_norm(call: Call) -> Call:
     return redescribe(call, call.op, options={"qk_norm": None})
 
 
+def parameters_of(gate: GateKind) -> dict[str, str]:
+    """Symbolic shapes of the parameters that a gate object of a kind holds."""
+    return {name: GATES[gate.name].shapes[name] for name in gate.parameters}
+
+
 QK_NORM = Option("qk_norm", (str,), choices=("l2",), lowering=Lowering(None, apply_qk_norm, describe_qk_norm))
-GATE = Option("gate", (GateKind,), lowering=Lowering(None, apply_gate, describe_gate))
+GATE = Option(
+    "gate",
+    (GateKind,),
+    lowering=Lowering(None, apply_gate, describe_gate),
+    holder=Holder(Gate, parameters_of, "an object of linattn.gates"),
+)
 BETA_MAP = Option(
     "beta_map", (str,), choices=("sigmoid", "2sigmoid"), lowering=Lowering(None, apply_beta_map, describe_beta_map)
 )

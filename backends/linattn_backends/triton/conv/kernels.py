@@ -304,9 +304,8 @@ def conv_tokens_fwd(
     held = held_columns(state, columns, inside, sd, sc, L, DENSE)
     for t in range(0, T):
         row = row_at(x, t, xt, columns, inside)
-        kept = row.to(state.dtype.element_ty).to(tl.float32)  # as the next call will read it
         step_fwd(y, t, D, row, held[L - W + 1 :], taps, shift, columns, inside, W, SILU)
-        held += (kept,)
+        held += (row.to(tl.float32),)  # rounded once, when the window is written
         held = held[1:]
     tl.debug_barrier()  # all threads have read what they are about to write over
     hold_columns(held, state, columns, inside, sd, sc, L, DENSE)

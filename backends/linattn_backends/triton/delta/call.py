@@ -14,8 +14,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ..host.call import MatrixStateCall, unaligned
 from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
-from ..host.variant import Facts, unfit, whole_lines
+from ..host.variant import Facts
 from ..runtime.device import properties
 from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant
 
@@ -23,7 +24,7 @@ __all__ = ["ChunkedCall", "DeltaCall", "ScoreGradients", "Scores", "StateOperand
 
 
 @dataclass(frozen=True)
-class DeltaCall:
+class DeltaCall(MatrixStateCall):
     """A call as it came.
 
     Attributes:
@@ -31,7 +32,7 @@ class DeltaCall:
         g: ``[B, T, HV]``, ``[B, T, HV, K]`` or ``None``.
         beta: ``[B, T, HV]``, ``[B, T, HV, V]`` or, for ``dplr``, ``None``.
         a, b: Those of ``dplr``, ``[B, T, HV, K]``, or ``None``.
-        start: Initial states ``[N, HV, K, V]``; zeros if ``None``.
+        start: Initial states ``[N, HV, K, V]``, of any strides; zeros if ``None``.
         cu: Offsets of packed sequences, or ``None``.
         scale: Factor on the outputs.
         chunk: Tokens a chunk.
@@ -56,14 +57,8 @@ class DeltaCall:
     ) -> DeltaCall:  # fmt: skip
         """Take the arrays of an op; ``chunk`` is the caller's wish, or 0."""
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
-        start = None if start is None else start.contiguous()
         tokens = chunk_tokens(q.dtype, int(q.shape[-1]), 0 if beta is None else beta.dim() - 2, int(chunk))
         return cls(q, k, v, g, beta, a, b, start, cu, scale, tokens)
-
-    @property
-    def gate(self) -> int:
-        """The kind of gate: 0 none, 1 a scalar, 2 a vector."""
-        return 0 if self.g is None else self.g.dim() - 2
 
     @property
     def strength(self) -> int:
@@ -86,35 +81,19 @@ class DeltaCall:
         K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # symbols have no place in a cache
         return Facts(self.family, self.q.dtype, K, V, self.chunk, self.strength)
 
-    @property
-    def N(self) -> int:
-        """Number of sequences."""
-        return self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
-
-    @property
-    def group(self) -> int:
-        """Value heads that share a query/key head."""
-        return self.v.shape[2] // self.q.shape[2]
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The dtype of states, errors, scores and ``M`` in memory and in products. float16 has not the range."""
-        return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
-
     def forward_variant(self) -> DeltaVariant:
         """The variant of its forward pass."""
-        return forward_variant(self.facts, properties(self.q.device), self._unaligned(None))
+        device = properties(self.q.device)
+        return forward_variant(self.facts, device, unaligned(device, self.facts, self._copied()))
 
     def backward_variant(self, do: Tensor, kept: bool) -> DeltaVariant:
         """The variant of its backward pass from the outputs' gradient; ``kept`` says whether scores are there."""
-        return backward_variant(self.facts, kept, properties(self.q.device), self._unaligned(do))
+        device = properties(self.q.device)
+        return backward_variant(self.facts, kept, device, unaligned(device, self.facts, self._copied(do)))
 
-    def _unaligned(self, do: Tensor | None) -> tuple[str, ...]:
-        """Which arrays kernels for Hopper cannot copy as they lie; none where there are no such kernels."""
-        if properties(self.q.device).not_hopper is not None or unfit(self.facts) is not None:
-            return ()
-        arrays = dict(q=self.q, k=self.k, v=self.v, a=self.a, b=self.b, do=do, g=self.g if self.gate == 2 else None)
-        return tuple(name for name, x in arrays.items() if not whole_lines(x))
+    def _copied(self, do: Tensor | None = None) -> dict[str, Tensor | None]:
+        """The arrays that kernels copy in whole lines."""
+        return dict(q=self.q, k=self.k, v=self.v, a=self.a, b=self.b, do=do, g=self.g if self.gate == 2 else None)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from .call import ChunkedCall, DeltaCall, Scores, States
-from .gradients_host import Gradients, operand_gradients
-from .scores_host import state_operands
-from .state_host import Written, carry_backward, carry_forward, segments_of
+from .gradients_launch import Gradients, operand_gradients
+from .scores_launch import state_operands
+from .state_launch import Written, carry_backward, carry_forward, segments_of
 
 __all__ = ["backward", "forward"]
 
@@ -26,7 +26,7 @@ def forward(given: DeltaCall, final: bool) -> tuple[Tensor, Tensor | None, Score
 
 def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:
     """Gradients by the array's name; what the forward pass knew, but for the scores that it ``kept``, is made again."""
-    do, dfinal = rows_contiguous(do), None if dfinal is None else dfinal.contiguous()
+    do = rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
     operands = state_operands(call, kept)
     segments = segments_of(call, operands)

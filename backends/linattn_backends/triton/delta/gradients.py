@@ -18,8 +18,8 @@ import triton.language as tl
 
 from ..lib.gates import decay_matrix, load_scalar_gate, suffix_sum, sum_where
 from ..lib.indexing import locate_sequence
-from ..lib.tiles import dot, dot_add, load_tile, to_operand
-from .loads import accumulate, load_beta_tile
+from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
+from .loads import load_beta_tile
 
 
 @triton.jit

@@ -34,11 +34,3 @@ def load_beta(beta, rows, L, stride, BETA: tl.constexpr):
     if BETA == 1:
         return tl.load(beta + rows.to(tl.int64) * stride, mask=rows < L, other=0.0).to(tl.float32)
     return tl.full(rows.shape, 1.0, tl.float32)
-
-
-@triton.jit
-def accumulate(p, x, keep, TURN, TURNS: tl.constexpr):
-    """Store of ``x``; where ``TURNS`` heads take turns, of its sum with those before."""
-    if TURNS > 1:
-        x += tl.load(p, mask=keep & (TURN > 0), other=0.0)
-    tl.store(p, x.to(p.dtype.element_ty), mask=keep)

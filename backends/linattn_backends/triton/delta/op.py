@@ -7,6 +7,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
+from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
@@ -45,6 +46,7 @@ def delta_backward(
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
     scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
     grads = backward(call, do, dfinal, scores)
+    zero_behind(call, cu_seqlens, *map(grads.get, ("q", "k", "v", "g", "beta", "a", "b")))
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
@@ -73,7 +75,9 @@ def computed(
             end,
             *nothing,
         )
-    o, end, scores = forward(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk), final)
+    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+    o, end, scores = forward(call, final)
+    zero_behind(call, cu_seqlens, o)
     return o, end, *(scores if keep else nothing)
 
 

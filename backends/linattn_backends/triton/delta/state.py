@@ -22,7 +22,7 @@ transition, its walk from the identity without values (``IDENTITY``). ``delta_st
 import triton
 import triton.language as tl
 
-from ..lib.indexing import locate_sequence
+from ..lib.indexing import load_state, locate_sequence
 from ..lib.tiles import dot, dot_add, load_tile
 from .loads import load_beta_tile, load_tile_transposed
 
@@ -72,7 +72,7 @@ def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constex
 def delta_state_fwd(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
@@ -114,7 +114,7 @@ def delta_state_fwd(
     if IDENTITY:
         S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
     if START:
-        S += tl.load(start + at + transposed, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, i, hv, columns_k[None, :], columns_v[:, None], inside, sn, sh, sk, sv)
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
@@ -184,7 +184,7 @@ def delta_state_fwd(
 def delta_state_bwd(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
     END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
@@ -220,7 +220,7 @@ def delta_state_bwd(
     s = tl.arange(0, C)[None, :]
     dS = tl.zeros((BV, BK), tl.float32)
     if START:
-        dS += tl.load(start + at + transposed, mask=inside, other=0.0).to(tl.float32)
+        dS += load_state(start, i, hv, columns_k[None, :], columns_v[:, None], inside, sn, sh, sk, sv)
     for step in range(low, high):
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
@@ -276,7 +276,7 @@ def delta_state_bwd(
 
 @triton.jit(do_not_specialize=["PER", "HV"])
 def delta_state_carry(
-    local, transitions, start, end, first, PER, HV,
+    local, transitions, start, end, first, PER, HV, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
     START: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -302,7 +302,7 @@ def delta_state_carry(
     at = (n * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, n, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
     square = columns_k[:, None] * K + columns_k[None, :]
     both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
     for step in range(low, high):

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from ..lib.indexing import head_pointer
+from ..lib.indexing import head_pointer, state_tile
 from ..lib.sm90 import copy_rows_async, lhs_layout, load_scalars, mma_async, mma_layout, program_parts, wait_for_predecessor
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
 from .state import chunk_range
@@ -211,7 +211,7 @@ def store_partition(states, results, rings, barriers, way, form):
 
 
 @gluon.jit
-def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv):
+def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale, at, iv):
     """The mma partition forwards: the state from chunk to chunk."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
@@ -230,7 +230,7 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
     if form.IDENTITY:
         S = gl.where(columns_k == columns_v, 1.0, S)
     if form.START:
-        S = S + gl.load(start + at + transposed).to(gl.float32)
+        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
     zeros = gl.zeros((BV, C), gl.float32, narrow)
     for n in range(way.high - way.low):
         stage = n % form.STAGES
@@ -292,7 +292,7 @@ def forward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv)
 
 
 @gluon.jit
-def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv):
+def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale, at, iv):
     """The mma partition backwards: the state's gradient, from the last chunk on."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
@@ -309,7 +309,7 @@ def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv
     columns_v = (iv * BV + gl.arange(0, BV, gl.SliceLayout(1, wide)))[:, None]
     transposed = columns_k * V + columns_v
     if form.START:
-        dS = dS + gl.load(start + at + transposed).to(gl.float32)
+        dS = dS + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
     zeros = gl.zeros((BV, C), gl.float32, narrow)
     for n in range(way.high - way.low):
         stage = n % form.STAGES
@@ -361,7 +361,7 @@ def backward_mma_partition(start, end, rings, barriers, way, form, scale, at, iv
 def delta_state_fwd_sm90(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
@@ -390,13 +390,15 @@ def delta_state_fwd_sm90(
         errors += head
         states += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
+    if START:
+        start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
     form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, False, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, M, rates, beta, v, q, A, kt, bt, vt, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if OUT or KEEP else 1, STAGES)
-    mma = (start, end, rings, barriers, way, form, scale, at, iv)
+    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
     load = (sources, rings, barriers, way, form)
     if OUT or KEEP:
         store = (states, out if OUT else errors, rings, barriers, way, form)
@@ -412,7 +414,7 @@ def delta_state_fwd_sm90(
 def delta_state_bwd_sm90(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
@@ -437,13 +439,15 @@ def delta_state_bwd_sm90(
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         states += iv * BV * K
     at = (i.to(gl.int64) * HV + hv) * (K * V)
+    if START:
+        start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
     form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, True, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, M, rates, beta, do, q, A, kt, bt, ot, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if KEEP else 1, STAGES)
-    mma = (start, end, rings, barriers, way, form, scale, at, iv)
+    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
     load = (sources, rings, barriers, way, form)
     if KEEP:
         store = (states, adjoint, rings, barriers, way, form)

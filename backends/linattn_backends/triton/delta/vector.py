@@ -32,9 +32,8 @@ from ..lib.gates import (
     upper_gates_transposed,
 )
 from ..lib.indexing import locate_sequence
-from ..lib.tiles import dot, dot_add, load_tile, to_operand
+from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
 from .gradients import state_product, state_products
-from .loads import accumulate
 
 __all__ = ["delta_vector_gradients_bwd", "delta_vector_rows_fwd", "delta_vector_scores_fwd", "delta_vector_values_bwd"]
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import over_group
+from ..host.tiles import programs
+from ..host.variant import Stage
 from . import memory_launch, resident_launch, vector_launch
 from .call import ChunkedCall, DiagonalCall, Segments, Update, VectorOperands
 from .config import DiagonalVariant
@@ -29,7 +31,7 @@ def backward(
 
     ``made`` is what the forward pass left, if it did.
     """
-    run, dend = chunked(call, variant), None if dend is None else dend.contiguous()
+    run = chunked(call, variant)
     if variant.algorithm == "vector":
         return with_vector_gate(run, do, dend, made)
     if variant.algorithm == "memory":
@@ -42,7 +44,7 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradien
     call, stages = run.call, run.variant.stages
     kept, _ = memory_launch.scan_states(run, Update(call.k, call.v, call.gate, run.g, call.gv), call.start, False, False)
     dkept, dstart, dv = state_gradients(run, do, dend)
-    dq, dk = per_value_head(call)
+    dq, dk = empty_sums(call, turns_of(run, stages["scalar_gradients" if "scalar_gradients" in stages else "gradients"]))
     dg = dgv = None
     if "scalar_gradients" in stages:
         dg = sum_of_parts(memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk))
@@ -81,7 +83,8 @@ def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> tuple[
 def in_registers(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradients:
     """A scan from the end for ``dv``; then one each for ``dk`` and ``dq``, or the gradients of a scalar gate's chunks."""
     call, stages = run.call, run.variant.stages
-    (dq, dk), dg, update = per_value_head(call), None, Update(call.k, call.v, call.gate, run.g)
+    turns = turns_of(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1
+    (dq, dk), dg, update = empty_sums(call, turns), None, Update(call.k, call.v, call.gate, run.g)
     if call.gate == NONE.value:
         segments, dstart, dv = scan_from_end(run, do, dend, None)
         from_start = resident_launch.scan_segments(run, stages["scan_dq"], update, call.start, False)
@@ -148,9 +151,24 @@ def empty_states(run: ChunkedCall) -> Tensor:
     return torch.empty(shape, dtype=call.state_dtype, device=call.v.device)
 
 
-def per_value_head(call: DiagonalCall) -> tuple[Tensor, Tensor]:
-    """Room for ``dq, dk`` of each value head, which are summed in float32 where they share a query/key head."""
-    shape = *call.v.shape[:3], call.q.shape[-1]
+def turns_of(run: ChunkedCall, stage: Stage) -> int:
+    """How many of a group's value heads add their ``dq, dk`` to one sum, a launch of ``stage`` after the other.
+
+    As few as leave the sums no larger than the largest input; one, if too few programs would run at once.
+    """
+    call = run.call
+    HV, K = call.v.shape[2], call.q.shape[-1]
+    tiles, largest = programs(K, 1, stage.tile.BK, 1), max(x.numel() * x.element_size() for x in (call.q, call.v))
+    for n in range(2, call.group + 1):
+        if call.group % n == 0 and 4 * call.v.shape[0] * call.v.shape[1] * (HV // n) * K <= largest:
+            return n if run.chunks.count * (HV // n) * tiles >= 4 * run.variant.num_sms else 1
+    return call.group
+
+
+def empty_sums(call: DiagonalCall, turns: int) -> tuple[Tensor, Tensor]:
+    """Room for ``dq, dk``: sums over ``turns`` value heads, in float32 where they share a query/key head."""
+    B, T, HV = call.v.shape[:3]
+    shape = B, T, HV // turns, call.q.shape[-1]
     new = functools.partial(torch.empty, dtype=call.q.dtype if call.group == 1 else torch.float32, device=call.v.device)
     return new(shape), new(shape)
 

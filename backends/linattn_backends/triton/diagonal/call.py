@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..host.call import MatrixStateCall, unaligned
 from ..host.chunks import Cut, room_for, rows_contiguous
 from ..host.tiles import programs
-from ..host.variant import Facts, unfit, whole_lines
-from ..runtime.device import Properties, properties
+from ..host.variant import Facts
+from ..runtime.device import properties
 from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, scores_tile
-from .gate import NONE, VECTOR
+from .gate import VECTOR
 
 __all__ = ["ChunkedCall", "DiagonalCall", "Segments", "Update", "VectorOperands"]
 
 
 @dataclass(frozen=True)
-class DiagonalCall:
+class DiagonalCall(MatrixStateCall):
     """A call as it came.
 
     Attributes:
@@ -32,7 +33,7 @@ class DiagonalCall:
         g: ``[B, T, HV]``, ``[B, T, HV, K]``, ``[B, T, H, K]`` or ``None``; a fixed decay is expanded over tokens.
         gv: The value gate ``[B, T, HV, V]``, or ``None``.
         u: RWKV-6's bonus ``[HV, K]``, or ``None``.
-        start: Initial states ``[N, HV, K, V]``; zeros if ``None``.
+        start: Initial states ``[N, HV, K, V]``, of any strides; zeros if ``None``.
         cu: Offsets of packed sequences, or ``None``.
         scale: Factor on the outputs.
         chunk: Tokens a chunk.
@@ -62,13 +63,7 @@ class DiagonalCall:
             g = rows_contiguous(g)
         gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
-        start = None if start is None else start.contiguous()
         return cls(q, k, v, g, gv, u, start, cu, scale, chunk_tokens(q.dtype, int(chunk)))
-
-    @property
-    def gate(self) -> int:
-        """The kind of the gate on the keys, as in :mod:`.gate`."""
-        return NONE.value if self.g is None else self.g.dim() - 2
 
     @property
     def family(self) -> str:
@@ -86,40 +81,23 @@ class DiagonalCall:
         """Whether a gate per key channel is applied to queries and keys before the scan."""
         return self.gate == VECTOR.value and self.gv is None
 
-    @property
-    def N(self) -> int:
-        """Number of sequences."""
-        return self.q.shape[0] if self.cu is None else self.cu.shape[0] - 1
-
-    @property
-    def group(self) -> int:
-        """Value heads that share a query/key head."""
-        return self.v.shape[2] // self.q.shape[2]
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        """The dtype of states and scores in memory: what a product takes them in. float16 has not the range."""
-        return torch.bfloat16 if self.v.dtype == torch.bfloat16 else torch.float32
-
     def forward_variant(self, out: torch.dtype) -> DiagonalVariant:
         """The variant of its forward pass, whose outputs are ``out``."""
         device = properties(self.q.device)
-        return forward_variant(self.facts, out, device, self._unaligned(device, dict(q=self.q, k=self.k, v=self.v)))
+        return forward_variant(self.facts, out, device, unaligned(device, self.facts, self._copied()))
 
     def backward_variant(self, do: Tensor) -> DiagonalVariant:
         """The variant of its backward pass from the outputs' gradient."""
         device = properties(self.q.device)
-        unaligned = self._unaligned(device, dict(q=self.q, k=self.k, v=self.v, do=do))
         divides = 2**-60 < abs(self.scale) < 2**60
-        return backward_variant(self.facts, do.dtype, self.group > 1, divides, device, unaligned)
+        complaints = unaligned(device, self.facts, self._copied(do))
+        return backward_variant(self.facts, do.dtype, self.group > 1, divides, device, complaints)
 
-    def _unaligned(self, device: Properties, arrays: dict[str, Tensor]) -> tuple[str, ...]:
-        """Which arrays kernels for Hopper cannot copy as they lie; none where there are no such kernels."""
-        if device.not_hopper is not None or unfit(self.facts) is not None:
-            return ()
+    def _copied(self, do: Tensor | None = None) -> dict[str, Tensor | None]:
+        """The arrays that kernels copy in whole lines."""
         if self.applies_gate:
-            arrays = dict(q=self.q, k=self.k, g=self.g)
-        return tuple(name for name, x in arrays.items() if not whole_lines(x))
+            return dict(q=self.q, k=self.k, g=self.g)
+        return dict(q=self.q, k=self.k, v=self.v, do=do)
 
 
 @dataclass(frozen=True)

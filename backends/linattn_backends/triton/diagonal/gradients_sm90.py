@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import locate_segment
+from ..lib.indexing import locate_segment, state_tile
 from ..lib.sm90 import add, constants, copy_rows_async, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
@@ -176,7 +176,7 @@ def key_operands(keys, gate_sums, C: gl.constexpr, V: gl.constexpr):
 
 
 @gluon.jit
-def query_partition(c, rings, barriers, span, start, scale, at, ik):
+def query_partition(c, rings, barriers, span, start, sk, sv, scale, ik):
     """Scan ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
     low, high, skip = span
     wide: gl.constexpr = mma_layout(c.V)
@@ -186,7 +186,7 @@ def query_partition(c, rings, barriers, span, start, scale, at, ik):
     if c.START:
         columns_v = gl.arange(0, c.V, gl.SliceLayout(0, wide))[None, :]
         columns_k = (ik * c.BK + gl.arange(0, c.BK, gl.SliceLayout(1, wide)))[:, None]
-        S = S + gl.load(start + at + (columns_k * c.V + columns_v)).to(gl.float32)
+        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
     zeros = gl.zeros((c.BK, c.C), gl.float32, narrow)
     t = gl.arange(0, c.C, by_token)
     if c.SHARE:
@@ -276,7 +276,7 @@ def key_partition(c, rings, barriers, span):
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "tiles_stride"])
 def diagonal_scalar_gradients_bwd_sm90(
     q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
+    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
     WHOLE: gl.constexpr, START: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -309,7 +309,8 @@ def diagonal_scalar_gradients_bwd_sm90(
     else:
         chunk0 = n * ((T + C - 1) // C)
     dkept += (chunk0 * HV + hv) * (K * V) + ik * BK * V
-    at = (i.to(gl.int64) * HV + hv) * (K * V)
+    if START:
+        start += i.to(gl.int64) * sn + hv * sh
 
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
@@ -352,7 +353,7 @@ def diagonal_scalar_gradients_bwd_sm90(
     )
     gl.warp_specialize(
         [
-            (query_partition, (c, rings, barriers, span, start, scale, at, ik)),
+            (query_partition, (c, rings, barriers, span, start, sk, sv, scale, ik)),
             (key_partition, (c, rings, barriers, span)),
             (scores_partition, (c, of_scores, barriers, span, scale, 0)),
             (load_store_partition, (

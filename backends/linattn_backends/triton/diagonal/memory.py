@@ -41,8 +41,8 @@ from ..lib.gates import (
     sum_where,
     upper_gates_transposed,
 )
-from ..lib.indexing import chunk_at, head_pointer, locate_segment, locate_sequence, state_offsets
-from ..lib.tiles import dot, dot_add, load_tile, to_operand
+from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, locate_sequence, state_offsets
+from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
 from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
 
 __all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
@@ -52,7 +52,7 @@ __all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "di
 def diagonal_states(
     x, y, g, w, start, end, decay, value_decay, kept,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
@@ -91,7 +91,7 @@ def diagonal_states(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, i, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
     sum_g = tl.zeros((BK,), tl.float32)
     sum_w = tl.zeros((BV,), tl.float32)
     t = tl.arange(0, C)[:, None]
@@ -181,7 +181,7 @@ def load_segment(
 
 @triton.jit(do_not_specialize=["PER", "HV"])
 def diagonal_carries(
-    local, decay, value_decay, start, end, first, PER, HV,
+    local, decay, value_decay, start, end, first, PER, HV, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GATE: tl.constexpr, VALUE_GATE: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr, START: tl.constexpr,
 ):  # fmt: skip
@@ -205,7 +205,7 @@ def diagonal_carries(
     at = (n * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        S += tl.load(start + at + tile, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, n, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
     jump = -1 if REVERSE else 1
     last = low if REVERSE else high - 1
     i = high - 1 if REVERSE else low
@@ -320,21 +320,25 @@ def diagonal_outputs(
     tl.store(p, acc.to(out.dtype.element_ty), mask=(rows < L)[:, None] & (columns_v < V)[None, :])
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def diagonal_gradients_bwd(
-    q, k, v, do, g, w, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    q, k, v, do, g, w, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, wb, wt, wh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, VALUE_GROUP: tl.constexpr, VALUE_GATE_GROUP: tl.constexpr,
-    GATE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
+    TURNS: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, TRANSPOSED: tl.constexpr, PACKED: tl.constexpr,
     SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``."""
+    """One chunk of ``dq, dk [C, BK]`` and ``dg``, over tiles of ``BV`` value channels; ``dA`` and its transpose: ``[C, C]``.
+
+    Where ``TURNS`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    heads = HV // TURNS
+    hv = pid // NK % heads * TURNS + TURN
+    i = pid // (NK * heads)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
@@ -356,7 +360,7 @@ def diagonal_gradients_bwd(
 
     inside = (rows < L)[:, None] & (columns_k < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
-    p = at[:, None] * K + columns_k[None, :]
+    p = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns_k[None, :]
 
     # The query's side: dA [C, C] and dq [C, BK].
     dA, bdq, _ = one_sided_products(
@@ -370,7 +374,7 @@ def diagonal_gradients_bwd(
     bq = load_tile(q, rows, qt, columns_k, L, K, BK)
     if GATE == NONE:
         bdq = dot_add(tl.where(s <= t, dA, 0.0).to(DT), bk.to(DT), bdq, PREC)
-        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+        accumulate(dq + p, bdq, inside, TURN, TURNS)
     if GATE == SCALAR:
         to_start, to_end, all = scalar_decays(g, rows, load_chunk_sum(g, piece, L, gt, True, C), gt, L)
         dA = dA * decay_from_sums(g, rows, gt, L, False)
@@ -379,7 +383,7 @@ def diagonal_gradients_bwd(
         across = tl.sum(tl.where(s < t, sum_where(s >= t, pairs, SPLIT), 0.0), 1)
         across += tl.sum(tl.where(s >= t, tl.sum(bq * bdq, 1)[None, :], 0.0), 1)
         bdq = dot_add(dA.to(DT), bk.to(DT), bdq, PREC)
-        tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=inside)
+        accumulate(dq + p, bdq, inside, TURN, TURNS)
     if GATE == VECTOR:
         bg = load_gate(g, rows, gt, columns_k, L, K, BK)
         qf = bq.to(tl.float32)
@@ -405,7 +409,7 @@ def diagonal_gradients_bwd(
             bdq += Z
             bdg += sum_where(near & (s >= t), qf * Z, SPLIT)
         if not TRANSPOSED:  # then it is the output, known already
-            tl.store(dq + p, (bdq + weight * kf).to(dq.dtype.element_ty), mask=inside)
+            accumulate(dq + p, bdq + weight * kf, inside, TURN, TURNS)
 
     # The key's side: dA transposed and dk [C, BK].
     dAT, bdk, met = one_sided_products(
@@ -415,7 +419,7 @@ def diagonal_gradients_bwd(
     dAT = dAT * scale
     if GATE == NONE:
         bdk = dot_add(tl.where(t <= s, dAT, 0.0).to(DT), bq.to(DT), bdk, PREC)
-        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        accumulate(dk + p, bdk, inside, TURN, TURNS)
     if GATE == SCALAR:
         bk = load_tile(k, rows, kt, columns_k, L, K, BK)
         bq = load_tile(q, rows, qt, columns_k, L, K, BK)
@@ -423,7 +427,7 @@ def diagonal_gradients_bwd(
         across_k = tl.sum(bk.to(tl.float32) * bdk, 1)
         through = tl.sum(met, 0) * tl.exp2(all)
         bdk = dot_add((dAT * decay_from_sums(g, rows, gt, L, True)).to(DT), bq.to(DT), bdk, PREC)
-        tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=inside)
+        accumulate(dk + p, bdk, inside, TURN, TURNS)
         across += tl.sum(tl.where(s < t, across_k[None, :], 0.0), 1) + through
         tl.store(dg + ik * tiles_stride + at, across.to(dg.dtype.element_ty), mask=rows < L)
     if GATE == VECTOR:
@@ -449,8 +453,8 @@ def diagonal_gradients_bwd(
             Z = tl.exp2(-G) * dot(tl.where(near & (t < s), dAT, 0.0).to(DT), (qf * tl.exp2(Gq)).to(DT), PREC)
             bdk += Z
             bdg -= sum_where(near & (s >= t), kf * Z, SPLIT)
-        tl.store(dk + p, (bdk + weight * qf).to(dk.dtype.element_ty), mask=inside)
-        tl.store(dg + p, bdg.to(dg.dtype.element_ty), mask=inside)
+        accumulate(dk + p, bdk + weight * qf, inside, TURN, TURNS)
+        tl.store(dg + at[:, None] * K + columns_k[None, :], bdg.to(dg.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -495,23 +499,25 @@ def one_sided_products(
     return M, R, met
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def diagonal_scalar_gradients_bwd(
-    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    TURNS: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]``, and these channels' part of ``dg``. ``G`` are running sums.
 
     Both sides come from one pass over the value channels. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk``, and all that
-    passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side.
+    passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side. Where ``TURNS`` value heads share
+    ``dq, dk``, they take turns: this is the ``TURN``-th of each.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     ik = pid % NK
-    hv = pid // NK % HV
-    i = pid // (NK * HV)
+    heads = HV // TURNS
+    hv = pid // NK % heads * TURNS + TURN
+    i = pid // (NK * heads)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if tl.load(owner + i) >= N:
             return
@@ -544,16 +550,16 @@ def diagonal_scalar_gradients_bwd(
         met += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
     keep = (rows < L)[:, None] & (columns < K)[None, :]
     at = (b * T + bos + rows) * HV + hv
-    p = at[:, None] * K + columns[None, :]
+    p = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns[None, :]
     bdk = bdk * to_end[:, None]
     through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
     pairs = to_operand(below * scale * decay_from_sums(G, rows, gt, L, False), DT, PREC)
     bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)
-    tl.store(dq + p, bdq.to(dq.dtype.element_ty), mask=keep)
+    accumulate(dq + p, bdq, keep, TURN, TURNS)
     bdk = dot_add(tl.trans(pairs), bq.to(DT), bdk, PREC)
     across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-    tl.store(dk + p, bdk.to(dk.dtype.element_ty), mask=keep)
+    accumulate(dk + p, bdk, keep, TURN, TURNS)
     across = tl.cumsum(across, 0, reverse=True) + through
     across = tl.where(reset_tokens(G, rows, gt, L, C), 0.0, across)
     tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)

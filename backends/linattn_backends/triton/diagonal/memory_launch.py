@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import cut, places, strides, type_of_products
+from ..host.chunks import cut, places, state_strides, strides, type_of_products
 from ..host.tiles import Tile, programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -47,10 +47,10 @@ def launch_states(
     launch(
         stage.kernel, segments.heads(call) * programs(call.q.shape[-1], call.v.shape[-1], tile.BK, tile.BV), call,
         x, y, g, gv, segments.start, end, *decays, kept, *segments.places(run, chunks), call.scale,
-        *strides(x), *strides(y), *strides(g), *strides(gv), **head_constants(run), **tile_constants(tile),
-        GROUP=group_of(run, x), GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate,
-        VALUE_GATE=gv is not None, REVERSE=reverse, WHOLE=segments.pieces is None, START=segments.start is not None,
-        END=end is not None, KEEP=kept is not None,
+        *strides(x), *strides(y), *strides(g), *strides(gv), *state_strides(segments.start),
+        **head_constants(run), **tile_constants(tile), GROUP=group_of(run, x),
+        GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
+        WHOLE=segments.pieces is None, START=segments.start is not None, END=end is not None, KEEP=kept is not None,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def segment_starts(run: ChunkedCall, update: Update, start: Tensor | None, rever
     stage = run.variant["segment_carries"]
     launch(
         stage.kernel, N * HV * programs(K, V, stage.tile.BK, stage.tile.BV), call,
-        local, decay, value_decay, start, end, pieces.first, pieces.per, HV,
+        local, decay, value_decay, start, end, pieces.first, pieces.per, HV, *state_strides(start),
         K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
         PACKED=call.cu is not None, START=start is not None, num_warps=stage.tile.warps,
     )  # fmt: skip
@@ -121,32 +121,37 @@ class Roles(NamedTuple):
 def gradients(
     run: ChunkedCall, stage: Stage, roles: Roles, kept: Tensor, dkept: Tensor, dq: Tensor | None, dk: Tensor, dg: Tensor | None
 ) -> None:
-    """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'."""
+    """Write ``dq, dk, dg``. Without ``dq``, keys and values have changed places, and ``dk, dg`` are the values'.
+
+    Value heads that share a sum in ``dq`` and ``dk`` take turns, a launch after the other.
+    """
     call, tile, (q, _, v, _, g, gv) = run.call, stage.tile, roles
     B, T, HV, _ = call.v.shape
-    K, V = q.shape[-1], v.shape[-1]
-    launch(
-        stage.kernel, run.chunks.count * HV * programs(K, 1, tile.BK, 1), call,
-        *roles, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
-        *(stride for x in roles for stride in strides(x)), **dict(head_constants(run), K=K, V=V), **tile_constants(tile),
-        GROUP=group_of(run, q), GATE_GROUP=group_of(run, g), VALUE_GROUP=group_of(run, v), VALUE_GATE_GROUP=group_of(run, gv),
-        GATE=call.gate, VALUE_GATE=gv is not None, TRANSPOSED=dq is None, RANGE=run.variant.range,
-        DT=type_of_products(call.v),
-    )  # fmt: skip
+    K, V, turns = q.shape[-1], v.shape[-1], HV // dk.shape[2]
+    for turn in range(turns):
+        launch(
+            stage.kernel, run.chunks.count * dk.shape[2] * programs(K, 1, tile.BK, 1), call,
+            *roles, kept, dkept, dq, dk, dg, *places(call, run.chunks), turn, call.scale, B * T * HV,
+            *(stride for x in roles for stride in strides(x)), **dict(head_constants(run), K=K, V=V), **tile_constants(tile),
+            GROUP=group_of(run, q), GATE_GROUP=group_of(run, g), VALUE_GROUP=group_of(run, v),
+            VALUE_GATE_GROUP=group_of(run, gv), TURNS=turns, GATE=call.gate, VALUE_GATE=gv is not None, TRANSPOSED=dq is None,
+            RANGE=run.variant.range, DT=type_of_products(call.v),
+        )  # fmt: skip
 
 
 def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
-    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the parts of ``dg``."""
+    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, in turns as above, and return the parts of ``dg``."""
     call, stage = run.call, run.variant["scalar_gradients"]
     B, T, HV, V = call.v.shape
-    K, dg = call.q.shape[-1], empty_gate_parts(run, stage.tile)
-    launch(
-        stage.kernel, run.chunks.count * HV * programs(K, 1, stage.tile.BK, 1), call,
-        call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
-        K=K, V=V, C=run.variant.chunk, GROUP=call.group, PACKED=call.cu is not None, PREC=run.variant.precision,
-        DT=type_of_products(call.v), **tile_constants(stage.tile),
-    )  # fmt: skip
+    K, dg, turns = call.q.shape[-1], empty_gate_parts(run, stage.tile), HV // dk.shape[2]
+    for turn in range(turns):
+        launch(
+            stage.kernel, run.chunks.count * dk.shape[2] * programs(K, 1, stage.tile.BK, 1), call,
+            call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), turn, call.scale, B * T * HV,
+            *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
+            K=K, V=V, C=run.variant.chunk, GROUP=call.group, TURNS=turns, PACKED=call.cu is not None,
+            PREC=run.variant.precision, DT=type_of_products(call.v), **tile_constants(stage.tile),
+        )  # fmt: skip
     return dg
 
 

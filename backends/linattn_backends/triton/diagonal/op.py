@@ -8,6 +8,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from ..host.chunks import rows_contiguous
+from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
@@ -47,6 +48,7 @@ def diagonal_backward(
     kept = (A, read, write, decay, stops)
     made = VectorOperands(*kept) if all(x is not None for x in kept) else None  # of no tokens, some are empty
     grads = backward(call, call.backward_variant(do), do, dfinal, made)
+    zero_behind(call, cu_seqlens, *map(grads.get, ("q", "k", "v", "g", "gv")))
     if g is not None and g.dim() == 1:
         grads["g"] = grads["g"].sum((0, 1))
     given = dict(q=q, k=k, v=v, g=g, gv=gv, u=u, start=initial_state)
@@ -76,6 +78,7 @@ def computed(
         return recurrent_forward(Tokens(q, k, v, g, gv, u=u), initial_state, end, scale, dtype, cu_seqlens), end, *nothing
     call = DiagonalCall.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
     o, end, made = forward(call, call.forward_variant(dtype), dtype, final)
+    zero_behind(call, cu_seqlens, o)
     return o, end, *(made if keep and made is not None else nothing)
 
 

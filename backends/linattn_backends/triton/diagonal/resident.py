@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from ..lib.gates import decay_from_sums
-from ..lib.indexing import chunk_at, head_pointer, locate_segment, state_offsets
+from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, state_offsets
 from ..lib.tiles import dot, dot_add, load_tile
 from .gate import NONE, SCALAR, load_chunk_sum
 
@@ -140,7 +140,7 @@ def scan_chunks(
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
@@ -172,7 +172,7 @@ def diagonal_scan(
         tile = columns_v[None, :] * W + columns_k[:, None]
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        S += tl.load(start + (i.to(tl.int64) * HV + hv) * (W * V) + tile, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, i, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
         if REVERSE:
             S = S / scale
     chunk0 = n * 0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..host.chunks import Cut, strides
+from ..host.chunks import Cut, state_strides, strides
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -55,13 +55,14 @@ def scan(
     HV, V = out.shape[2:]
     count = segments.heads(call) * programs(1, V, 1, tile.BV)
     chunks: Cut | None = None if kept is None else run.chunks
+    start = None if segments.start is None else segments.start.mT if transposed else segments.start
     launch(
         stage.kernel, count, call,
-        a, b, y, run.g, segments.start, out, end, kept, *segments.places(run, chunks), call.scale,
-        *strides(a), *strides(b), *strides(y), *strides(run.g),
+        a, b, y, run.g, start, out, end, kept, *segments.places(run, chunks), call.scale,
+        *strides(a), *strides(b), *strides(y), *strides(run.g), *state_strides(start),
         W=a.shape[-1], V=V, C=variant.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=segments.pieces is None,
-        START=segments.start is not None, END=end is not None, KEEP=kept is not None, RANGE=variant.range,
+        START=start is not None, END=end is not None, KEEP=kept is not None, RANGE=variant.range,
         PREC=variant.precision, SHARE=FIRST * segments.shared, STAGES=ring(segments, a.shape[-1], 6),
         num_warps=tile.warps,
         num_stages=tile.stages if count <= variant.num_sms else 2,  # more programs than multiprocessors: two share one
@@ -77,7 +78,7 @@ def gradients(run: ChunkedCall, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tenso
         stage.kernel, segments.heads(call) * programs(K, 1, stage.tile.BK, 1), call,
         call.q, call.k, call.v, do, run.g, segments.start, dkept, dq, dk, dg, *segments.places(run, run.chunks),
         call.scale, B * T * HV,
-        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g), *state_strides(segments.start),
         K=K, V=V, C=run.variant.chunk, BK=stage.tile.BK, GROUP=call.group, PACKED=call.cu is not None,
         WHOLE=segments.pieces is None, START=segments.start is not None, SHARE=FIRST_GRADIENTS * segments.shared,
         STAGES=ring(segments, V, 4), num_warps=stage.tile.warps,

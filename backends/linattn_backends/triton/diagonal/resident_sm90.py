@@ -19,10 +19,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import chunk_at, locate_segment
+from ..lib.indexing import chunk_at, locate_segment, state_tile
 from ..lib.sm90 import constants, copy_rows_async, lhs_layout, mma_async, mma_layout
-from ..lib.sm90_pipeline import barriers as ring_barriers
-from ..lib.sm90_pipeline import hold, store_buffer
+from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
 from .gate import NONE, SCALAR
 
 __all__ = ["diagonal_scan_sm90"]
@@ -48,7 +47,7 @@ class Rings(NamedTuple):
     state: gl.shared_memory_descriptor
 
 
-class Barriers(NamedTuple):
+class ScanBarriers(NamedTuple):
     """Barriers of a scan: one a place of the rings, but for those of the state.
 
     Attributes:
@@ -58,7 +57,7 @@ class Barriers(NamedTuple):
         scored: The scores are there.
         free: All have read, and stored, what the chunk has there.
         made: What comes out is there.
-        kept_full, kept_free: The copy of the state is there; it is stored.
+        state_full, state_free: The copy of the state is there; it is stored.
     """
 
     ready: gl.shared_memory_descriptor
@@ -67,8 +66,8 @@ class Barriers(NamedTuple):
     scored: gl.shared_memory_descriptor
     free: gl.shared_memory_descriptor
     made: gl.shared_memory_descriptor
-    kept_full: gl.shared_memory_descriptor
-    kept_free: gl.shared_memory_descriptor
+    state_full: gl.shared_memory_descriptor
+    state_free: gl.shared_memory_descriptor
 
 
 class Span(NamedTuple):
@@ -266,7 +265,7 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv):
+def mma_partition(c, rings, barriers, span, start, sk, sv, end, last, scale, to, iv):
     """Scan: the state, and what comes out. In reverse, with a gate, the scale goes into the state, else to what comes out."""
     low, high, skip = span
     wide: gl.constexpr = mma_layout(c.W)
@@ -277,7 +276,7 @@ def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv)
     columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
     there = columns_v * c.W + columns_k if c.TRANSPOSED else columns_k * c.V + columns_v
     if c.START:
-        S = S + gl.load(start + at + there).to(gl.float32)
+        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
         if c.REVERSE and c.GATE == NONE:
             S = S / scale
     zeros = gl.zeros((c.BV, c.C), gl.float32, narrow)
@@ -327,10 +326,10 @@ def mma_partition(c, rings, barriers, span, start, end, last, scale, at, to, iv)
         added = gl.convert_layout(added, lhs_layout(c.W))
         S = mma_async(added, rings.others.index(stage), S, False)
         if c.KEEP:
-            mbarrier.wait(barriers.kept_free, ((n - skip) & 1) ^ 1)
+            mbarrier.wait(barriers.state_free, ((n - skip) & 1) ^ 1)
             rings.state.permute((1, 0)).store(held)
             gl.thread_barrier()
-            mbarrier.arrive(barriers.kept_full, count=1)
+            mbarrier.arrive(barriers.state_full, count=1)
         mbarrier.wait(barriers.scored.index(stage), ((n - skip) // c.STAGES) & 1)
         o, old = warpgroup_mma_wait(1, [o, old])
         if c.GATE == SCALAR:
@@ -359,10 +358,10 @@ def store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV):
         chunk = chunk_at(low + n, low, high, c.REVERSE)
         stage = n % c.STAGES
         if c.KEEP:
-            mbarrier.wait(barriers.kept_full, (n - skip) & 1)
+            mbarrier.wait(barriers.state_full, (n - skip) & 1)
             store_buffer(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
             gl.thread_barrier()
-            mbarrier.arrive(barriers.kept_free, count=1)
+            mbarrier.arrive(barriers.state_free, count=1)
         mbarrier.wait(barriers.made.index(stage), ((n - skip) // c.STAGES) & 1)
         row = chunk * c.C
         store_buffer(out + row.to(gl.int64) * (HV * c.V), rings.ys.index(stage), HV * c.V, limit - row, c.C, c.BV)
@@ -396,7 +395,7 @@ def shared_span(low, high, second, REVERSE: gl.constexpr, SHARE: gl.constexpr):
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan_sm90(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
@@ -427,11 +426,12 @@ def diagonal_scan_sm90(
         else:
             chunk0 = n * ((T + C - 1) // C)
         kept += hv * (W * V) + iv * BV
-    head = (i.to(gl.int64) * HV + hv) * (W * V)
+    if START:
+        start += i.to(gl.int64) * sn + hv * sh
     to = (n * HV + hv) * (W * V)
 
     rings = scan_rings(W, C, BV, GATE, KEEP, STAGES)
-    ready, free, made, kept_full, kept_free = ring_barriers(2, STAGES)
+    usual = allocate_barriers(2, STAGES)
     scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(scored.index(stage), count=1)
@@ -442,13 +442,14 @@ def diagonal_scan_sm90(
         rated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         for stage in gl.static_range(STAGES):
             mbarrier.init(rated.index(stage), count=1)
-    begun = kept_full
+    begun = usual.state_full
     if SHARE:
         begun = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         mbarrier.init(begun, count=1)
-    barriers = Barriers(
-        ready=ready, rated=rated, begun=begun, scored=scored, free=free, made=made, kept_full=kept_full, kept_free=kept_free
-    )
+    barriers = ScanBarriers(
+        ready=usual.ready, rated=rated, begun=begun, scored=scored, free=usual.free, made=usual.made,
+        state_full=usual.state_full, state_free=usual.state_free,
+    )  # fmt: skip
     span = Span(low=low, high=high, skip=skip)
     arrays = Arrays(a=a, b=b, y=y, G=G)
     c = ScanConstants(
@@ -457,7 +458,7 @@ def diagonal_scan_sm90(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (mma_partition, (c, rings, barriers, span, start, end, second, scale, head, to, iv)),
+            (mma_partition, (c, rings, barriers, span, start, sk, sv, end, second, scale, to, iv)),
             (scores_partition, (c, rings, barriers, span, scale, 2 * C)),
             (load_partition, (
                 c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt),
@@ -465,6 +466,6 @@ def diagonal_scan_sm90(
             (store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
         ], [4, 4, 4], [112, 72, 72],
     )  # fmt: skip
-    hold(ready, free, made, kept_full, kept_free)
+    keep_alive(usual)
     rated._keep_alive()
     begun._keep_alive()

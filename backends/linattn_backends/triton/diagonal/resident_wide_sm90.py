@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import chunk_at, locate_segment
+from ..lib.indexing import chunk_at, locate_segment, state_tile
 from ..lib.sm90 import lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
@@ -61,7 +61,7 @@ class WideBarriers(NamedTuple):
 
 
 @gluon.jit
-def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
+def state_partition(c, rings, barriers, span, start, sk, sv, end, scale, to, iv):
     """Scan the state: a copy of it, then what the chunk adds."""
     low, high, _skip = span
     wide: gl.constexpr = mma_layout(128)  # of two products: one of 256 columns has more registers than the assembler allows
@@ -71,7 +71,7 @@ def state_partition(c, rings, barriers, span, start, end, scale, at, to, iv):
     columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
     there = columns_k * c.V + columns_v
     if c.START:
-        S = S + gl.load(start + at + there).to(gl.float32)
+        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
     for n in range(high - low):
         stage = n % c.STAGES
         mbarrier.wait(barriers.read, (n & 1) ^ 1)
@@ -186,7 +186,7 @@ def wide_store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV)
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan_wide_sm90(
     a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
@@ -218,7 +218,8 @@ def diagonal_scan_wide_sm90(
         else:
             chunk0 = n * ((T + C - 1) // C)
         kept += hv * (W * V) + iv * BV
-    head = (i.to(gl.int64) * HV + hv) * (W * V)
+    if START:
+        start += i.to(gl.int64) * sn + hv * sh
     to = (n * HV + hv) * (W * V)
 
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -259,7 +260,7 @@ def diagonal_scan_wide_sm90(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (state_partition, (c, rings, barriers, span, start, end, scale, head, to, iv)),
+            (state_partition, (c, rings, barriers, span, start, sk, sv, end, scale, to, iv)),
             (output_partition, (c, rings, barriers, span, scale)),
             (load_partition, (
                 c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt),

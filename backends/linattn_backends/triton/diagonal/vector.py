@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 
 from ..lib.gates import BLOCK, LOG2E, load_gate
-from ..lib.indexing import chunk_at, head_pointer, locate_segment, locate_sequence, locate_sequence_or_none, state_offsets
+from ..lib.indexing import (
+    chunk_at,
+    head_pointer,
+    load_state,
+    locate_segment,
+    locate_sequence,
+    locate_sequence_or_none,
+    state_offsets,
+)
 from ..lib.tiles import INTERPRETED, dot, dot_add, load_tile
 from .gate import AFTER, BEFORE, BLOCKS, FROM, LEVELS, UNTIL, load_chunk_decay
 
@@ -227,6 +235,7 @@ def diagonal_vector_scores_fwd(
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_vector_scan(
     A, a, b, y, decay, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, yb, yt, yh,
+    sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
     PREC: tl.constexpr,
@@ -258,7 +267,7 @@ def diagonal_vector_scan(
     tile, inside = state_offsets(columns_k, columns_v, K, V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
-        S += tl.load(start + (i.to(tl.int64) * HV + hv) * (K * V) + tile, mask=inside, other=0.0).to(tl.float32)
+        S += load_state(start, i, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     later = load_chunk_decay(decay, chunk0, chunk_at(low, low, high, REVERSE), hv, HV, columns_k, low < high, K)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import places, strides, type_of_products
+from ..host.chunks import places, state_strides, strides, type_of_products
 from ..host.tiles import Tile, programs
 from ..runtime.launch import launch
 from .call import ChunkedCall, DiagonalCall, Segments, Update, VectorOperands
@@ -82,6 +82,7 @@ def scan(
     launch(
         stage.kernel, segments.heads(call) * programs(1, V, 1, stage.tile.BV), call,
         made.A, reads, writes, y, made.decay, segments.start, out, end, kept, *segments.places(run, run.chunks), *strides(y),
+        *state_strides(segments.start),
         K=K, V=V, BV=stage.tile.BV, REVERSE=reverse, WHOLE=segments.pieces is None, START=segments.start is not None,
         END=end is not None, KEEP=kept is not None, **constants(run, stage.tile),
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What every core's host code shares: cutting sequences, tiles, variants."""
+"""What every core's host code shares: what is read off a call, cutting sequences, tiles, variants."""

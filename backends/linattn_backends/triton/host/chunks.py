@@ -52,6 +52,11 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
     return (0, 0, 0) if x is None else x.stride()[:3]
 
 
+def state_strides(states: Tensor | None) -> tuple[int, int, int, int]:
+    """Of sequence or slot, head, key and value channel."""
+    return (0, 0, 0, 0) if states is None else states.stride()
+
+
 class Chunked(Protocol):
     """A call whose sequences are cut into chunks."""
 

@@ -60,6 +60,19 @@ def head_pointer(x, b, bos, hv, stride_b, stride_t, stride_h, GROUP: tl.constexp
 
 
 @triton.jit
+def state_tile(p, columns_k, columns_v, sk, sv):
+    """Places of a tile of a state at ``p``, whose rows and columns lie so far apart; columns as they are to be broadcast."""
+    return p + (columns_k.to(tl.int64) * sk + columns_v.to(tl.int64) * sv)
+
+
+@triton.jit
+def load_state(x, i, hv, columns_k, columns_v, inside, sn, sh, sk, sv):
+    """A tile, float32, of head ``hv`` of state ``i`` of ``x [states, heads, K, V]``; columns as they are to be broadcast."""
+    p = x + i.to(tl.int64) * sn + hv.to(tl.int64) * sh
+    return tl.load(state_tile(p, columns_k, columns_v, sk, sv), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def chunk_at(step, low, high, REVERSE: tl.constexpr):
     """The chunk of a step of a walk through ``low … high``."""
     if REVERSE:

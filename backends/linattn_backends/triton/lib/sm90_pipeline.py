@@ -18,38 +18,6 @@ def store_buffer(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
     gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
 
 
-@gluon.jit
-def barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
-    """Of the rings: copied, read by all ``CONSUMERS``, results made; of the state's copy: made, stored."""
-    layout: gl.constexpr = mbarrier.MBarrierLayout()
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    kept_full = gl.allocate_shared_memory(gl.int64, [1], layout)
-    kept_free = gl.allocate_shared_memory(gl.int64, [1], layout)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
-        mbarrier.init(free.index(stage), count=CONSUMERS)
-        mbarrier.init(made.index(stage), count=1)
-    mbarrier.init(kept_full, count=1)
-    mbarrier.init(kept_free, count=1)
-    return ready, free, made, kept_full, kept_free
-
-
-@gluon.jit
-def hold(ready, free, made, kept_full, kept_free):
-    """Their memory is nobody else's until here.
-
-    Else those that no partition uses give theirs to what partitions are handed, and the first value of a barrier, which is
-    written when its unit comes to it, can land on a pointer.
-    """
-    ready._keep_alive()
-    free._keep_alive()
-    made._keep_alive()
-    kept_full._keep_alive()
-    kept_free._keep_alive()
-
-
 class Barriers(NamedTuple):
     """Barriers of a program's rings, and of its copy of the state.
 
@@ -67,11 +35,30 @@ class Barriers(NamedTuple):
 @gluon.jit
 def allocate_barriers(CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
     """Barriers of rings whose places ``CONSUMERS`` partitions read."""
-    ready, free, made, state_full, state_free = barriers(CONSUMERS, STAGES)
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    state_full = gl.allocate_shared_memory(gl.int64, [1], layout)
+    state_free = gl.allocate_shared_memory(gl.int64, [1], layout)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=129)  # each thread's copies, and the numbers that threads store
+        mbarrier.init(free.index(stage), count=CONSUMERS)
+        mbarrier.init(made.index(stage), count=1)
+    mbarrier.init(state_full, count=1)
+    mbarrier.init(state_free, count=1)
     return Barriers(ready, free, made, state_full, state_free)
 
 
 @gluon.jit
 def keep_alive(barriers):
-    """Their memory is nobody else's until here, as :func:`hold` says."""
-    hold(barriers.ready, barriers.free, barriers.made, barriers.state_full, barriers.state_free)
+    """The barriers' memory is nobody else's until here.
+
+    Else those that no partition uses give theirs to what partitions are handed, and the first value of a barrier, which is
+    written when its unit comes to it, can land on a pointer.
+    """
+    barriers.ready._keep_alive()
+    barriers.free._keep_alive()
+    barriers.made._keep_alive()
+    barriers.state_full._keep_alive()
+    barriers.state_free._keep_alive()

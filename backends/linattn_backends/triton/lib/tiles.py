@@ -1,4 +1,4 @@
-"""Tiles of arrays: how they are loaded, and multiplied, in float32 or as the interpreter can."""
+"""Tiles of arrays: how they are loaded and stored, and multiplied, in float32 or as the interpreter can."""
 
 import triton
 import triton.language as tl
@@ -14,6 +14,14 @@ def load_tile(p, rows, stride, columns, L, W: tl.constexpr, BW: tl.constexpr):
     if W % BW != 0:
         keep = keep & (columns < W)[None, :]
     return tl.load(p + rows.to(tl.int64)[:, None] * stride + columns[None, :], mask=keep, other=0.0)
+
+
+@triton.jit
+def accumulate(p, x, keep, TURN, TURNS: tl.constexpr):
+    """Store of ``x``; where ``TURNS`` heads take turns, of its sum with those before."""
+    if TURNS > 1:
+        x += tl.load(p, mask=keep & (TURN > 0), other=0.0)
+    tl.store(p, x.to(p.dtype.element_ty), mask=keep)
 
 
 @triton.jit

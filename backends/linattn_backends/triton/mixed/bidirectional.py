@@ -12,7 +12,7 @@ from linattn_backends.torch.transforms import register
 
 from ..runtime.precompile import precompiled
 from .call import MixedCall
-from .host import FinalGradients, backward, forward
+from .launch import FinalGradients, backward, forward
 
 __all__ = ["bidirectional", "bidirectional_backward", "bidirectional_call"]
 

@@ -6,11 +6,12 @@ import torch
 from linattn.plugin import MixedState
 from torch import Tensor
 
+from linattn_backends.torch.mixed_rules import empty_gradients, empty_results, rules
 from linattn_backends.torch.transforms import register
 
 from ..runtime.precompile import precompiled
 from .call import MixedCall
-from .host import FinalGradients, backward, forward, held_after, step
+from .launch import FinalGradients, backward, forward, held_after, step
 
 __all__ = ["mixed", "mixed_attention", "mixed_backward"]
 
@@ -51,18 +52,14 @@ def mixed(
 
 @mixed.register_fake
 def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, hk, hl, hv, length, cu_seqlens, C, quad_scale, lin_scale, causal, final, one):
-    B, _, H, K = k_quad.shape
-    L, V = k_lin.shape[3], v.shape[3]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shapes = ((N, H, L, V), (N, C, H, K), (N, C, H, L), (N, C, H, V)) if final else ((0,),) * 4
-    arrays = (v.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return v.new_empty(v.shape), *arrays, v.new_empty((N,) if final else (0,), dtype=torch.int32)
+    o, *state = empty_results(k_quad, k_lin, v, cu_seqlens, C)
+    return (o, *state) if final else (o, *(x.new_empty(0) for x in state))
 
 
 @torch.library.custom_op("linattn::triton_mixed_backward", mutates_args=())
 @precompiled()
 def mixed_backward(
-    do: Tensor,
+    do: Tensor | None,
     dkv: Tensor | None,
     dk_quad: Tensor | None,
     dk_lin: Tensor | None,
@@ -87,6 +84,7 @@ def mixed_backward(
     """Gradients of the float arrays given, in the order of the arguments."""
     heads, state = (q_quad, k_quad, q_lin, k_lin, v), (kv, held_k_quad, held_k_lin, held_v, length)
     call = MixedCall.of(heads, bias, state, cu_seqlens, C, quad_scale, lin_scale, causal)
+    do = torch.zeros_like(v) if do is None else do
     dheads, dbias, dstate = backward(call, do, FinalGradients(dkv, dk_quad, dk_lin, dv))
     given = zip((*heads, bias, *state[:4]), (*dheads, dbias, *dstate), strict=True)
     return [gradient.to(x.dtype) for x, gradient in given if x is not None]
@@ -94,29 +92,10 @@ def mixed_backward(
 
 @mixed_backward.register_fake
 def _(do, dkv, dk_quad, dk_lin, dv, *inputs):
-    return [x.new_empty(x.shape) for x in inputs[:10] if x is not None]
+    return empty_gradients(inputs)
 
 
-def _setup_context(ctx, inputs, output):
-    *arrays, ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal, ctx.final, _ = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[5])
-    ctx.save_for_backward(*arrays)
-
-
-def _backward(ctx, do, *dfinal):
-    arrays = ctx.saved_tensors
-    none = (None,) * 8  # length, cu_seqlens and the six options
-    dfinal = dfinal[:4] if ctx.final else (None,) * 4
-    if do is None and all(d is None for d in dfinal):
-        return (*(None for _ in arrays[:10]), *none)
-    do = torch.zeros_like(arrays[4]) if do is None else do
-    grads = iter(_backward_call(do, *dfinal, *arrays, ctx.C, ctx.quad_scale, ctx.lin_scale, ctx.causal))
-    return (*(None if x is None else next(grads) for x in arrays[:10]), *none)
-
-
-_backward_call = register(mixed_backward)
-mixed_call = register(mixed, _setup_context, _backward)
+mixed_call = register(mixed, *rules(register(mixed_backward)))
 
 
 def mixed_attention(

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import rows_contiguous, strides
+from ..host.chunks import rows_contiguous, state_strides, strides
+from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
 from .config import variant
@@ -76,19 +77,15 @@ def recurrent_forward(
     launch(
         stage.kernel, N * HV * programs(1, V, 1, stage.tile.BV), tokens,
         *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,
-        *(stride for x in tokens[:8] for stride in strides(x)), *all_strides(start), *all_strides(end),
+        *(stride for x in tokens[:8] for stride in strides(x)), *state_strides(start), *state_strides(end),
         K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
         GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
         LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
         START=start is not None, END=end is not None,
         WIDE_STRIDES=far_apart(start) or (end is not start and far_apart(end)), **stage.config,
     )  # fmt: skip
+    zero_behind(tokens, cu, out)
     return out
-
-
-def all_strides(state: Tensor | None) -> tuple[int, ...]:
-    """Strides of slot, head, key and value channel."""
-    return (0, 0, 0, 0) if state is None else state.stride()
 
 
 def far_apart(state: Tensor | None) -> bool:

@@ -71,8 +71,11 @@ def properties(device: torch.device) -> Properties:
 @functools.cache
 def measured(device: torch.device) -> Properties:
     """The properties of a device that is there. Every choice asks here: this is what a test of another device replaces."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return Properties(1, True, not_hopper(None))
+    if device.type != "cuda":
+        units = torch.get_device_module(device).get_device_properties(device).max_compute_units
+        return Properties(units, False, not_hopper(None))
     found = torch.cuda.get_device_properties(device)
     return Properties(found.multi_processor_count, found.shared_memory_per_block_optin >= 220 << 10, not_hopper(found))
 

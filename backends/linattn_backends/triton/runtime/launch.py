@@ -100,7 +100,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     if device.type == "meta":
         stand_in().start(kernel, count, args, config)
         return
-    if not DIRECT or kernel.pre_run_hooks:
+    if not DIRECT or device.type != "cuda" or kernel.pre_run_hooks:
         kernel[(count,)](*args, **config)
         return
     knobs = triton.knobs

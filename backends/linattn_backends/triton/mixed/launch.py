@@ -13,6 +13,7 @@ from linattn.plugin import MixedState
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous, strides
+from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
 from .call import Chunked, MixedCall
@@ -73,6 +74,7 @@ def forward(call: MixedCall, out_dtype: torch.dtype, end: Tensor | None) -> Tens
         call.quad_scale, call.lin_scale, *strides(q_quad), *strides(k_quad), *strides(q_lin), *strides(v),
         GROUP=call.group, **chunked.inside(stage),
     )  # fmt: skip
+    zero_behind(call, call.cu, out)
     return out
 
 
@@ -110,7 +112,9 @@ def backward(call: MixedCall, do: Tensor, dfinal: FinalGradients) -> Gradients:
     if call.group > 1:
         dq_lin, dk_lin = (x.unflatten(2, (-1, call.group)).sum(3).to(dv.dtype) for x in (dq_lin, dk_lin))
     dbias = None if call.bias is None else bias_gradient(chunked, do)
-    return Gradients([dq_quad, dk_quad, dq_lin, dk_lin, dv], dbias, dstate)
+    heads = [dq_quad, dk_quad, dq_lin, dk_lin, dv]
+    zero_behind(call, call.cu, *heads)
+    return Gradients(heads, dbias, dstate)
 
 
 def per_value_head(call: MixedCall) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import Cut, cut, strides
+from ..host.chunks import Cut, cut, state_strides, strides
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -127,7 +127,7 @@ def launch_state(
         operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
         scores.A, scores.M, scores.A2, scores.L2, operands.rates, start, end, *written,
         pieces.owner, pieces.first, call.chunks.first, call.cu, T, pieces.per, length, call.N, HV, call.scale,
-        *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta),
+        *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
         WHOLE=segments is None, START=start is not None, END=end is not None, KEEP=written.states is not None,
@@ -144,6 +144,7 @@ def chain(call: ChunkedCall, segments: Segments, local: Tensor, start: Tensor | 
     launch(
         stage.kernel, call.N * HV * programs(1, V, 1, stage.tile.BV), call,
         local, transitions, start, far, segments.cut.first, segments.cut.per, HV,
+        *state_strides(start),
         K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
         PREC=call.variant.precision, **stage.config,
     )  # fmt: skip
