@@ -39,6 +39,7 @@ from linattn_backends.numpy import companions, maps, oracle, ssd
 from numpy.typing import NDArray
 
 from .data import Problem
+from .sealed import Claim, Sealed
 
 __all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of", "truth_of_decoding"]
 
@@ -82,8 +83,13 @@ def accumulation(dtype: str) -> str:
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 
-def distance(got: Array, want: Quantity, rows: Any = ...) -> float:
-    """The error as a fraction of its bound: above 1 is out of bounds. NaN is infinitely far."""
+def distance(got: Array, want: Quantity, rows: Any = ...) -> Any:
+    """The error as a fraction of its bound: above 1 is out of bounds. NaN is infinitely far.
+
+    Where the truth is sealed, it is a claim, for the judge.
+    """
+    if isinstance(want.noise, Sealed):
+        return Claim(got, want.value, want.noise, want.dtype, rows)
     value = want.value[rows]
     if got.shape != value.shape:
         return np.inf

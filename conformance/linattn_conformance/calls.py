@@ -24,9 +24,10 @@ from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_st
 from .cases import Case, has_state, problem
 from .data import Problem, draw
 from .maps import MAPS
+from .sealed import Claim
 from .witness import Witness
 
-__all__ = ["Declared", "Failure", "Run", "call_arguments", "outputs_of"]
+__all__ = ["Declared", "Differs", "Failure", "Run", "call_arguments", "outputs_of"]
 
 
 LAYOUTS = {"strided", "sliced", "headsfirst"}
@@ -35,6 +36,18 @@ FAR = ("q", "k", "v", "q_quad", "k_lin", "x", "B", "C")
 
 class Failure(Exception):
     """The backend is wrong; the text says how."""
+
+
+class Differs(Failure):
+    """A result is out of its bound.
+
+    Attributes:
+        ratio: Its error as a fraction of that.
+    """
+
+    def __init__(self, text: str, ratio: float) -> None:
+        super().__init__(text)
+        self.ratio = ratio
 
 
 class Declared(Exception):
@@ -231,16 +244,29 @@ class Run:
         """Values of an output, or of some rows of it, are within the bound of the truth."""
         self.note(name, distance(got, self.truth.outputs[name], rows))
 
-    def note(self, name: str, ratio: float) -> None:
-        """Remember an error, as a fraction of its bound; above the bound is a failure."""
-        ratio = float(ratio) / self.tighten
-        self.worst = max(self.worst, ratio)
-        if not ratio <= 1.0:
-            raise Failure(
-                f"{name} is off by {ratio:.3g} times its bound"
-                if np.isfinite(ratio)
-                else f"{name} is not finite, or has another shape"
-            )
+    def note(self, name: str, ratio: Any) -> None:
+        """Remember an error, as a fraction of its bound; above the bound is a failure. A claim goes to the judge."""
+        if isinstance(ratio, Claim):
+            claimed(replace(ratio, name=name))
+            return
+        try:
+            self.worst = max(self.worst, self.judged(name, ratio, self.tighten))
+        except Differs as failure:
+            self.worst = max(self.worst, failure.ratio)
+            raise
+
+    @staticmethod
+    def judged(name: str, ratio: float, tighten: float) -> float:
+        """An error as a fraction of its tightened bound; ``Differs`` if it is above that."""
+        ratio = float(ratio) / tighten
+        if ratio <= 1.0:
+            return ratio
+        raise Differs(
+            f"{name} is off by {ratio:.3g} times its bound"
+            if np.isfinite(ratio)
+            else f"{name} is not finite, or has another shape",
+            ratio,
+        )
 
     def poison(self) -> None:
         """Leave NaN where outputs are likely to be allocated."""
@@ -273,6 +299,12 @@ class _Differentiable:
 
 
 # -- data and truth, shared by the cases on the same data --------------------------------------------------------------
+
+
+def claimed(claim: Claim) -> None:
+    """Have a claim judged. Where the truth is at hand nothing is claimed; the process of a backend has a way of its own."""
+    raise NotImplementedError
+
 
 MOST_KEPT = 256
 _kept: dict[Any, Any] = {}

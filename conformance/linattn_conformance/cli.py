@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import math
 import signal
 import time
@@ -70,6 +71,9 @@ def conformance(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="What else the report is to say of where it was made; repeat for more."),
     ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write what the backend's processes printed here; the report has its digest.")
+    ] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
@@ -83,6 +87,8 @@ def conformance(
             check_number("--budget", budget)
             if report_path:
                 check_writable("--report", report_path)
+            if log:
+                check_writable("--log", log)
             entries = known_failures.load(known) if known else []
             held = manifest.load()
             if held != manifest.from_cases(every_case()):
@@ -94,6 +100,7 @@ def conformance(
             wanted = selected(pool.subject, held, profile, case)
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
+            began = report.now()
             empty = report.make(pool.subject, held, profile, (), (), 0.0, told)
             earlier = resuming.read(resume, empty, again or (), {case.id for case in wanted}) if resume else resuming.NONE
         except (PoolError, LinattnError, ValueError, OSError) as error:
@@ -107,11 +114,24 @@ def conformance(
         left = [other for other in wanted if other.id not in done]
         stack.enter_context(at_sigterm(lambda: pool.end("the run was ended by SIGTERM")))
         started = time.perf_counter()
-        found = [*earlier.results, *progress(console, pool, by_profile(left) if budget else left)]
-        seconds = time.perf_counter() - started + earlier.seconds
+        now_found = progress(console, pool, by_profile(left) if budget else left)
+        found = [*earlier.results, *now_found]
+        took = time.perf_counter() - started
+        printed = pool.log()
     results, complaints = known_failures.apply(found, entries, datetime.date.today())
     complaints = list(dict.fromkeys([*earlier.complaints, *pool.complaints, *complaints]))
-    made = report.make(pool.subject, held, profile, results, complaints, seconds, told)
+    ran = sum(result.status != "not-run" for result in now_found)
+    last = report.entry("resume" if resume else "run", report.now(), ran, took, earlier.replaced)
+    run = report.Circumstances(
+        began=earlier.began or began,
+        workers=max(count, earlier.workers),
+        log=report.log_of([earlier.log, hashlib.sha256(printed.encode()).hexdigest()]),
+        selection=tuple(case or ()),
+        history=(*earlier.history, last),
+    )
+    if log:
+        log.write_text(printed, encoding="utf-8")
+    made = report.make(pool.subject, held, profile, results, complaints, took + earlier.seconds, told, run)
     judged = verdict.verdict(made, held)
     if report_path:
         report.write(report_path, made, judged)
@@ -233,6 +253,8 @@ def summary(
         console.print(f"against {problem}", markup=False, soft_wrap=True)
     claims = f"{len(judged.claimed)} operators claimed, " if judged.claimed else ""
     console.print(f"{claims}{len(results)} cases in {made['seconds']} s on {made['framework']} {made['device']}")
+    if judged.badges:
+        console.print(f"badges: {', '.join(f'{name} {passed}' for name, passed in judged.badges.items())}")
     console.print(f"verdict: {judged}", style="bold green" if judged.conformant else "bold red")
 
 

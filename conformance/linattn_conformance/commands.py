@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import comparing, joining, manifest, packed, reading, rendering, report
+from . import comparing, joining, manifest, packed, reading, rendering, report, signing, submissions
 
-__all__ = ["compare_reports", "join_reports", "render_report", "verify_report"]
+__all__ = ["check_submission", "compare_reports", "join_reports", "render_report", "sign_report", "verify_report"]
 
 SHOWN = 30
 
@@ -39,19 +40,50 @@ def write(path: Path, text: str) -> None:
         raise typer.BadParameter(f"--output {path}: {error.strerror}") from None
 
 
-def verify_report(path: Annotated[Path, typer.Argument(metavar="REPORT", help="A report of linattn conformance.")]) -> None:
+def verify_report(
+    path: Annotated[Path, typer.Argument(metavar="REPORT", help="A report of linattn conformance.")],
+    signature: Annotated[Path | None, typer.Option(help="Its signature, as sign-report wrote it.")] = None,
+    key: Annotated[Path | None, typer.Option(help="With --signature: the public key in PEM.")] = None,
+) -> None:
     """Derive the verdict of a report again, and say whether the report is intact.
 
     Exit status 0: intact and conformant. 1: intact, with another verdict. 2: no report. 3: edited, or of another suite.
     """
     told = read(path)
+    if (signature is None) != (key is None):
+        raise typer.BadParameter("--signature and --key: expected both or none")
     found = reading.verify(told)
+    if signature and key:
+        found = replace(found, faults=(*found.faults, *complaints_about(path, told, signature, key)))
     print(f"{told['backend']['name']}: {told['framework']} on {told['device']}, {len(told['results'])} results")
     for fault in found.faults:
         print(f"fault    {fault}")
     listed([f"against  {problem}" for problem in found.judged.problems])
     print(f"{'not intact' if found.faults else 'intact'}; the verdict of its results is: {found.judged}")
     raise typer.Exit(found.status)
+
+
+def complaints_about(path: Path, told: dict[str, Any], signature: Path, key: Path) -> list[str]:
+    """What is wrong with a signature; a key or a file that cannot be used is a usage error."""
+    try:
+        complaint = signing.complaint(path, told["verdict"], signature, key)
+    except signing.SigningError as error:
+        raise typer.BadParameter(str(error)) from None
+    return [complaint] if complaint else []
+
+
+def sign_report(
+    path: Annotated[Path, typer.Argument(metavar="REPORT", help="A report of linattn conformance.")],
+    key: Annotated[Path, typer.Option(help="The private key in PEM, without a password.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The signature, e.g. conformance.dsse.json.")],
+) -> None:
+    """Sign a report: an in-toto statement in a DSSE envelope. Needs the package securesystemslib[crypto]."""
+    told = unedited(path)
+    try:
+        write(output, signing.sign(path, told["verdict"], key))
+    except signing.SigningError as error:
+        raise typer.BadParameter(str(error)) from None
+    print(f"wrote {output}")
 
 
 def compare_reports(
@@ -95,6 +127,37 @@ def render_report(
         raise typer.BadParameter(f"--output {output}: expected a name that ends in .html or .md")
     write(output, page([unedited(path) for path in reports], output.suffix))
     print(f"wrote {output}")
+
+
+def check_submission(
+    root: Annotated[Path, typer.Argument(metavar="FOLDER", help="A submission, or a folder of submissions.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the page of those accepted here, as .md.")
+    ] = None,
+) -> None:
+    """Say whether submissions are accepted, and make the page of them.
+
+    Exit status 0: all are accepted. 1: one is not. 2: there is none.
+    """
+    found = submissions.folders(root)
+    if not found:
+        raise typer.BadParameter(f"{root}: no submission: none of its folders has a {submissions.ABOUT}")
+    held = manifest.load()
+    accepted: list[submissions.Submission] = []
+    for folder in found:
+        try:
+            one = submissions.read(folder)
+            against = submissions.check(one, held)
+        except submissions.SubmissionError as error:
+            print(f"refused   {error}")
+            continue
+        print(f"{'refused ' if against else 'accepted'}  {folder}: {one.about['product']}, {one.about['profile']}")
+        listed([f"  against  {text}" for text in against])
+        accepted += [] if against else [one]
+    if output:
+        write(output, submissions.page(accepted, held))
+        print(f"wrote {output}")
+    raise typer.Exit(int(len(accepted) < len(found)))
 
 
 def page(found: Sequence[dict[str, Any]], suffix: str) -> str:

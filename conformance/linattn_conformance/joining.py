@@ -45,5 +45,12 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
         "results_hash": report.results_hash(results),
         "complaints": list(dict.fromkeys(text for _, part in parts for text in part["complaints"])),
         "seconds": max(part["seconds"] for _, part in parts),
+        "selection": [],
+        "seeds": sorted({seed for _, part in parts for seed in part["seeds"]}),
+        "began": min(part["began"] for _, part in parts),
+        "ended": max(part["ended"] for _, part in parts),
+        "workers": sum(part["workers"] for _, part in parts),
+        "log": report.log_of([part["log"] for _, part in parts]),
+        "history": [entry for _, part in parts for entry in part["history"]],
     }
     return report.whole(joined, verdict(joined, held))

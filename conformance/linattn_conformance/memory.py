@@ -16,14 +16,21 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def resident(pid: int | None = None) -> int:
-    """Bytes of memory that a process holds, this one by default; 0 where the system does not say.
+    """Bytes of memory that a process and those that it started hold, this one alone by default; 0 where nobody says.
 
     Without ``/proc``, and for this process alone, it is the most that it ever held.
     """
     try:
-        return int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * PAGE
+        own = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1]) * PAGE
+        return own + sum(map(resident, _started(pid))) if pid else own
     except (OSError, ValueError, IndexError):
         return _peak() if pid is None else 0
+
+
+def _started(pid: int) -> list[int]:
+    """The processes that a process started."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
 
 
 def _peak() -> int:

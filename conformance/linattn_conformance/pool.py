@@ -13,8 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-import struct
 import tempfile
 import time
 from collections import Counter, deque
@@ -28,7 +26,7 @@ from types import TracebackType
 from .cases import Case
 from .memory import GIB, installed, resident
 from .runner import Result, Subject
-from .worker import Setting, serve
+from .worker import Setting, never_wait_long, serve
 
 __all__ = ["TIME_LIMIT", "Pool", "PoolError"]
 
@@ -38,8 +36,6 @@ PART = 48
 """So many cases are handed out at once, or fewer where there are many workers. Neighbours share their truth."""
 LOOK = 1.0
 """Seconds between two looks at the memory of the workers."""
-REST = 5
-"""Seconds to wait for the rest of a message."""
 PARTS = 16
 """A worker gets so many of them at least, so that one with slow cases does not keep the others waiting."""
 MOST = {"late": 2, "died": 20, "outgrew": 5}
@@ -49,12 +45,6 @@ MOST_AT_NO_CASE = 3
 
 class PoolError(Exception):
     """The backend cannot be tested at all; the text says why."""
-
-
-def never_wait_long(connection: connections.Connection) -> None:
-    """Of a message that has begun, the rest comes within seconds, or it is none: a backend may write anything anywhere."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as there:
-        there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST, 0))
 
 
 class Worker:
@@ -188,6 +178,11 @@ class Pool:
         """End every worker."""
         self._end_workers()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """What the processes printed so far, one after the other."""
+        files = sorted(self.folder.glob("*.out")) + sorted(self.folder.glob("*.err"))
+        return "".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in files)
 
     def _end_workers(self) -> None:
         for worker in self.workers:

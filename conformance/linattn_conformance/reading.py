@@ -6,6 +6,7 @@ Trust in a report comes from where it was published: next to the log of the run 
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import zlib
@@ -51,6 +52,20 @@ def named(*names: str) -> Holds:
     return lambda value: isinstance(value, dict) and texts([*value.values()]) and value.keys() >= set(names)
 
 
+def numbers(value: Any) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(value, list) and all(of(int)(item) for item in value)
+
+
+def moment(value: Any) -> bool:
+    """True for a time in UTC, to the second."""
+    try:
+        found = datetime.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return False
+    return found.utcoffset() == datetime.timedelta(0) and found.isoformat(timespec="seconds") == value
+
+
 KEYS: dict[str, Holds] = {
     "schema": NUMBER, "suite": TEXT, "api": TEXT, "backend": named("name", "distribution", "version", "class"),
     "framework": TEXT, "device": TEXT, "memory": at_least(0), "versions": named(),
@@ -58,7 +73,17 @@ KEYS: dict[str, Holds] = {
     "tighten": at_least(0, above=True), "manifest": TEXT, "results": LIST, "results_hash": TEXT, "complaints": texts,
     "seconds": at_least(0), "verdict": of(dict), "hash": TEXT,
 }  # fmt: skip
+LATER: dict[str, Holds] = {
+    "selection": texts, "seeds": numbers, "digests": named("linattn_conformance"), "packages": named(), "toolchain": named(),
+    "variables": named(), "began": moment, "ended": moment, "workers": at_least(1), "log": TEXT, "history": LIST,
+}  # fmt: skip
+"""Keys that reports have since layout 3."""
 VERDICT_KEYS: dict[str, Holds] = {"outcome": TEXT, "profile": TEXT, "problems": texts}
+LATER_OF_VERDICTS: dict[str, Holds] = {"coverage": numbers, "claimed": texts, "badges": named()}
+HISTORY_KEYS: dict[str, Holds] = {
+    "kind": lambda value: value in ("run", "resume"), "at": moment, "cases": at_least(0), "seconds": at_least(0),
+    "replaced": LIST,
+}  # fmt: skip
 RESULT_KEYS: dict[str, Holds] = {
     "id": lambda value: isinstance(value, str) and value.count("/") >= 4,
     "status": TEXT,
@@ -66,6 +91,9 @@ RESULT_KEYS: dict[str, Holds] = {
     "seconds": at_least(0),
     "message": TEXT,
 }
+REPLACED_KEYS = {name: RESULT_KEYS[name] for name in ("id", "status", "message")}
+OLD = 2
+"""A layout that is still read: that of reports without provenance."""
 MOST_SHOWN = 5
 
 
@@ -85,10 +113,17 @@ def read(path: Path) -> dict[str, Any]:
         raise ReportError(f"{path}: no JSON: {error}") from None
     if not isinstance(found, dict) or "schema" not in found:
         raise ReportError(f"{path}: no conformance report: it has no 'schema'")
-    if found["schema"] != SCHEMA:
-        raise ReportError(f"{path}: its layout is version {found['schema']}, and this linattn reads version {SCHEMA}")
-    _check_keys(str(path), found, KEYS)
-    _check_keys(f"{path}: its verdict", found["verdict"], VERDICT_KEYS)
+    if found["schema"] not in (OLD, SCHEMA):
+        raise ReportError(
+            f"{path}: its layout is version {found['schema']}, and this linattn reads versions {OLD} and {SCHEMA}"
+        )
+    later = found["schema"] == SCHEMA
+    _check_keys(str(path), found, KEYS | LATER if later else KEYS)
+    _check_keys(f"{path}: its verdict", found["verdict"], VERDICT_KEYS | LATER_OF_VERDICTS if later else VERDICT_KEYS)
+    for i, entry in enumerate(found["history"] if later else ()):
+        _check_keys(f"{path}: run {i + 1} of its history", entry, HISTORY_KEYS)
+        for result in entry["replaced"]:
+            _check_keys(f"{path}: run {i + 1} of its history: a result", result, REPLACED_KEYS)
     for i, result in enumerate(found["results"]):
         _check_keys(f"{path}: result {i + 1}", result, RESULT_KEYS)
     if found["profile"] not in PROFILES:
@@ -148,12 +183,16 @@ def verify(report: Mapping[str, Any], held: Manifest | None = None) -> Verificat
     """
     held = held or manifest.load()
     judged = verdict(report, held)
-    faults = [*_versions(report, held), *edits(report), *_results(report, held)]
+    faults = [*_versions(report, held), *edits(report), *_results(report, held), *_run(report)]
     told = report["verdict"].get("outcome"), report["verdict"].get("profile")
     if told != (judged.outcome, judged.profile):
         faults.append(f"its verdict is {told[0]!r} for profile {told[1]!r}: its results give {str(judged)!r}")
     elif sorted(report["verdict"]["problems"]) != sorted(judged.problems):
         faults.append("its verdict gives other reasons against the backend than its results do")
+    elif report["schema"] == SCHEMA and (
+        wrong := [key for key in LATER_OF_VERDICTS if report["verdict"][key] != judged.told[key]]
+    ):
+        faults.append(f"the {' and the '.join(wrong)} of its verdict are not those of its results")
     return Verification(tuple(faults), judged)
 
 
@@ -208,6 +247,42 @@ def _results(report: Mapping[str, Any], held: Manifest) -> list[str]:
     if measured:
         faults.append(f"{len(measured)} cases were not run, and have an error nevertheless: {_some(measured)}")
     return faults
+
+
+def _run(report: Mapping[str, Any]) -> list[str]:
+    """What no run writes of itself."""
+    if report["schema"] == OLD:
+        return []
+    faults: list[str] = []
+    if report["began"] > report["ended"]:
+        faults.append(f"it ended at {report['ended']}, before it began at {report['began']}")
+    if (package := report["backend"]["class"].partition(".")[0]) not in report["digests"]:
+        faults.append(f"it does not say what code was run: it has no digest of {package}")
+    history = report["history"]
+    if not history or history[0]["kind"] != "run":
+        faults.append("its history does not begin with a run")
+    times = [report["began"], *(entry["at"] for entry in history)]
+    if times[1:] and max(times[1:]) > report["ended"]:
+        faults.append("its history goes on after its end")
+    counted = sum(entry["cases"] - len(entry["replaced"]) for entry in history)
+    ran = sum(result["status"] != "not-run" for result in report["results"])
+    if ran > counted:
+        faults.append(f"it has results of {ran} cases, and the runs of its history ran {counted}")
+    busy = sum(result["seconds"] for result in report["results"])
+    if busy > report["workers"] * report["seconds"] * SLACK + 1.0:
+        faults.append(f"its cases took {busy:.0f} s, and {report['workers']} processes had {report['seconds']:.0f} s each")
+    silent = [
+        result["id"]
+        for result in report["results"]
+        if result["status"] in ("failed", "declared-unsupported", "not-run", "known-failure") and not result["message"]
+    ]
+    if silent:
+        faults.append(f"{len(silent)} cases did not pass, and do not say why: {_some(silent)}")
+    return faults
+
+
+SLACK = 1.1
+"""Times of cases and of runs are taken by different clocks."""
 
 
 def _some(names: list[str]) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from linattn.plugin import FORMS
 
-from . import grouping
+from . import capabilities, grouping
 from .manifest import Manifest
 from .runner import STATUSES
-from .verdict import cases_of
+from .verdict import NONE, cases_of
 
 __all__ = ["counts", "html", "markdown", "matrix_html", "matrix_markdown", "summary"]
 
@@ -38,7 +38,7 @@ def _template(name: str) -> str:
 def markdown(report: Report) -> str:
     """One report as Markdown: what was tested, statuses by operator, what failed, what is declared, the largest errors."""
     results = report["results"]
-    parts = [f"# {_name(report)}: {report['verdict']['outcome']} ({report['profile']})", _about(report), _by_operator(results)]
+    parts = [f"# {_name(report)}: {_headline(report)}", _about(report), *_badges(report), _by_operator(results)]
     failed = [result for result in results if result["status"] == "failed"]
     if failed:
         parts += [f"## Failed: {len(failed)}", _grouped(failed)]
@@ -88,6 +88,21 @@ def counts(reports: Sequence[Report]) -> str:
         rows.append([*_heads(report), *numbers, _verdict(report)])
     lines = [heads, ["---", "---", *["---:"] * len(STATUSES), "---"], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _headline(report: Report) -> str:
+    """The outcome, the profile and how many cases ran, as far as the report says."""
+    told = report["verdict"]
+    if told["outcome"] == NONE:
+        return f"{NONE}: a selection of cases"
+    covered = f"; {capabilities.short(*told['coverage'])}" if "coverage" in told else ""
+    return f"{told['outcome']} ({report['profile']}{covered})"
+
+
+def _badges(report: Report) -> list[str]:
+    """Capabilities, and whether all, some or none of their cases passed."""
+    badges = report["verdict"].get("badges", {})
+    return ["; ".join(f"{name}: {passed}" for name, passed in badges.items()) + "."] if badges else []
 
 
 def _grouped(results: Sequence[Mapping[str, Any]], examples: bool = True) -> str:

@@ -5,25 +5,83 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from linattn.plugin import API_VERSION
 
-from . import packed
+from . import packed, provenance
 from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
 
-__all__ = ["SCHEMA", "make", "report_hash", "results_hash", "text", "whole", "write"]
+__all__ = ["SCHEMA", "Circumstances", "entry", "log_of", "make", "now", "report_hash", "results_hash", "text", "whole", "write"]
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the layout: a reader refuses one that it does not know."""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a report says of the run itself.
+
+    Attributes:
+        began: When, in UTC.
+        workers: How many processes ran cases.
+        log: SHA-256 of what the backend's processes printed.
+        seeds: Of the cases that were drawn afresh.
+        selection: The patterns of ids that were asked for; a report of a selection has no verdict.
+        history: The runs that the results are of, one after the other; see :func:`entry`.
+    """
+
+    began: str = ""
+    workers: int = 1
+    log: str = ""
+    seeds: tuple[int, ...] = ()
+    selection: tuple[str, ...] = ()
+    history: tuple[Mapping[str, Any], ...] = ()
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def entry(kind: str, at: str, cases: int, seconds: float, replaced: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """One run of a history.
+
+    Args:
+        kind: ``"run"``, or ``"resume"`` of the one before it.
+        at: When it ended.
+        cases: How many cases it ran.
+        seconds: How long it took.
+        replaced: Results that the report no longer has, because these cases were run once more.
+    """
+    kept = [{"id": result["id"], "status": result["status"], "message": result["message"]} for result in replaced]
+    return {"kind": kind, "at": at, "cases": cases, "seconds": round(seconds, 1), "replaced": kept}
+
+
+def log_of(digests: Sequence[str]) -> str:
+    """The digest of several logs, from theirs: that of the one, if there is one only."""
+    found = [digest for digest in digests if digest]
+    return hashlib.sha256("".join(found).encode()).hexdigest() if len(found) > 1 else "".join(found)
+
+
+@functools.cache
+def _made_with(kind: str) -> dict[str, Any]:
+    return {
+        "digests": provenance.digests(kind),
+        "packages": provenance.packages(),
+        "toolchain": provenance.toolchain(),
+        "variables": provenance.variables(),
+    }
 
 
 def make(
@@ -34,13 +92,17 @@ def make(
     complaints: Sequence[str],
     seconds: float,
     environment: Mapping[str, str] | None = None,
+    run: Circumstances | None = None,
 ) -> dict[str, Any]:
     """The report of a run, without its verdict.
 
     Keys: ``schema``, versions (``suite``, ``api``, ``backend``, ``versions``), where it ran (``framework``, ``device``,
     ``memory``, ``platform``), what those who ran it say of that (``environment``), what was asked (``profile``, ``tighten``,
-    ``manifest``), and what came of it (``results``, ``results_hash``, ``complaints``, ``seconds``).
+    ``manifest``, ``selection``, ``seeds``), with what code and tools (``digests``, ``packages``, ``toolchain``, ``variables``),
+    when and how (``began``, ``ended``, ``workers``, ``log``, ``history``), and what came of it (``results``, ``results_hash``,
+    ``complaints``, ``seconds``).
     """
+    run = run or Circumstances()
     ordered = sorted(results, key=lambda result: result.id)
     listed = [{**asdict(result), "seconds": round(result.seconds, 4)} for result in ordered]
     return {
@@ -66,6 +128,14 @@ def make(
         "environment": dict(environment or {}),
         "profile": profile,
         "tighten": subject.tighten,
+        "selection": list(run.selection),
+        "seeds": list(run.seeds),
+        **_made_with(subject.kind),
+        "began": run.began or now(),
+        "ended": now(),
+        "workers": run.workers,
+        "log": run.log,
+        "history": list(run.history) or [entry("run", now(), sum(result.status != "not-run" for result in ordered), seconds)],
         "manifest": manifest.hash,
         "results": listed,
         "results_hash": results_hash(listed),
@@ -88,8 +158,13 @@ def report_hash(report: Mapping[str, Any]) -> str:
 
 def whole(report: dict[str, Any], judged: Verdict) -> dict[str, Any]:
     """A report with its verdict and its hash."""
-    told = {**report, "verdict": {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}}
+    told = {**report, "verdict": judged.told if report["schema"] >= SCHEMA else told_before(judged)}
     return {**told, "hash": report_hash(told)}
+
+
+def told_before(judged: Verdict) -> dict[str, Any]:
+    """A verdict as layout 2 had it."""
+    return {"outcome": judged.outcome, "profile": judged.profile, "problems": list(judged.problems)}
 
 
 def write(path: Path, report: dict[str, Any], judged: Verdict) -> None:

@@ -14,7 +14,8 @@ from .runner import Result
 __all__ = ["HAS_RUN", "NONE", "Earlier", "belongs", "read"]
 
 SAME = (
-    "suite", "api", "backend", "framework", "device", "memory", "versions", "environment", "profile", "tighten", "manifest",
+    "suite", "api", "backend", "digests", "framework", "device", "memory", "versions", "environment", "profile", "tighten",
+    "manifest",
 )  # fmt: skip
 """What must be as it was, for the results to belong together."""
 HAS_RUN = ("passed", "failed", "declared-unsupported")
@@ -29,11 +30,21 @@ class Earlier:
         complaints: What went wrong in no case, as text; but for those of the list of known failures, which the whole run is
             held against again.
         seconds: How long it took.
+        history: Its own history.
+        replaced: Results of cases that are to be run once more.
+        log: The digest of its log.
+        began: When it began.
+        workers: How many processes it had.
     """
 
     results: tuple[Result, ...] = ()
     complaints: tuple[str, ...] = ()
     seconds: float = 0.0
+    history: tuple[Mapping[str, Any], ...] = ()
+    replaced: tuple[Mapping[str, Any], ...] = ()
+    log: str = ""
+    began: str = ""
+    workers: int = 1
 
 
 NONE = Earlier()
@@ -60,7 +71,17 @@ def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = (), wanted:
         dropped.update(matched)
     results = [Result(**result) for result in report["results"] if result["status"] in HAS_RUN and result["id"] not in dropped]
     complaints = [text for text in report["complaints"] if not text.startswith(known_failures.COMPLAINT)]
-    return Earlier(tuple(results), tuple(complaints), report["seconds"])
+    replaced = tuple(result for result in report["results"] if result["id"] in dropped)
+    return Earlier(
+        tuple(results),
+        tuple(complaints),
+        report["seconds"],
+        tuple(report["history"]),
+        replaced,
+        report["log"],
+        report["began"],
+        report["workers"],
+    )
 
 
 def belongs(what: str, report: Mapping[str, Any], other: Mapping[str, Any], there: str) -> None:

@@ -17,21 +17,29 @@ profile        cases                                         may be declared uns
 * At least one operator must be claimed: a backend that declares everything unsupported conforms to nothing.
 * An operator that is not claimed must declare all of its cases, not only the core (bad input aside, which the API answers).
 * ``known-failure`` is no pass: the verdict is then not ``conformant`` but ``conformant except known failures``.
+* Of a claimed operator's cases half must not be declared unsupported
+  (:data:`~linattn_conformance.capabilities.LEAST`).
+* A case that failed once, and passed when it was run again with the same code, is flaky, and fails.
+* A case of which the suite's own fault is known (:mod:`~linattn_conformance.waivers`) counts neither way.
+* A report of selected cases has no verdict.
 * Errors in the list of known failures fail the verdict, and so does a report made with another manifest.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import capabilities, waivers
 from .manifest import Entry, Manifest
 
-__all__ = ["PROFILES", "Verdict", "cases_of", "verdict"]
+__all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "verdict"]
 
 PROFILES = ("core", "inference", "training", "full")
+NONE = "no verdict"
+"""The outcome of a report of selected cases."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,12 @@ class Verdict:
 
     Attributes:
         profile: The profile judged.
-        outcome: ``conformant``, ``conformant except known failures`` or ``not conformant``.
+        outcome: ``conformant``, ``conformant except known failures`` or ``not conformant``; :data:`NONE` of a selection.
         problems: Every reason against, as text; ``id: reason`` where a case is the reason.
         claimed: The operators claimed.
         counts: How many cases ended with each status.
+        coverage: How many of the profile's cases ran, and how many there are.
+        badges: Of each capability, whether all, some or none of its cases passed.
     """
 
     profile: str
@@ -51,14 +61,30 @@ class Verdict:
     problems: tuple[str, ...] = ()
     claimed: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    coverage: tuple[int, int] = (0, 0)
+    badges: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conformant(self) -> bool:
         """True for ``conformant`` alone."""
         return self.outcome == "conformant"
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """As a report has it."""
+        return {
+            "outcome": self.outcome,
+            "profile": self.profile,
+            "coverage": list(self.coverage),
+            "claimed": list(self.claimed),
+            "badges": dict(self.badges),
+            "problems": list(self.problems),
+        }
+
     def __str__(self) -> str:
-        return f"{self.outcome}: {self.profile}"
+        if self.outcome == NONE:
+            return f"{NONE}: a selection of cases"
+        return f"{self.outcome}: {self.profile} ({capabilities.short(*self.coverage)})"
 
 
 def cases_of(profile: str, applicable: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -83,6 +109,10 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     wanted = cases_of(profile, applicable)
     found = {result["id"]: result for result in report["results"]}
     statuses = {name: found[name]["status"] if name in found else "not-run" for name in wanted}
+    if report.get("selection"):
+        return Verdict(profile, NONE, coverage=capabilities.coverage(statuses))
+    waived = waivers.of(report, [name for name, status in statuses.items() if status in ("failed", "not-run")])
+    statuses |= dict.fromkeys(waived, "waived")
     problems = list(report["complaints"])
     if report["manifest"] != manifest.hash:
         problems.append("the report was made with another manifest")
@@ -91,16 +121,42 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     if report["tighten"] > 1:
         problems.append("bounds were widened")
     for name, status in statuses.items():
-        if status not in ("passed", "declared-unsupported", "known-failure"):
+        if status not in ("passed", "declared-unsupported", "known-failure", "waived"):
             problems.append(f"{name}: {status}{': ' if name in found else ''}{found.get(name, {}).get('message', '')}")
     claimed, complaints = _claims(profile, wanted, statuses)
     problems += complaints
+    operators = {name: entry.operator for name, entry in wanted.items()}
+    if profile != "full" and report.get("schema", HELD_TO) >= HELD_TO:  # which leaves out nothing anyhow
+        problems += _thin(profile, claimed, operators, statuses)
+    problems += _flaky(report, waived)
     known = "known-failure" in statuses.values()
     outcome = "not conformant" if problems else "conformant except known failures" if known else "conformant"
     counts: dict[str, int] = defaultdict(int)
     for status in statuses.values():
         counts[status] += 1
-    return Verdict(profile, outcome, tuple(problems), tuple(claimed), dict(counts))
+    badges = capabilities.badges(statuses, operators, claimed)
+    coverage = capabilities.coverage(statuses)
+    return Verdict(profile, outcome, tuple(problems), tuple(claimed), dict(counts), coverage, badges)
+
+
+HELD_TO = 3
+"""The first layout of reports that are held to a least coverage."""
+
+
+def _thin(profile: str, claimed: Sequence[str], operators: Mapping[str, str], statuses: Mapping[str, str]) -> list[str]:
+    """The claimed operators that take too few of their cases."""
+    mine: dict[str, dict[str, str]] = {operator: {} for operator in claimed}
+    for name, operator in operators.items():
+        if operator in mine and not _bad_input(name):
+            mine[operator][name] = statuses[name]
+    return [thin for operator, found in mine.items() if (thin := capabilities.covered(profile, operator, found))]
+
+
+def _flaky(report: Mapping[str, Any], waived: Sequence[str]) -> list[str]:
+    """The cases that failed once in the history of a report."""
+    replaced = [result for entry in report.get("history", ()) for result in entry["replaced"]]
+    failed = {result["id"]: result["message"] for result in replaced if result["status"] == "failed"}
+    return [f"{name}: flaky: it failed before: {message}" for name, message in failed.items() if name not in waived]
 
 
 def _claims(profile: str, wanted: Mapping[str, Entry], statuses: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -1,5 +1,8 @@
 """Who ran: every operator method of every backend class reports here while a case runs.
 
+So do calls of methods that somebody bound, or took out of their class, before the witness came: while it looks, the functions
+of other backends run its code. Classes that are made later are visited before the next case.
+
 A call of the suite must end in a method of the backend under test, and in no other backend's; and nothing that runs inside
 may call linattn's public operators again. Either would be a silent fallback, and a verdict on somebody else's kernels.
 """
@@ -9,12 +12,55 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
 from linattn.plugin import Backend
 from linattn.watching import watched
 
 __all__ = ["Witness"]
+
+
+class Taken(NamedTuple):
+    """A function whose code is another while the witness looks.
+
+    Attributes:
+        function: The function, to which others may hold references.
+        copy: One of its own with the code that it has.
+        plain: That code.
+        seen: The code that reports to the witness.
+    """
+
+    function: FunctionType
+    copy: FunctionType
+    plain: CodeType
+    seen: CodeType
+
+    def seen_by(self, watched: Callable[..., Any]) -> Taken:
+        """With the code that calls ``watched``."""
+        code = _template.__code__
+        consts = tuple((watched,) if const == _MARK else const for const in code.co_consts)
+        return self._replace(
+            seen=code.replace(co_consts=consts, co_name=self.plain.co_name, co_freevars=self.plain.co_freevars)
+        )
+
+
+_MARK = ("what is called instead",)
+
+
+def _template(*args: Any, **kwargs: Any) -> Any:
+    for function in ("what is called instead",):  # a constant, in whose place another one is put
+        return function(*args, **kwargs)  # type: ignore[operator]
+
+
+def taken_from(function: Any) -> Taken | None:
+    """What is needed to have a function run other code; None for what is no plain function."""
+    if type(function) is not FunctionType:
+        return None
+    code = function.__code__
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return Taken(function, copy, code, code)
 
 
 class Witness:
@@ -28,12 +74,28 @@ class Witness:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.watching = False
+        self._own = [found for kind in type(backend).__mro__ for found in vars(kind).values()]
         self.permits = 0
+        self._watching = False
+        self._taken: list[Taken] = []
+        self._visit: Callable[[], None] = lambda: None
         self.reset()
+
+    @property
+    def watching(self) -> bool:
+        """True while calls are looked at."""
+        return self._watching
+
+    @watching.setter
+    def watching(self, watching: bool) -> None:
+        if watching != self._watching:
+            self._watching = watching
+            for taken in self._taken:
+                taken.function.__code__ = taken.seen if watching else taken.plain
 
     def reset(self) -> None:
         """Forget what was seen."""
+        self._visit()
         self.own: list[str] = []
         self.foreign: list[str] = []
         self.entries: list[str] = []
@@ -64,11 +126,18 @@ class Witness:
     @contextmanager
     def installed(self) -> Iterator[Witness]:
         """Wrap the methods of every backend class, and the public operators, for the time of a ``with`` block."""
-        with watched(self._guarded, self._watched, [self.backend]):
-            yield self
+        with watched(self._guarded, self._watched, [self.backend]) as self._visit:
+            try:
+                yield self
+            finally:
+                self.watching, self._taken, self._visit = False, [], lambda: None
 
     def _watched(self, owner: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         bound = not isinstance(owner, type)
+        mine = bound or isinstance(self.backend, owner) or any(method is found for found in self._own)
+        taken = None if mine else taken_from(method)
+        if taken is not None:
+            method = taken.copy
 
         @functools.wraps(method)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -79,6 +148,8 @@ class Witness:
                     self.foreign.append(f"{type(args[0]).__name__}.{name}")
             return method(*args, **kwargs)
 
+        if taken is not None:
+            self._taken.append(taken.seen_by(watched))
         return watched
 
     def _guarded(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:

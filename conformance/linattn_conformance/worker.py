@@ -1,4 +1,7 @@
-"""A process that runs cases for :mod:`.pool`, so that whatever a backend does to its process stays there.
+"""A process that judges cases for :mod:`.pool`; it starts the process of :mod:`.bench`, which the backend runs in.
+
+So whatever a backend does to its process stays there, and what is true, and how far from it a result may be, is in none that
+the backend can reach: inputs go over, results come back. If the backend's process ends, this one ends in the same way.
 
 Messages to the worker are pairs, ``("ask", ids)`` or ``("run", ids)`` of cases, and None at the end. Messages from it are
 pairs: ``("ready", Subject)`` or ``("refused", text)`` once, then ``("started", id)`` and ``("done", Result)`` for each case,
@@ -8,26 +11,30 @@ or ``("open", id)`` for one that was asked about and is to be run; ``("ends", te
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
-import multiprocessing
 import os
+import pickle
 import shlex
 import signal
-import sys
-from dataclasses import dataclass, replace
+import socket
+import struct
+from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import bench, sealed
 
 if TYPE_CHECKING:
-    from .runner import Runner
+    from .cases import Case
+    from .judge import Judge
+    from .runner import Result
 
-__all__ = ["Setting", "serve"]
+__all__ = ["Setting", "never_wait_long", "serve"]
 
-SHOWN = 80
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
-"""Variables that list the accelerators a process may use."""
+REST = 5
+"""Seconds to wait for the rest of a message."""
+NO_MESSAGE = b"\x00\x00\x00\x01?"
 
 
 @dataclass(frozen=True)
@@ -58,73 +65,106 @@ class Setting:
         return f"{shlex.join(words)} --case '{case}'"
 
 
-def leave_sigterm_to_the_parent() -> None:
-    """It may be sent to all processes of a run. Those that a library forks here, and ends, end of it as ever."""
-    here = os.getpid()
-
-    def pass_over(number: int, _: object) -> None:
-        if os.getpid() != here:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, pass_over)
+def never_wait_long(connection: Connection) -> None:
+    """Of a message that has begun, the rest comes within seconds, or it is none: a backend may write anything anywhere."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as there:
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST, 0))
 
 
 def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
-    """Run cases until told to stop; what is printed goes to the file ``log``."""
+    """Judge cases until told to stop; what the backend's process prints goes to the file ``log``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
-    leave_sigterm_to_the_parent()
-    # Locks that a library makes on import would be named as for children to come, and left behind when this process is ended.
-    multiprocessing.set_start_method(None, force=True)
-    output = Output(Path(log))
+    bench.leave_sigterm_to_the_parent()
     if setting.one_thread:
-        os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now
-    if ":" not in setting.device:
-        os.environ.update(one_accelerator(setting.turn))  # likewise
-    from linattn.errors import LinattnError
-
-    from .runner import Runner, resolve
-
-    try:
-        runner = Runner(resolve(setting.backend), setting.framework, setting.device, setting.tighten)
-    except (Exception, SystemExit) as error:
-        told = isinstance(error, (LinattnError, ValueError, ImportError, AttributeError, OSError))
-        text = str(error) if told else f"backend {setting.backend!r} cannot be loaded: {type(error).__name__}: {error}"
-        connection.send(("refused", text))
+        os.environ["OMP_NUM_THREADS"] = "1"  # read by what works out the truth, when it is imported
+    there = Bench(setting, log)
+    kind, what = there.hear(connection)
+    connection.send((kind, what))
+    if kind == "refused":
         os._exit(0)
-    connection.send(("ready", runner.subject))
-    try:
-        with runner.watching():
-            run(connection, runner, output)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            connection.send(("ends", f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")))
-        raise
-    os._exit(0)  # what a framework does on its way out is nobody's case
+    from .judge import Judge
 
-
-def one_accelerator(turn: int) -> dict[str, str]:
-    """The one accelerator that is this worker's, of those that the environment lists, as variables to set."""
-    listed = {name: os.environ[name].split(",") for name in VISIBLE if os.environ.get(name)}
-    return {name: devices[turn % len(devices)] for name, devices in listed.items()}
-
-
-def run(connection: Connection, runner: Runner, output: Output) -> None:
-    """Run cases until told to stop."""
-    from .cases import named
-
+    judge = Judge(what.framework, what.device, setting.tighten)
     while (asked := received(connection)) is not None:
         way, ids = asked
-        act = runner.ask if way == "ask" else runner.run_one
         for name in ids:
             connection.send(("started", name))
-            output.forget()
-            result = act(named(name))
-            runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
-            printed = output.printed()
-            if printed and result.status == "passed":
-                result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")
+            result = judged(connection, there, judge, way, name)
             connection.send(("open", name) if way == "ask" and result.status == "passed" else ("done", result))
+    there.process.kill()
+    os._exit(0)
+
+
+class Bench:
+    """The backend's process, as the judge sees it."""
+
+    def __init__(self, setting: Setting, log: str) -> None:
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        never_wait_long(self.connection)
+        self.process: BaseProcess = context.Process(target=bench.serve, args=(theirs, setting, log, os.getpid()))
+        self.process.start()
+        theirs.close()
+
+    def tell(self, message: Any) -> None:
+        """Send it a message; that it is gone will be heard."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(pickle.dumps(message, protocol=5))
+
+    def hear(self, parent: Connection) -> Any:
+        """Its next message. If there is none, this process ends as that one did."""
+        try:
+            self.connection.poll(None)
+            kind, what = sealed.receive(self.connection)
+        except (EOFError, ConnectionError):
+            self._end_alike()
+        except Exception:  # the backend has written there, and nothing that comes after it can be read
+            self.process.kill()
+            os.write(parent.fileno(), NO_MESSAGE)  # which says so
+            signal.pause()
+        if kind == "ends":
+            with contextlib.suppress(OSError):
+                parent.send((kind, what))
+            self._end_alike()
+        return kind, what
+
+    def _end_alike(self) -> NoReturn:
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code < 0:
+            if -code not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+            signal.pause()
+        os._exit(code)
+
+
+def judged(connection: Connection, there: Bench, judge: Judge, way: str, name: str) -> Result:
+    """Have a case asked about, or run, and judge what comes back."""
+    from .cases import named
+
+    case: Case = named(name)
+    judge.begin(case)
+    there.tell((way, case))
+    while True:
+        kind, what = there.hear(connection)
+        if kind in ("drawn", "truth"):
+            there.tell(answer(judge, kind, what))
+        elif kind == "claim":
+            judge.hear(what)
+        elif kind == "done":
+            return judge.end(what) if way == "run" else judge.asked(what)
+
+
+def answer(judge: Judge, kind: str, case: Case) -> tuple[bool, Any]:
+    """True and what was asked for; False and why it cannot be had, which is the suite's fault and not the backend's."""
+    try:
+        return True, judge.drawn(case) if kind == "drawn" else judge.truth(case)
+    except Exception as error:
+        return (
+            False,
+            f"the suite has no {'data' if kind == 'drawn' else 'truth'} for this case: {type(error).__name__}: {error}",
+        )
 
 
 def received(connection: Connection) -> tuple[str, list[str]] | None:
@@ -133,34 +173,3 @@ def received(connection: Connection) -> tuple[str, list[str]] | None:
         return connection.recv()
     except (EOFError, OSError):
         return None
-
-
-class Output:
-    """Standard output and error of this process, native code's included, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.flush_native = getattr(ctypes.CDLL(None), "fflush", None) if os.name == "posix" else None
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        errors = os.open(path.with_suffix(".err"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(self.file, 1)
-        os.dup2(errors, 2)
-        faulthandler.enable(2)
-        self.seen = 0
-
-    def size(self) -> int:
-        sys.stdout.flush()
-        if self.flush_native:
-            self.flush_native(None)
-        return os.fstat(self.file).st_size
-
-    def forget(self) -> None:
-        """What was printed so far is of no interest."""
-        self.seen = self.size()
-
-    def printed(self) -> str:
-        """The beginning of what was printed to standard output since."""
-        size = self.size()
-        if size == self.seen:
-            return ""
-        return os.pread(self.file, SHOWN, self.seen).decode(errors="replace")

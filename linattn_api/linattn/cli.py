@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .apart import answer_apart
 from .dispatch import plan_of
 from .errors import LinattnError, OptionError
 from .frameworks import FLOAT_DTYPES, KNOWN, Facts, check_device
@@ -83,7 +84,7 @@ def explain(
         sizes["C"] = chunk_size if isinstance(chunk_size, int) else 0  # refused below if it is none
         facts = _facts(spec, options, sizes, given or [], shape or [], device, _dtype(dtype), _dtype(gate_dtype or dtype))
         preference = preference_of(backend or None, None, os.environ.get(ENVIRONMENT_VARIABLE))
-        plan: Plan = plan_of(spec, function.form, framework, facts, options, preference, grad or None)
+        plan: Plan = plan_of(spec, function.form, framework, facts, options, preference, grad or None, ask=answer_apart)
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
     print(plan)

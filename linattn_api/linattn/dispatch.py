@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, guards, preference
-from .call import method_name
+from .call import Call, method_name
 from .errors import FrameworkError, OptionError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
-from .planning import Plan, Route, decide
+from .planning import Answer, Plan, Route, answer_of, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
 from .spec import CU_SEQLENS, Finish, Holder, Lowering, OpSpec, lowerings_of, spec_of
@@ -82,10 +82,11 @@ def plan_of(
     preference: Preference,
     needs_grad: bool | None = None,
     forward_mode: bool = False,
+    ask: Callable[[str, Sequence[Call]], Answer] = answer_of,
 ) -> Plan:
     """Validate static facts and decide. ``options`` holds every static keyword and ``initial_state`` (or None)."""
     call, resolved = describe(spec, form, framework, given, options, needs_grad, forward_mode)
-    return decide(call, {name: resolved[name] for name in spec.option_names}, preference, bare=form is None)
+    return decide(call, {name: resolved[name] for name in spec.option_names}, preference, form is None, ask)
 
 
 def _flatten_state(spec: OpSpec, form: str | None, arrays: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
@@ -209,7 +210,7 @@ def _look_up(
         key = None
     if decided is None:
         plan = _inspect(spec, form, framework, leaves, keywords, preference_of(backend, context, environment))
-        function = None if plan.backend is None else getattr(registry.loaded[plan.backend], plan.method)
+        function = None if plan.backend is None else getattr(registry.load(plan.backend), plan.method)
         static, names = _passed_on(spec, plan)
         watch = guards.Watch(spec, _name(spec, form), plan.call)
         decided = _Decided(plan, function, _rewriting(plan.route), dict(static), names, watch)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from .apart import apart, is_foreign
 from .call import FORMS
 from .errors import BackendError
 from .plugin import API_VERSION, Backend
-from .registry import registry
+from .registry import registry, told
 from .spec import COMPANIONS, FAMILIES
 
 if TYPE_CHECKING:
@@ -53,6 +54,15 @@ class Row(NamedTuple):
     note: str = ""
 
 
+class Said(NamedTuple):
+    """What a backend says of itself."""
+
+    arrays: str
+    operators: str
+    status: str
+    note: str = ""
+
+
 def show_backends() -> None:
     """Print every backend, where it comes from, and why one cannot be used."""
     rows = [_row(name) for name in sorted(registry.records)]
@@ -71,18 +81,28 @@ def _row(name: str) -> Row:
     record = registry.records[name]
     origin = "linattn" if record.origin == f"linattn {API_VERSION}" else record.origin
     try:
-        backend = registry.load(name)
+        said = apart(name, facts_of) if is_foreign(name) else facts_of(name)
     except BackendError as error:
-        return Row(name, origin, "", "", "unusable", str(error))
+        said = Said("", "", "unusable", str(error))
+    notes = [said.note, f"{record.passed_over} claims this name too, and is not used" if record.passed_over else ""]
+    return Row(name, origin, said.arrays, said.operators, said.status, "; ".join(filter(None, notes)))
+
+
+def facts_of(name: str) -> Said:
+    """Load a backend and look at it.
+
+    Raises:
+        BackendError: It cannot be used.
+    """
+    backend = registry.load(name)
     arrays, operators = ", ".join(backend.frameworks), _operators(backend)
     try:
         device = backend.missing_device()
     except Exception as error:  # a plug-in's own code, which must not hide the others
-        note = f"missing_device raised {type(error).__name__}: {error}"
-        return Row(name, origin, arrays, operators, "unusable", note)
+        return Said(arrays, operators, "unusable", f"missing_device raised {told(error)}")
     if device:
-        return Row(name, origin, arrays, operators, "installed, no device here", f"runs on {device}")
-    return Row(name, origin, arrays, operators, "ready")
+        return Said(arrays, operators, "installed, no device here", f"runs on {device}")
+    return Said(arrays, operators, "ready")
 
 
 def _operators(backend: Backend) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,10 +16,10 @@ from .call import Call, method_name
 from .errors import BackendError, UnknownBackend, Unsupported
 from .plugin import Backend
 from .preference import Preference
-from .registry import registry
+from .registry import registry, told
 from .spec import COMPANIONS, as_recurrent, lowerings_of, spec_of
 
-__all__ = ["Passed", "Plan", "Route", "decide", "refusal"]
+__all__ = ["Answer", "Passed", "Plan", "Route", "answer_of", "decide", "refusal"]
 
 
 class Passed(NamedTuple):
@@ -126,7 +126,43 @@ def _not_tried(plan: Plan) -> list[str]:
 # -- the decision ----------------------------------------------------------------------------------------------------
 
 
-def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare: bool = False) -> Plan:
+class Fit(NamedTuple):
+    """A call that a backend runs, and how the caller's becomes it."""
+
+    call: Call
+    route: Route
+
+
+class Answer(NamedTuple):
+    """What a backend says of a call.
+
+    Attributes:
+        fit: How it runs the call; ``None`` if it does not.
+        reasons: Why not.
+        details: What it has to say about how.
+    """
+
+    fit: Fit | None
+    reasons: tuple[str, ...] = ()
+    details: str | None = None
+
+
+def answer_of(name: str, ways: Sequence[Call]) -> Answer:
+    """Ask the backend of that name about the calls that do what was asked for, best first."""
+    reasons: list[str] = []
+    backend = _loaded(name, reasons)
+    fits = (_fit(backend, way, reasons) for way in ways if backend)
+    fit = next((fit for fit in fits if fit), None)
+    return Answer(fit, tuple(dict.fromkeys(reasons)), _details(backend, fit.call) if backend and fit else None)
+
+
+def decide(
+    call: Call,
+    options: Mapping[str, Any],
+    preference: Preference,
+    bare: bool = False,
+    ask: Callable[[str, Sequence[Call]], Answer] = answer_of,
+) -> Plan:
     """Walk the candidates and return the plan; ``plan.backend`` is ``None`` if none can run the call.
 
     Args:
@@ -134,19 +170,16 @@ def decide(call: Call, options: Mapping[str, Any], preference: Preference, bare:
         options: Its static options, defaults filled in.
         preference: What to try.
         bare: The form was not asked for by name, so another form of the same operator may run instead.
+        ask: Asks a backend, here or in another process.
     """
     ways = _ways(call, bare)
     passed: list[Passed] = []
-    for name, auto in _candidates(call, preference):
-        reasons: list[str] = []
-        backend = _loaded(name, auto, reasons)
-        fits = (_fit(backend, way, reasons) for way in ways if backend)
-        fit = next((fit for fit in fits if fit), None)
-        if backend and fit:
-            (form, applied, steps, omitted), static = fit.route, tuple(options.items())
-            details = backend.details(fit.call)
-            return Plan(call, preference, tuple(passed), name, steps, form, static, details, applied, omitted)
-        passed.append(Passed(name, "; ".join(dict.fromkeys(reasons))))
+    for name in _candidates(call, preference):
+        answer = ask(name, ways)
+        if answer.fit:
+            (form, applied, steps, omitted), static = answer.fit.route, tuple(options.items())
+            return Plan(call, preference, tuple(passed), name, steps, form, static, answer.details, applied, omitted)
+        passed.append(Passed(name, "; ".join(answer.reasons)))
     return Plan(call, preference, tuple(passed), None, (call.op,), call.form, tuple(options.items()))
 
 
@@ -157,27 +190,20 @@ def _ways(call: Call, bare: bool) -> list[Call]:
     return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
 
 
-def _candidates(call: Call, preference: Preference) -> Iterator[tuple[str, bool]]:
-    """Names in order, each once, and whether auto came up with it: built-in backends of the framework, then the others."""
+def _candidates(call: Call, preference: Preference) -> Iterator[str]:
+    """Names in order, each once; auto stands for the built-in backends of the framework, then the others."""
     seen: set[str] = set()
     for wanted in preference.backends:
         for name in registry.order(call.framework) if wanted == "auto" else (wanted,):
             if name not in seen:
                 seen.add(name)
-                yield name, wanted == "auto"
+                yield name
 
 
-class _Fit(NamedTuple):
-    """A call that a backend runs, and how the caller's becomes it."""
-
-    call: Call
-    route: Route
-
-
-def _loaded(name: str, auto: bool, reasons: list[str]) -> Backend | None:
+def _loaded(name: str, reasons: list[str]) -> Backend | None:
     """The backend; None if it cannot be used, with the reason noted."""
     try:
-        return registry.load(name, auto=auto)
+        return registry.load(name)
     except UnknownBackend:
         raise
     except BackendError as error:
@@ -185,7 +211,7 @@ def _loaded(name: str, auto: bool, reasons: list[str]) -> Backend | None:
         return None
 
 
-def _fit(backend: Backend, call: Call, reasons: list[str]) -> _Fit | None:
+def _fit(backend: Backend, call: Call, reasons: list[str]) -> Fit | None:
     """How a backend can run ``call``, rewriting it if need be; else None, with the reasons noted.
 
     First with the options that its methods take left to them, then with all of them applied; each time for the family itself,
@@ -209,7 +235,7 @@ def _fit(backend: Backend, call: Call, reasons: list[str]) -> _Fit | None:
             seen.add((applied, steps))
             complaint = _refusal(backend, lowered)
             if complaint is None:
-                return _Fit(lowered, Route(call.form, applied, steps, _omitted(backend, lowered)))
+                return Fit(lowered, Route(call.form, applied, steps, _omitted(backend, lowered)))
             reasons.append(complaint)
     return None
 
@@ -268,12 +294,37 @@ def _refusal(backend: Backend, call: Call) -> str | None:
     wanted = [text for name in _omitted(backend, call) if (text := _asked(call, name))]
     if wanted:
         return f"{call.method} does not take {' and '.join(wanted)}"
-    answer = backend.supports(call)
+    try:
+        answer = backend.supports(call)
+    except Exception as error:
+        raise BackendError(f"backend {backend.name!r}: supports raised {told(error)}{_hint(call, error)}") from error
     if answer is None:
         return None
     if not isinstance(answer, Unsupported):  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
         raise BackendError(f"{type(backend).__qualname__}.supports must return None or Unsupported, got {answer!r}")
     return str(answer)
+
+
+def _hint(call: Call, error: Exception) -> str:
+    """What a plug-in's author may not have known."""
+    if isinstance(error, Unsupported):
+        return ": it is returned, not raised"
+    symbolic = [symbol for symbol, size in call.dims if size is None]
+    return f"; {' and '.join(symbolic)} of this call {_are(symbolic)} None: any size, under tracing" if symbolic else ""
+
+
+def _are(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _details(backend: Backend, call: Call) -> str | None:
+    """What the backend says about a call that it runs. Nothing that it does here fails the call."""
+    try:
+        found = backend.details(call)
+    except Exception as error:
+        return f"details raised {told(error)}"
+    is_text = found is None or isinstance(found, str)  # pyright: ignore[reportUnnecessaryIsInstance] - plug-ins may return anything
+    return found if is_text else f"details gave no text but {type(found).__name__}"
 
 
 def keywords_of(backend: Backend, method: str) -> frozenset[str]:

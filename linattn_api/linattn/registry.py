@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from .suggestions import closest
 if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "unregister_backend"]
+__all__ = ["GROUP", "Registry", "check_contract", "register_backend", "registry", "told", "unregister_backend"]
 
 GROUP = "linattn.backends"
 _NAME = re.compile(r"(?!auto$)[a-z0-9][a-z0-9_-]*")
@@ -57,16 +58,30 @@ class Record:
         """The distribution it comes from, for people."""
         if not self.entry_points:
             return "register_backend"
-        return " and ".join(sorted({_distribution(ep) for ep in self.entry_points}))
+        return " and ".join(sorted({_distribution(ep) for ep in self.claims}))
 
     @property
     def built_in(self) -> bool:
         """True for a backend that ships with linattn."""
         return any(_is_built_in(ep) for ep in self.entry_points)
 
+    @property
+    def claims(self) -> list[EntryPoint]:
+        """The entry points that count: a package that claims the name of a built-in backend does not disturb it."""
+        return [ep for ep in self.entry_points if _is_built_in(ep)] or self.entry_points
+
+    @property
+    def passed_over(self) -> str:
+        """The distributions that claim the name of a built-in backend in vain, for people; mostly none."""
+        return " and ".join(sorted({_distribution(ep) for ep in self.entry_points if ep not in self.claims}))
+
 
 class Registry:
-    """The backends of this process. ``linattn.registry.registry`` is the one that dispatch uses."""
+    """The backends of this process. ``linattn.registry.registry`` is the one that dispatch uses.
+
+    Threads may use it while others change it: a change puts a new dictionary in the place of the old one, under a lock, so that
+    whoever is going through the old one comes to its end.
+    """
 
     def __init__(self) -> None:
         self.generation = 0
@@ -74,16 +89,18 @@ class Registry:
         """Backends by name, once loaded or registered."""
         self._records: dict[str, Record] | None = None
         self._built_in: tuple[type[Backend], ...] | None = None
-        self._discovering = threading.Lock()
+        self._changing = threading.RLock()
 
     @property
     def records(self) -> dict[str, Record]:
         """Every known backend by name; discovered on first use."""
-        if self._records is None:
-            with self._discovering:
-                if self._records is None:  # another thread may have been here, and registered a backend since
-                    self._records = _discover()
-        return self._records
+        found = self._records
+        if found is None:
+            with self._changing:
+                found = self._records  # another thread may have been here, and registered a backend since
+                if found is None:
+                    found = self._records = _discover()
+        return found
 
     @property
     def built_in(self) -> tuple[type[Backend], ...]:
@@ -103,67 +120,90 @@ class Registry:
 
     def refresh(self) -> None:
         """Forget what was discovered and loaded, registered objects included; the next use looks again."""
-        self._records = self._built_in = None
-        self.loaded.clear()
-        self.generation += 1
+        with self._changing:
+            self._records = self._built_in = None
+            self._changed({})
 
     def register(self, backend: Backend | type[Backend], *, replace: bool = False) -> None:
         """Make a backend known without an entry point; see :func:`linattn.register_backend`."""
         instance = backend() if isinstance(backend, type) else backend
         check_contract(instance)
-        if instance.name in self.records and not replace:
-            taken = self.records[instance.name].origin
-            raise BackendConflict(f"backend {instance.name!r} is already provided by {taken}; pass replace=True to replace it")
-        self.records[instance.name] = Record(instance.name)
-        self.loaded[instance.name] = instance
-        self.generation += 1
+        name = instance.name
+        with self._changing:
+            if name in self.records and not replace:
+                taken = self.records[name].origin
+                raise BackendConflict(f"backend {name!r} is already provided by {taken}; pass replace=True to replace it")
+            self._records = {**self.records, name: Record(name)}
+            self._changed({**self.loaded, name: instance})
 
     def unregister(self, name: str) -> None:
         """Drop a backend that ``register`` added; what an entry point provides under that name comes back."""
-        record = self.record(name)
-        if record.entry_points:
-            raise BackendError(
-                f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
-            )
-        del self.records[name], self.loaded[name]
-        found = _discover()
-        if name in found:
-            self.records[name] = found[name]
+        with self._changing:
+            record = self.record(name)
+            if record.entry_points:
+                raise BackendError(
+                    f"backend {name!r} is provided by {record.origin}, not by register_backend: uninstall it instead"
+                )
+            others = {other: found for other, found in self.records.items() if other != name}
+            found = _discover()
+            self._records = others | ({name: found[name]} if name in found else {})
+            self._changed({other: backend for other, backend in self.loaded.items() if other != name})
+
+    def touch(self) -> None:
+        """Have every decision made again: the methods of backends are others than they were."""
+        with self._changing:
+            self._changed(self.loaded)
+
+    def _changed(self, loaded: dict[str, Backend]) -> None:
+        self.loaded = loaded
         self.generation += 1
 
     def record(self, name: str) -> Record:
         """What is known about ``name``; ``UnknownBackend`` with close matches if nothing is."""
-        if name not in self.records:
-            close = closest(name, self.records)
+        records = self.records
+        if name not in records:
+            close = closest(name, records)
             hint = f"did you mean {close!r}? " if close else ""
-            raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(self.records))}")
-        return self.records[name]
+            raise UnknownBackend(f"unknown backend {name!r}: {hint}known are {', '.join(sorted(records))}")
+        return records[name]
 
-    def load(self, name: str, *, auto: bool = False) -> Backend:
-        """The backend of that name, imported on first use. The error that made it unusable is raised every time.
-
-        Args:
-            name: Its name.
-            auto: Nobody asked for it by name: where a package claims the name of a built-in backend, the built-in one is meant,
-                because installing a package never changes a call that worked.
-        """
-        record = self.record(name)
-        claims = [ep for ep in record.entry_points if _is_built_in(ep)] if auto and record.built_in else record.entry_points
-        if len(claims) > 1:
+    def load(self, name: str) -> Backend:
+        """The backend of that name, imported on first use. The error that made it unusable is raised every time."""
+        with self._changing:
+            record, loaded = self.record(name), self.loaded
+        if len(record.claims) > 1:
             raise BackendConflict(
                 f"backend {name!r} is claimed by {record.origin}: uninstall one of them, or register the one you want with "
                 "linattn.register_backend(..., replace=True)"
             )
-        if name not in self.loaded and record.error is None:
+        if name not in loaded and record.error is None:
             try:
-                self.loaded.setdefault(name, _load(name, claims[0]))  # two threads that load at once end with one object
+                made = _load(name, record.claims[0])
             except BackendError as error:
                 record.error = error
                 if isinstance(error, BackendLoadError) and not record.built_in:
-                    warnings.warn(f"linattn: {error}", RuntimeWarning, stacklevel=2)
+                    _say_once(f"linattn: {error}")
+            else:
+                return loaded.setdefault(name, made)  # two threads that load at once end with one object
         if record.error is not None:
             raise record.error
-        return self.loaded[name]
+        return loaded[name]
+
+
+def _say_once(text: str) -> None:
+    """Warn. Where warnings are errors, it is written down instead: a plug-in that nobody asked for breaks no call."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        print(text, file=sys.stderr)
+
+
+def told(error: BaseException) -> str:
+    """An exception of somebody else's code on one line, even one whose text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as other:
+        return f"{type(error).__name__} (its text cannot be had: {type(other).__name__})"
 
 
 def _discover() -> dict[str, Record]:
@@ -197,7 +237,12 @@ def _distribution(ep: EntryPoint) -> str:
 def _load(name: str, ep: EntryPoint) -> Backend:
     _refuse_other_versions(ep)
     backend = _import(ep)
-    check_contract(backend)
+    try:
+        check_contract(backend)
+    except BackendError:
+        raise
+    except Exception as failure:  # what a property of it raises
+        raise _failed(ep, failure) from failure
     if backend.name != name:
         raise BackendContractError(
             f"entry point {name!r} of {_distribution(ep)} gives a backend named {backend.name!r}: expected the same name"
@@ -253,9 +298,12 @@ def _import(ep: EntryPoint) -> Backend:
         missing = str(failure.name).partition(".")[0] if isinstance(failure, ModuleNotFoundError) else None
         if missing and _is_built_in(ep) and not missing.startswith("linattn"):
             raise BackendLoadError(f"needs the package {missing}: pip install 'linattn[{ep.name}]'") from failure
-        reason = f"{type(failure).__name__}: {failure}"
-        raise BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {reason}") from failure
+        raise _failed(ep, failure) from failure
     return manager[ep.name].obj
+
+
+def _failed(ep: EntryPoint, failure: BaseException) -> BackendLoadError:
+    return BackendLoadError(f"backend {ep.name!r} of {_distribution(ep)} failed to load: {told(failure)}")
 
 
 def check_contract(backend: Backend) -> None:

@@ -28,7 +28,7 @@ def watched(
     operator: Callable[[str, Function], Function],
     method: Callable[[Any, str, Function], Function],
     others: Iterable[Backend] = (),
-) -> Generator[None]:
+) -> Generator[Callable[[], None]]:
     """Put wrappers around public operators and backends' methods for the time of a ``with`` block, in every thread.
 
     Args:
@@ -36,24 +36,35 @@ def watched(
         method: From the owner, the name and the function of a method that runs an operator, what is to be in its place. The
             owner is a subclass of :class:`linattn.plugin.Backend`, all of which are visited, or one of ``others``.
         others: Backend objects that may have methods of their own.
+
+    The block gets a function that visits the subclasses that there are by now, and were not there before.
     """
     undo: list[Callable[[], None]] = []
-    try:
-        for owner in (*_subclasses(Backend), *others):
+    seen: list[Any] = []
+
+    def visit() -> None:
+        fresh = [owner for owner in (*_subclasses(Backend), *others) if not any(owner is other for other in seen)]
+        seen.extend(fresh)
+        for owner in fresh:
             for name in METHODS:
                 if callable(found := vars(owner).get(name)):
                     undo.append(functools.partial(setattr, owner, name, found))
                     setattr(owner, name, method(owner, name, _bindable(found)))
+        if fresh:
+            registry.touch()  # plans hold the methods as they were
+
+    try:
         for name, function in OPERATORS.items():
             namespace = function.__globals__
             undo.append(functools.partial(namespace.__setitem__, "target", namespace["target"]))
             namespace["target"] = operator(name, namespace["target"])
-        registry.generation += 1  # plans hold the methods as they were
-        yield
+        visit()
+        registry.touch()
+        yield visit
     finally:
         for step in reversed(undo):
             step()
-        registry.generation += 1
+        registry.touch()
 
 
 def _bindable(found: Function) -> Function:

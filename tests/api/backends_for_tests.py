@@ -31,3 +31,17 @@ class Other(Recorder):
 
 def named(name: str, **attributes: object) -> type[Recorder]:
     return type(name.title(), (Recorder,), {"name": name, **attributes})
+
+
+GOOD = """
+from linattn.plugin import Backend
+
+class Plugin(Backend):
+    name = "{name}"
+    api = "{api}"
+    frameworks = ("numpy",)
+
+    def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+        return v, None
+"""
+"""The source of a plug-in as users install it."""

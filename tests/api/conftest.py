@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from backends_for_tests import GOOD
 from linattn.registry import registry
 
 
@@ -36,3 +39,26 @@ def torch():
 
 def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """``install(dist, name, source)``: put a distribution with one entry point on the path."""
+
+    def install(dist: str, name: str = "", source: str = GOOD, requires: str = "", api: str = ">=1,<2") -> None:
+        name = name or dist
+        module = f"plugin_module_{next(numbers)}"  # its own, so that no test finds another's in sys.modules
+        folder = tmp_path / dist
+        info = folder / f"{dist.replace('-', '_')}-1.2.dist-info"
+        info.mkdir(parents=True)
+        requirement = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n{requirement}")
+        (info / "entry_points.txt").write_text(f"[linattn.backends]\n{name} = {module}:Plugin\n")
+        (folder / f"{module}.py").write_text(textwrap.dedent(source.format(name=name, api=api)))
+        monkeypatch.syspath_prepend(folder)
+        registry.refresh()
+
+    return install

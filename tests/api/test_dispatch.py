@@ -267,6 +267,39 @@ def test_supports_sees_facts_only(make):
     assert call.option("no_such_option", 7) == 7
 
 
+def raising(error):
+    def method(self, call):
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("dt"), "KeyError: 'dt'"),
+        (Unsupported("K is too large"), "Unsupported: K is too large: it is returned, not raised"),
+        (type("Odd", (Exception,), {"__str__": lambda self: 1 / 0})(), "Odd (its text cannot be had: ZeroDivisionError)"),
+    ],
+)
+def test_a_supports_that_raises_is_named(call, error, text):
+    linattn.register_backend(named("odd", supports=raising(error)))
+    with pytest.raises(errors.BackendError) as caught:
+        linattn.chunk_gla(*call, backend=["odd", "numpy"])
+    assert str(caught.value) == f"backend 'odd': supports raised {text}"
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("details", "text"),
+    [(raising(KeyError("dt")), "details raised KeyError: 'dt'"), (lambda self, call: 3, "details gave no text but int")],
+)
+def test_details_fail_no_call(call, details, text):
+    linattn.register_backend(named("odd", details=details))
+    linattn.chunk_gla(*call, backend="odd")
+    assert linattn.explain("chunk_gla", *call, backend="odd").details == text
+
+
 def test_a_supports_that_answers_nonsense_is_an_error(call):
     linattn.register_backend(named("odd", supports=lambda self, call: False))
     with pytest.raises(errors.BackendError, match=r"^Odd\.supports must return None or Unsupported, got False$"):

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import textwrap
 import warnings
 
 import linattn
 import numpy as np
 import pytest
-from backends_for_tests import Recorder, named
+from backends_for_tests import GOOD, Recorder, named
 from linattn import errors
 from linattn.plugin import API_VERSION, Backend
 from linattn.registry import registry
-
-GOOD = """
-from linattn.plugin import Backend
-
-class Plugin(Backend):
-    name = "{name}"
-    api = "{api}"
-    frameworks = ("numpy",)
-
-    def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
-        return v, None
-"""
-
-
-numbers = itertools.count()
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """``install(dist, name, source)``: put a distribution with one entry point on the path."""
-
-    def install(dist: str, name: str = "", source: str = GOOD, requires: str = "", api: str = ">=1,<2") -> None:
-        name = name or dist
-        module = f"plugin_module_{next(numbers)}"  # its own, so that no test finds another's in sys.modules
-        folder = tmp_path / dist
-        info = folder / f"{dist.replace('-', '_')}-1.2.dist-info"
-        info.mkdir(parents=True)
-        requirement = f"Requires-Dist: {requires}\n" if requires else ""
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n{requirement}")
-        (info / "entry_points.txt").write_text(f"[linattn.backends]\n{name} = {module}:Plugin\n")
-        (folder / f"{module}.py").write_text(textwrap.dedent(source.format(name=name, api=api)))
-        monkeypatch.syspath_prepend(folder)
-        registry.refresh()
-
-    return install
 
 
 @pytest.fixture
@@ -135,11 +98,27 @@ def test_two_distributions_with_one_name(install, call):
 
 def test_a_package_that_claims_a_built_in_name_changes_no_call(install, call):
     before = linattn.explain("chunk_gla", *call)
-    install("acme", name="numpy")
+    install("acme", name="numpy", source="raise AssertionError('imported')")
     assert linattn.explain("chunk_gla", *call) == before
     linattn.chunk_gla(*call)
-    with pytest.raises(errors.BackendConflict, match=f"'numpy' is claimed by acme 1.2 and linattn {API_VERSION}"):
-        linattn.chunk_gla(*call, backend="numpy")
+    linattn.chunk_gla(*call, backend="numpy")
+    record = registry.record("numpy")
+    assert (record.origin, record.passed_over) == (f"linattn {API_VERSION}", "acme 1.2")
+
+
+def test_where_warnings_are_errors_a_broken_plug_in_breaks_no_call(install, call, capsys):
+    install("acme", source="raise OSError('libacme.so: not found')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
+    assert capsys.readouterr().err == "linattn: backend 'acme' of acme 1.2 failed to load: OSError: libacme.so: not found\n"
+
+
+def test_a_plug_in_whose_attributes_raise_is_its_own_problem(install, call):
+    install("acme", source=GOOD.replace('frameworks = ("numpy",)', "frameworks = property(lambda self: 1 / 0)"))
+    with pytest.warns(RuntimeWarning, match="acme 1.2 failed to load: ZeroDivisionError: division by zero"):
+        assert linattn.explain("chunk_gla", *call, backend=["acme", "numpy"]).backend == "numpy"
 
 
 def test_another_api_major_is_refused_before_its_import(install, call):
@@ -274,6 +253,39 @@ def test_threads_that_discover_at_once_lose_no_registration(monkeypatch):
     for thread in threads:
         thread.join()
     assert {f"acme{i}" for i in range(4)} <= set(registry.records)
+
+
+def test_calls_go_on_while_other_threads_change_the_registry(call):
+    import threading
+
+    failures, over = [], threading.Event()
+
+    def calling():
+        while not over.is_set():
+            try:
+                assert linattn.explain("chunk_gla", *call).backend == "numpy"
+                linattn.chunk_gla(*call)
+            except Exception as error:
+                failures.append(error)
+
+    def changing(i):
+        for _ in range(60):
+            linattn.register_backend(named(f"acme{i}"))
+            registry.touch()
+            linattn.unregister_backend(f"acme{i}")
+
+    callers = [threading.Thread(target=calling) for _ in range(2)]
+    changers = [threading.Thread(target=changing, args=(i,)) for i in range(3)]
+    before = registry.generation
+    for thread in (*callers, *changers):
+        thread.start()
+    for thread in changers:
+        thread.join()
+    over.set()
+    for thread in callers:
+        thread.join()
+    assert failures == []
+    assert registry.generation == before + 3 * 60 * 3
 
 
 ORDER = {

@@ -11,6 +11,7 @@ import linattn
 import numpy as np
 import pytest
 from backends_for_tests import named
+from linattn.plugin import Unsupported
 
 
 class Constant:
@@ -88,6 +89,15 @@ def test_a_symbolic_length_is_none_and_a_width_never(torch, counter, two_backend
         compiled(torch.randn(1, 8, 2, 16))
         compiled(torch.randn(1, 9, 2, 24))
     assert [(call.T, call.K) for call in backend.calls] == [(None, 16), (None, 24)]
+
+
+def test_a_supports_that_takes_no_symbolic_size_says_so(torch, counter):
+    kind = type("Odd", (Constant(1.0)("odd"),), {"supports": lambda self, call: Unsupported("short") if call.T < 64 else None})
+    linattn.register_backend(kind)
+    compiled = torch.compile(lambda x: linattn.chunk_gla(x, x, x, x, backend="odd")[0], fullgraph=True, dynamic=True)
+    expected = "backend 'odd': supports raised TypeError: '<' not supported .*; T of this call is None: any size, under tracing"
+    with pytest.raises(Exception, match=expected):
+        compiled(torch.randn(1, 8, 2, 16))
 
 
 def test_compile_lowers(torch, counter):

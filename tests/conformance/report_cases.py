@@ -6,7 +6,7 @@ from linattn_conformance.runner import Result, Subject
 from linattn_conformance.verdict import verdict
 
 HELD = manifest.load()
-SUBJECT = Subject("acme", "acme_linattn.Acme", "acme-linattn", "2.1", "numpy", "cpu", 0.0, 1.0, {"numpy": "2.4.6"})
+SUBJECT = Subject("acme", "linattn_backends.Acme", "acme-linattn", "2.1", "numpy", "cpu", 0.0, 1.0, {"numpy": "2.4.6"})
 
 
 def results(family="gla", form="chunk"):

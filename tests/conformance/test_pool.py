@@ -253,7 +253,10 @@ def test_a_run_that_has_no_time_at_all_has_a_result_for_each_case():
     [
         ("print('hello')", r"prints to standard output: 'hello\\n'"),
         ("import random; random.random()", "changes the random state of Python"),
-        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        (
+            "raise RuntimeError('no licence')",
+            "BackendError: backend 'rogue': supports raised RuntimeError: no licence\ncaused by RuntimeError: no licence",
+        ),
         ("import os; os._exit(3)", "the process ended with exit status 3"),
         ("import time; time.sleep(600)", "no result after {patience:g} s: the process was ended"),
     ],
@@ -404,3 +407,83 @@ def test_a_lock_that_a_library_makes_on_import_leaves_nothing_behind(tmp_path):
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("PatchesTheDistance", "nothing was compared: no result came for any comparison"),
+        ("PatchesTheChecks", "nothing was compared: no result came for any comparison"),
+        ("PatchesTheBounds", r"o is off by .* times its bound"),
+    ],
+)
+def test_what_is_true_and_how_far_one_may_be_is_nowhere_that_a_backend_can_reach(kind, message):
+    results, _ = run(kind, BEFORE, AFTER)
+    for result in results.values():
+        assert result.status == "failed"
+        assert re.fullmatch(message, result.message), result.message
+
+
+FALLS_BACK = """
+from linattn.plugin import Backend
+from linattn_backends.numpy import NumpyBackend
+
+{before}
+
+class Rogue(Backend):
+    name, api, frameworks = "rogue", ">=1,<2", ("numpy",)
+
+    def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state, cu_seqlens, chunk_size):
+        return {call}(q, k, v, g, gv, scale=scale, initial_state=initial_state, output_final_state=output_final_state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "call"),
+    [
+        ("", "NumpyBackend().chunk_gla"),
+        ("bound = NumpyBackend().chunk_gla", "bound"),
+        ("plain = NumpyBackend.chunk_gla.__get__(NumpyBackend())", "plain"),
+    ],
+    ids=["called", "bound-before", "taken-before"],
+)
+def test_the_witness_sees_methods_that_were_bound_before_it_came(before, call, plugin):
+    results = results_of(plugin(FALLS_BACK.format(before=before, call=call)), BEFORE)
+    assert results[BEFORE].message == "falls back: NumpyBackend.chunk_gla ran inside a call of backend 'rogue'"
+
+
+def test_where_the_suite_has_no_truth_the_case_says_so():
+    from linattn_conformance.judge import Judge
+    from linattn_conformance.worker import answer
+
+    judge = Judge("numpy", "cpu", 1.0)
+    (case,) = cases(BEFORE)
+    there, found = answer(judge, "truth", replace(case, op="none"))
+    assert (there, found) == (False, "the suite has no truth for this case: KeyError: 'none'")
+
+
+def test_a_claim_about_nothing_is_a_failure():
+    from linattn_conformance.judge import Judge
+    from linattn_conformance.runner import Result
+    from linattn_conformance.sealed import Claim, Sealed
+
+    judge = Judge("numpy", "cpu", 1.0)
+    (case,) = cases(BEFORE)
+    judge.begin(case)
+    sealed = Sealed((7, "outputs", "o", "value"), (1,))
+    judge.hear(Claim([1.0], sealed, sealed, "float32", name="o"))
+    result = judge.end(Result(BEFORE, "passed"))
+    assert (result.status, result.message) == ("failed", "what is claimed cannot be judged: KeyError: 7")
+
+
+def test_a_message_of_a_backend_runs_no_code_of_its_own(plugin):
+    body = (
+        "import linattn_conformance.sealed as sealed, pickle\n"
+        "class Code:\n"
+        "    def __reduce__(self):\n"
+        "        return print, ('taken',)\n"
+        "sealed.pickle = type('Fake', (), dict(dumps=staticmethod(lambda *_, **__: pickle.dumps(Code()))))"
+    )
+    results = results_of(plugin(striking(body)), BEFORE, HIT, AFTER)
+    assert statuses(results) == ONE_FAILS
+    assert results[HIT].message == "the process sent the suite what is no message: it was ended"

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 import report_cases
 import typer
-from linattn_conformance import commands, packed, rendering, report
+from linattn_conformance import commands, packed, provenance, rendering, report, waivers
 from linattn_conformance.comparing import compare
+from linattn_conformance.manifest import SUITE_VERSION
 from linattn_conformance.reading import ReportError, read, verify
+from linattn_conformance.verdict import verdict
 from typer.testing import CliRunner
 
 BROKEN = report_cases.make()
@@ -45,6 +47,9 @@ def with_new_hashes(made):
     return made
 
 
+RUN = "{:,} of {:,} run".format(*GOOD["verdict"]["coverage"])
+
+
 # -- verify-report ---------------------------------------------------------------------------------------------------
 
 
@@ -53,7 +58,7 @@ def test_intact_and_conformant(tmp_path):
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         f"acme: numpy on cpu, {len(GOOD['results'])} results",
-        "intact; the verdict of its results is: conformant: training",
+        f"intact; the verdict of its results is: conformant: training ({RUN})",
     ]
 
 
@@ -63,23 +68,23 @@ def test_a_report_is_written_a_result_a_line(made):
     assert json.loads(text) == made
     lines = text.splitlines()
     assert sum(line.startswith('  {"id": ') for line in lines) == len(made["results"])
-    assert len(lines) < len(made["results"]) + len(made["verdict"]["problems"]) + 60
+    assert len(lines) < len(made["results"]) + len(made["verdict"]["problems"]) + len(made["packages"]) + 250
 
 
 def test_intact_and_not_conformant(tmp_path):
     done = command(commands.verify_report, written(tmp_path, BROKEN))
     assert done.exit_code == 1
     assert "against  gla/chunk/fp16/carry-state/T131-K24-V40/forward: failed: o is off by 2.5 times its bound" in done.stdout
-    assert done.stdout.splitlines()[-1] == "intact; the verdict of its results is: not conformant: training"
+    assert done.stdout.splitlines()[-1] == f"intact; the verdict of its results is: not conformant: training ({RUN})"
 
 
 def test_known_failures_are_no_conformance(tmp_path):
     found = report_cases.passing()
-    found = [replace(result, status="known-failure") if result.id.endswith("/leak") and result.status == "passed" else result for result in found]  # fmt: skip  # noqa: E501
+    found = [replace(result, status="known-failure", message="a cache") if result.id.endswith("/leak") and result.status == "passed" else result for result in found]  # fmt: skip  # noqa: E501
     done = command(commands.verify_report, written(tmp_path, report_cases.make(found)))
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (
         1,
-        "intact; the verdict of its results is: conformant except known failures: training",
+        f"intact; the verdict of its results is: conformant except known failures: training ({RUN})",
     )
 
 
@@ -104,6 +109,10 @@ def pass_everything(made):
 
 def claim(made):
     made["verdict"]["outcome"] = "conformant"
+
+
+def declared(made):
+    return next(result for result in made["results"] if result["status"] == "declared-unsupported")
 
 
 def first_passed(made):
@@ -136,7 +145,7 @@ EDITS = {
     "the verdict": (
         claim,
         BROKEN,
-        "its verdict is 'conformant' for profile 'training': its results give 'not conformant: training'",
+        "its verdict is 'conformant' for profile 'training': its results give 'not conformant: training (RUN)'",
     ),
     "the suite": (
         lambda made: made.update(suite="0.9.0"),
@@ -157,7 +166,7 @@ def test_an_edited_report_is_not_intact(tmp_path, what):
     change, made, fault = EDITS[what]
     done = command(commands.verify_report, written(tmp_path, edited(change, made)))
     assert done.exit_code == 3
-    assert f"fault    {fault}" in done.stdout.splitlines()
+    assert f"fault    {fault.replace('RUN', RUN)}" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1].startswith("not intact; the verdict of its results is: ")
 
 
@@ -186,6 +195,22 @@ def made_up_case(made):
             "1 cases were not run, and have an error nevertheless: ",
         ),
         (lambda made: made["results"].reverse(), "its results are not in the order of their ids"),
+        (lambda made: made.update(began="2999-01-01T00:00:00+00:00"), "it ended at "),
+        (lambda made: made["digests"].pop("linattn_backends"), "it does not say what code was run: it has no digest of "),
+        (lambda made: made["history"].clear(), "its history does not begin with a run"),
+        (lambda made: made["history"][0].update(at="2999-01-01T00:00:00+00:00"), "its history goes on after its end"),
+        (lambda made: made["history"][0].update(cases=7), "it has results of "),
+        (lambda made: first_passed(made).update(seconds=9e5), "its cases took "),
+        (lambda made: declared(made).update(message=""), "1 cases did not pass, and do not say why: "),
+        (
+            lambda made: made["verdict"]["claimed"].append("chunk_kda"),
+            "the claimed of its verdict are not those of its results",
+        ),
+        (
+            lambda made: made["verdict"]["badges"].update(decoding="all"),
+            "the badges of its verdict are not those of its results",
+        ),
+        (lambda made: made["verdict"].update(coverage=[9, 9]), "the coverage of its verdict are not those of its results"),
         (
             lambda made: made["verdict"]["problems"].append("chunk_gla: slow"),
             "its verdict gives other reasons against the backend than its results do",
@@ -204,7 +229,7 @@ def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
         ("{", "no JSON: Expecting property name"),
         ("[]", "no conformance report: it has no 'schema'"),
         ('{"results": []}', "no conformance report: it has no 'schema'"),
-        ('{"schema": 99}', "its layout is version 99, and this linattn reads version 2"),
+        ('{"schema": 99}', "its layout is version 99, and this linattn reads versions 2 and 3"),
         ('{"schema": 2}', "has no 'suite'"),
         (json.dumps({**GOOD, "memory": "much"}), "'memory' is 'much'"),
         (json.dumps({**GOOD, "memory": float("nan")}), "no JSON: NaN is no number"),
@@ -221,11 +246,11 @@ def test_new_hashes_do_not_help_what_no_run_writes(change, fault):
         (json.dumps({**GOOD, "results": [{**GOOD["results"][0], "seconds": -1.0}]}), "result 1: 'seconds' is -1.0"),
         (
             json.dumps({**GOOD, "results": [{**GOOD["results"][0], "note": ""}]}),
-            "result 1: has 'note', which layout 2 does not",
+            "result 1: has 'note', which layout 3 does not",
         ),
         (json.dumps({**GOOD, "tighten": 0}), "'tighten' is 0"),
         (json.dumps({**GOOD, "memory": -1.0}), "'memory' is -1.0"),
-        (json.dumps({**GOOD, "note": ""}), "has 'note', which layout 2 does not have"),
+        (json.dumps({**GOOD, "note": ""}), "has 'note', which layout 3 does not have"),
         (json.dumps(GOOD)[:-1] + ', "profile": "core"}', "no JSON: 'profile' stands more than once in one object"),
         (json.dumps({**GOOD, "results": [3]}), "result 1: expected an object, got int"),
         (json.dumps({**GOOD, "profile": "most"}), "unknown profile 'most': known are core, inference, training, full"),
@@ -344,7 +369,7 @@ def test_an_error_that_grew_is_told_and_no_fault():
 def test_markdown():
     text = rendering.markdown(BROKEN)
     lines = text.splitlines()
-    assert lines[0] == "# acme 2.1: not conformant (training)"
+    assert lines[0] == f"# acme 2.1: not conformant (training; {RUN})"
     assert "numpy on cpu; numpy 2.4.6, Python " in lines[2]
     row = "| `nan` | 1 | chunk gla | fp32 | RuntimeError: <out of registers> |"
     assert f"{row} `gla/chunk/fp32/state/T400-K24-V40/nan` |" in lines
@@ -441,6 +466,92 @@ def test_rendering_needs_a_kind_of_page(tmp_path):
     assert "expected a name that ends in .html or .md" in " ".join(done.output.replace("│", " ").split())
 
 
+# -- what a report can be held to ------------------------------------------------------------------------------------------
+
+
+def resumed(failed):
+    """GOOD, of which one case was run again."""
+    name = first_passed(GOOD)["id"]
+    again = report.entry("resume", report.now(), 1, 0.1, [{"id": name, "status": failed, "message": "o is off"}])
+    made = edited(lambda made: made["history"].append(again))
+    return name, report.whole(made, verdict(made, report_cases.HELD))
+
+
+def test_a_case_that_failed_once_is_flaky_and_flaky_is_not_conformant():
+    name, made = resumed("failed")
+    assert made["verdict"]["problems"] == [f"{name}: flaky: it failed before: o is off"]
+    assert made["verdict"]["outcome"] == "not conformant"
+    assert resumed("not-run")[1]["verdict"]["outcome"] == "conformant"
+
+
+def test_a_selection_has_no_verdict_anywhere(tmp_path):
+    made = edited(lambda made: made.update(selection=["gla/*"]))
+    whole = report.whole(made, verdict(made, report_cases.HELD))
+    assert (whole["verdict"]["outcome"], whole["verdict"]["problems"], whole["verdict"]["claimed"]) == ("no verdict", [], [])
+    done = command(commands.verify_report, written(tmp_path, whole))
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        1,
+        "intact; the verdict of its results is: no verdict: a selection of cases",
+    )
+    assert "conformant" not in rendering.markdown(whole)
+    assert "no verdict" in rendering.counts([whole])
+
+
+def test_a_waived_case_counts_neither_way(monkeypatch):
+    name = first_passed(GOOD)["id"]
+    made = edited(lambda made: first_passed(made).update(status="failed", error=None, message="o is off"))
+    assert not verdict(made, report_cases.HELD).conformant
+    monkeypatch.setattr(waivers, "load", lambda suite: (waivers.Waiver(name, "the suite is wrong", "https://example.com/1"),))
+    judged = verdict(made, report_cases.HELD)
+    assert (judged.conformant, judged.counts["waived"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[waiver]", "no TOML: "),
+        ("[[known-failure]]", "expected tables [[waiver]], got known-failure"),
+        ("[[waiver]]\npattern = 'x'", "waiver 1: expected the texts link, pattern, reason, got pattern"),
+    ],
+)
+def test_a_list_of_waivers_that_is_wrong(tmp_path, text, complaint):
+    path = tmp_path / "1.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {complaint}")):
+        waivers.read(path)
+
+
+def test_the_waivers_of_this_suite_can_be_read():
+    assert isinstance(waivers.load(SUITE_VERSION), tuple)
+
+
+def test_badges_say_what_all_cases_passed():
+    badges = GOOD["verdict"]["badges"]
+    assert (badges["float32"], badges["gradients"], badges["wide heads"]) == ("some", "some", "some")
+    assert BROKEN["verdict"]["badges"]["float16"] == "none"
+
+
+def test_a_digest_is_of_names_and_contents(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "acmepkg").mkdir()
+    (tmp_path / "acmepkg" / "__init__.py").write_text("x = 1")
+    first = provenance.digest("acmepkg")
+    assert provenance.digest("acmepkg") == first
+    (tmp_path / "acmepkg" / "__init__.py").write_text("x = 2")
+    assert provenance.digest("acmepkg") != first
+    assert provenance.digest("no_such_package") == ""
+    assert set(provenance.digests("acmepkg.Acme")) == {"acmepkg", *provenance.SUITE}
+
+
+def test_variables_that_matter_are_told_and_secrets_are_not(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("JAX_API_TOKEN", "secret")
+    monkeypatch.setenv("EDITOR", "vi")
+    found = provenance.variables()
+    assert found["TRITON_INTERPRET"] == "1"
+    assert not {"JAX_API_TOKEN", "EDITOR"} & found.keys()
+
+
 # -- join-reports ----------------------------------------------------------------------------------------------------
 
 
@@ -461,7 +572,13 @@ def test_parts_of_a_run_are_joined(tmp_path):
     done, _ = join(tmp_path, *halves())
     assert done.exit_code == 0, done.output
     assert done.stdout.strip().endswith(f"whole.json: {len(GOOD['results'])} results; conformant: training")
-    assert read(tmp_path / "whole.json") == GOOD
+    whole = read(tmp_path / "whole.json")
+    own = ("history", "workers", "began", "ended", "log", "hash")
+    assert {name: value for name, value in whole.items() if name not in own} == {
+        name: value for name, value in GOOD.items() if name not in own
+    }
+    assert [entry["kind"] for entry in whole["history"]] == ["run", "run"]
+    assert verify(whole).status == 0
 
 
 def test_what_is_in_no_part_is_not_run(tmp_path):

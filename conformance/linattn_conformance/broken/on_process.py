@@ -142,6 +142,53 @@ class Grows(OnProcess):
             time.sleep(0.001)
 
 
+class AgainstTheSuite(Simple):
+    """Returns zeros, and changes what would find that out."""
+
+    isolated: ClassVar[bool] = True
+
+    def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
+        self.strike()
+        o, state = super().forward(op, arrays, options)
+        return 0.0 * o, 0.0 * state
+
+    def strike(self) -> None:
+        raise NotImplementedError
+
+
+class PatchesTheDistance(AgainstTheSuite):
+    """Returns zeros, and has the suite's distance be zero in its process."""
+
+    name = "patches-the-distance"
+
+    def strike(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("linattn_conformance") and hasattr(module, "distance"):
+                module.distance = lambda *_: 0.0  # type: ignore[attr-defined]
+
+
+class PatchesTheChecks(AgainstTheSuite):
+    """Returns zeros, and has the suite compare nothing in its process."""
+
+    name = "patches-the-checks"
+
+    def strike(self) -> None:
+        from ..calls import Run
+
+        Run.compare = Run.note = Run.near = lambda *_, **__: None  # type: ignore[assignment, method-assign]
+
+
+class PatchesTheBounds(AgainstTheSuite):
+    """Returns zeros, and makes every bound infinite in its process."""
+
+    name = "patches-the-bounds"
+
+    def strike(self) -> None:
+        from .. import bounds
+
+        bounds.ROW = bounds.OVERALL = float("inf")
+
+
 class Leaks(Simple):
     """Keeps every result."""
 
@@ -170,6 +217,6 @@ class LeaksFiles(Simple):
 FAULTS = tuple(
     kind
     for kind in list(globals().values())
-    if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, OnProcess)
+    if inspect.isclass(kind) and issubclass(kind, Simple) and kind not in (Simple, OnProcess, AgainstTheSuite)
 )
 """Every fault that needs a process of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from linattn_backends.numpy import oracle
 
 from ..bounds import Quantity
@@ -37,7 +38,7 @@ def compare_gradients(run: Run, arrays: dict, gradients: dict) -> None:
     wanted = {name: truth for name, truth in run.truth.gradients.items() if not run.is_constant(name)}
     for name, truth in wanted.items():
         if gradients.get(name) is None:
-            gradients[name] = run.adapter.from_float64(0.0 * truth.value, run.problem.dtypes[name])
+            gradients[name] = run.adapter.from_float64(np.zeros(truth.value.shape), run.problem.dtypes[name])
     run.compare(gradients, wanted, prefix="")
 
 

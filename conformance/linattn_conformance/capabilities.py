@@ -1,0 +1,83 @@
+"""What a backend can do, by the results of a report alone: coverage, and badges of what all of its cases passed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["BADGES", "LEAST", "badges", "coverage", "covered", "short"]
+
+LEAST = {"core": 0.5, "inference": 0.5, "training": 0.5, "full": 1.0}
+"""Of the cases of a claimed operator in a profile, the share that must not have been declared unsupported."""
+WIDE = 128
+RAN = ("passed", "failed", "known-failure")
+
+
+class Parts:
+    """The parts of an id."""
+
+    def __init__(self, name: str) -> None:
+        self.family, self.form, self.dtype, self.flags, self.sizes, self.check = [*name.split("/"), *[""] * 6][:6]
+
+    @property
+    def widths(self) -> list[int]:
+        return [int(size) for size in re.findall(r"\b[KVLD](\d+)", self.sizes)]
+
+
+PACKING = re.compile(r"\b(varlen|tail|many|pack\.[\d.]+)\b")
+TRANSFORMS = ("compile", "export", "fake", "func-grad", "autocast", "vmap", "jit", "jit-gradient", "eval-shape")
+BADGES: dict[str, Callable[[Parts], bool]] = {
+    "float32": lambda parts: parts.dtype == "fp32",
+    "bfloat16": lambda parts: parts.dtype == "bf16",
+    "float16": lambda parts: parts.dtype == "fp16",
+    "float64": lambda parts: parts.dtype == "fp64",
+    "packing": lambda parts: bool(PACKING.search(parts.flags)),
+    "wide heads": lambda parts: max(parts.widths, default=0) >= WIDE,
+    "gradients": lambda parts: parts.check in ("gradient", "repeat-backward", "leak-backward", "func-grad", "jit-gradient"),
+    "decoding": lambda parts: parts.form == "decode",
+    "transforms": lambda parts: parts.check in TRANSFORMS,
+}
+"""Capabilities, and which cases show them."""
+
+
+def badges(statuses: Mapping[str, str], operators: Mapping[str, str], claimed: Any) -> dict[str, str]:
+    """Of each capability that a case of a claimed operator shows: ``"all"``, ``"some"`` of the cases passed, or ``"none"``.
+
+    Args:
+        statuses: By id.
+        operators: Of each id.
+        claimed: The operators that count.
+    """
+    found: dict[str, str] = {}
+    families = {name.partition("_")[2] or name for name in claimed}
+    for badge, shows in BADGES.items():
+        mine = [
+            statuses[name] == "passed"
+            for name, operator in operators.items()
+            if "/bad-input/" not in name
+            and shows(parts := Parts(name))
+            and (operator in claimed or (badge == "decoding" and parts.family in families))
+        ]
+        if mine:
+            found[badge] = "all" if all(mine) else "some" if any(mine) else "none"
+    return found
+
+
+def coverage(statuses: Mapping[str, str]) -> tuple[int, int]:
+    """How many cases ran, and how many there are."""
+    return sum(status in RAN for status in statuses.values()), len(statuses)
+
+
+def covered(profile: str, operator: str, statuses: Mapping[str, str]) -> str:
+    """Why a claimed operator takes too few of its cases; empty if it takes enough."""
+    whole, least = len(statuses), LEAST[profile]
+    taken = sum(status != "declared-unsupported" for status in statuses.values())
+    if taken >= least * whole:
+        return ""
+    return f"{operator}: takes {taken} of its {whole} cases, and profile {profile} wants {least:.0%} of a claimed operator's"
+
+
+def short(ran: int, whole: int) -> str:
+    """A coverage in a headline."""
+    return f"{ran:,} of {whole:,} run"

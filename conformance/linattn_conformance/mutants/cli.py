@@ -1,0 +1,76 @@
+"""``linattn conformance-mutants``: the share of generated faults that the suite catches, and those that it misses."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from typing import Annotated
+
+import numpy as np
+import typer
+from linattn.errors import LinattnError
+
+from ..options import check_number
+from ..verdict import PROFILES
+from .trial import Bench, Caught, bench
+
+__all__ = ["conformance_mutants"]
+
+
+TARGETS = {"core": 85.0, "training": 95.0, "full": 98.0}
+"""Shares that the suite is to catch of faults that show on a call of at most 4,096 tokens, in per cent."""
+
+
+def conformance_mutants(
+    seed: Annotated[int | None, typer.Option(help="Of the faults; drawn anew, and said, if it is not given.")] = None,
+    count: Annotated[int, typer.Option(help="How many faults that show on some valid call.")] = 100,
+    profile: Annotated[str, typer.Option(help=f"The largest profile to run: {', '.join(PROFILES)}.")] = "core",
+    backend: Annotated[str, typer.Option(help="The right backend that is broken: numpy, torch or jax.")] = "numpy",
+    tokens: Annotated[int, typer.Option(help="Tokens of a call on which a fault must show, at most.")] = 4096,
+    least: Annotated[float, typer.Option(help="Exit with status 1 if a smaller share is caught, in per cent.")] = 0.0,
+) -> None:
+    """Break a right backend in ways that nobody chose, and say which share of the faults the suite catches."""
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    try:
+        check_number("--count", count, positive=True)
+        check_number("--tokens", tokens, positive=True)
+        if profile not in PROFILES:
+            raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
+        rng = np.random.default_rng(seed)
+        started = time.perf_counter()
+        with bench(backend, profile) as made:
+            listed = [found for fault, shown in made.faults(rng, count, tokens) if (found := told(made.tried(fault, shown)))]
+            tell(made, listed, seed, count, tokens, time.perf_counter() - started)
+    except (LinattnError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    share = 100.0 * sum(bool(found.profile) for found in listed) / count
+    raise typer.Exit(int(share < least))
+
+
+def told(found: Caught) -> Caught:
+    """A fault and what came of it, as soon as it is known."""
+    print(f"{f'caught by {found.profile}' if found.profile else 'MISSED':20}  {found.fault}", flush=True)
+    if found.profile:
+        print(f"{'':20}  {found.case:.160}", flush=True)
+    return found
+
+
+def tell(made: Bench, listed: list[Caught], seed: int, count: int, tokens: int, seconds: float) -> None:
+    """The survivors with a public call each, the factors that are missing, and the shares."""
+    survivors = [found for found in listed if not found.profile]
+    for found in survivors:
+        print(f"\nmissed: {found.fault}\n  {found.missed}; {found.ran} cases were run; here {found.shown.wrong}:")
+        print("\n".join(f"    {line}" for line in found.shown.draft.text(made.xp, made.right.name).splitlines()))
+    print()
+    for why, number in Counter(found.missed.partition(",")[0] for found in survivors).most_common():
+        print(f"{number:4}  {why}")
+    print(
+        f"\nseed {seed}: {count} faults of the {made.right.name} backend that show on a call of at most {tokens} tokens, "
+        f"of {made.drawn} drawn, in {seconds:.0f} s"
+    )
+    so_far = 0
+    for profile in made.traces:
+        so_far += sum(found.profile == profile for found in listed)
+        target = f"; the target is {TARGETS[profile]:g} %" if profile in TARGETS else ""
+        print(f"{profile:10}  {100 * so_far / count:5.1f} %  {so_far} of {count}{target}")

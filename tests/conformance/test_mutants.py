@@ -1,0 +1,163 @@
+"""Faults that nobody chose: how they are made, and which share of a fresh lot the suite catches."""
+
+from __future__ import annotations
+
+import re
+
+import linattn
+import numpy as np
+import pytest
+from linattn.registry import registry
+from linattn.spec import spec_of
+from linattn_conformance.mutants.backend import Fault, carrier, draw_fault
+from linattn_conformance.mutants.cli import conformance_mutants
+from linattn_conformance.mutants.conditions import Atom, Condition
+from linattn_conformance.mutants.drafts import draw_draft, meeting
+from linattn_conformance.mutants.effects import Effect, Region
+from linattn_conformance.mutants.frameworks import ARRAYS
+from linattn_conformance.mutants.visible import show
+from typer import Typer
+from typer.testing import CliRunner
+
+LEAST = 10.0
+"""Per cent of a fresh lot that the core catches at least."""
+COUNT = 40
+TOKENS = 256
+
+runner = CliRunner()
+app = Typer()
+app.command()(conformance_mutants)
+
+
+@pytest.fixture
+def mutant():
+    found = carrier(registry.load("numpy"))
+    registry.register(found, replace=True)
+    yield found
+    registry.unregister("mutant")
+
+
+def fault(effect, *atoms, op="gla", form="chunk"):
+    return Fault(Condition(op, form, atoms), effect, ARRAYS["numpy"]())
+
+
+def call(T=8, **more):
+    x = np.random.default_rng(0).standard_normal((1, T, 2, 4)).astype(np.float32)
+    return linattn.chunk_gla(x, x, x, -abs(x), output_final_state=True, backend="mutant", **more)
+
+
+def test_a_carrier_without_a_fault_is_right(mutant):
+    x = np.random.default_rng(0).standard_normal((1, 8, 2, 4)).astype(np.float32)
+    for found, want in zip(call(), linattn.chunk_gla(x, x, x, -abs(x), output_final_state=True), strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_an_effect_strikes_in_its_region_where_its_condition_holds(mutant):
+    right, _ = call()
+    region = Region((("T", "from", 6), ("HV", "at", -1)))
+    mutant.fault = fault(Effect("returns", "o", ("B", "T", "HV", "V"), region, "dropped"), Atom("size T", "above", 7))
+    found, _ = call()
+    changed = found != right
+    assert changed[:, 6:, 1].all()
+    assert not found[:, 6:, 1].any()
+    assert changed.sum() == changed[:, 6:, 1].size
+    mutant.fault = fault(Effect("returns", "o", ("B", "T", "HV", "V"), region, "dropped"), Atom("size T", "above", 8))
+    np.testing.assert_array_equal(call()[0], right)
+    assert mutant.fault.struck == 0
+
+
+def test_history_is_a_condition(mutant):
+    mutant.fault = fault(Effect("raises"), Atom("calls alike", "above", 2))
+    call()
+    call(9)
+    call()
+    with pytest.raises(RuntimeError, match="no kernel was compiled"):
+        call()
+
+
+def test_an_alias_overwrites_what_an_earlier_call_returned(mutant):
+    mutant.fault = fault(Effect("alias"))
+    held, _ = call()
+    was = held.copy()
+    call(scale=3.0)
+    assert (held != was).any()
+
+
+def test_a_fault_shows_on_a_call_that_can_be_run_as_it_is_printed(mutant):
+    drawn = fault(Effect("reads", "k", ("B", "T", "H", "K"), Region(), "scaled by", 0.5), Atom("size K", "is", 32))
+    shown = show(drawn, registry.load("numpy"), mutant, np.random.default_rng(0), 256)
+    mutant.fault = None
+    assert shown.wrong in ("o is wrong", "state is wrong")
+    source = shown.draft.text(ARRAYS["numpy"](), "numpy")
+    *lines, last = [line for line in source.splitlines() if not line.startswith("#")]
+    exec("\n".join([*lines, f"found = {last}"]), names := {"np": np, "linattn": linattn})
+    assert names["k"].shape[-1] == 32
+    assert np.isfinite(names["found"][0]).all()
+
+
+def test_a_fault_that_nothing_shows_does_not_count(mutant):
+    harmless = fault(Effect("reads", "k", ("B", "T", "H", "K"), Region(), "scaled by", 1.0))
+    assert show(harmless, registry.load("numpy"), mutant, np.random.default_rng(0), 64) is None
+
+
+def test_calls_meet_the_conditions_that_are_drawn():
+    rng, xp, right = np.random.default_rng(3), ARRAYS["numpy"](), registry.load("numpy")
+    drawn = [draw_fault(rng, right, xp, 512) for _ in range(200)]
+    assert len({str(found.effect) for found in drawn}) > 150
+    assert {found.effect.kind for found in drawn} >= {"reads", "returns", "gradient", "option", "writes", "stale", "alias"}
+    sizes = [found for found in drawn if found.condition.atoms and found.condition.atoms[0].fact.startswith("size T")]
+    for found in sizes:
+        condition = Condition(found.condition.op, found.condition.form, found.condition.atoms[:1])
+        spec = spec_of(condition.op, condition.form or None)
+        draft = meeting(draw_draft(rng, spec, (condition.form or "chunk",), xp, 512), condition, rng, 512)
+        assert condition.holds({"size T": draft.sizes["T"]}.get), found
+
+
+def test_the_suite_catches_its_share_of_a_fresh_lot():
+    words = ["--count", str(COUNT), "--tokens", str(TOKENS), "--profile", "core", "--least", str(LEAST)]
+    done = runner.invoke(app, words)
+    print(done.stdout)
+    assert re.search(rf"^seed \d+: {COUNT} faults of the numpy backend", done.stdout, re.MULTILINE)
+    assert done.exit_code == 0
+
+
+def test_a_seed_gives_the_same_faults_again():
+    first, second = (runner.invoke(app, ["--count", "3", "--tokens", "32", "--seed", "5"]).stdout for _ in range(2))
+    assert re.sub(r"in \d+ s", "", first) == re.sub(r"in \d+ s", "", second)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--profile", "most"], "unknown profile 'most': known are core, inference, training, full"),
+        (["--count", "0"], "--count 0: expected a number above 0"),
+        (["--backend", "mlx"], "faults are made for numpy, torch, jax, and 'mlx' takes mlx arrays"),
+    ],
+)
+def test_wrong_options(words, message):
+    done = runner.invoke(app, words)
+    assert done.exit_code == 2
+    assert message in re.sub(r"[│\s]+", " ", done.output)
+
+
+def test_gradients_that_come_in_are_a_condition():
+    torch = pytest.importorskip("torch")
+    found = carrier(registry.load("torch"))
+    effect = Effect("gradient", "q", ("B", "T", "H", "K"), Region(), "dropped")
+    found.fault = Fault(Condition("gla", "chunk", (Atom("cotangent state", "is", "none"),)), effect, ARRAYS["torch"]())
+    registry.register(found, replace=True)
+    try:
+        x = torch.randn(1, 8, 2, 4)
+        for outputs, dropped in ((lambda o, state: o.sum(), True), (lambda o, state: o.sum() + state.sum(), False)):
+            q = x.clone().requires_grad_()
+            outputs(*linattn.chunk_gla(q, x, x, -abs(x), output_final_state=True, backend="mutant")).backward()
+            assert bool((q.grad == 0).all()) is dropped
+    finally:
+        registry.unregister("mutant")
+
+
+def test_decoding_has_faults_too(mutant):
+    drawn = fault(Effect("reads", "x", ("B", "T", "D"), Region(), "dropped"), op="short_conv", form="decode")
+    shown = show(drawn, registry.load("numpy"), mutant, np.random.default_rng(0), 64)
+    assert (shown.draft.operator, shown.wrong) == ("decode_short_conv", "o is wrong")
+    assert "state=(state)" in shown.draft.text(ARRAYS["numpy"](), "numpy")
