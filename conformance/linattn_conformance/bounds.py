@@ -3,14 +3,18 @@
 **Truth** is the oracle in float64, on the inputs as rounded to their dtypes.
 
 **Noise** is what rounding does to a correct chunk algorithm. It is measured, not guessed: the oracle runs again on
-``REPLICAS`` perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis
-of the array, is the noise of one row (one token's output, one row of a state). With ``u(d)`` the unit roundoff of a dtype,
-``d`` the dtype of the operands and ``a`` that of accumulation, every element is multiplied by ``1 ± amplitude``, signs at
-random:
+some perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis
+of the array, is the noise of one row (one token's output, one row of a state). Narrow rows have more copies, so that what is
+averaged are a dozen changes at least: with three the noise of a row may seem a tenth of what it is.
+
+With ``u(d)`` the unit roundoff of a dtype, ``d`` the dtype of the operands and ``a`` that of accumulation, every element is
+multiplied by ``1 ± amplitude``, signs at random:
 
 * operands, ``a`` and ``b`` of ``dplr``, ``beta``, ``u``, ``bias`` and incoming gradients: ``u(d) + u(a)·√(T+K)``. The chunk
   algorithm rounds ``q e^G``, ``k e^{-G}``, the weights, the solved system and the state to ``d`` before a matrix product;
   each of these is as large an effect as rounding the operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
+* keys of the delta families, and ``a`` of ``dplr``: ``32 u(a)/K²`` more. Each of the weights ``k·k`` of a chunk's system is
+  rounded by itself, and a moved key moves all of its token together, of which little is left where ``K`` is small.
 * states: ``u(a)·√(T+K)`` only. They are carried in ``a``; a backend that carries them in ``d`` is out of bounds.
 * gates: the exponent is moved by ``u(a)·min(64·|g|, 32)``: a running sum over a chunk of 64, rounded in ``a``. The cap says
   that a sum beyond -32 must not cost accuracy to what comes after it: after such a decay nothing older is left to be
@@ -46,6 +50,12 @@ __all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of", "truth
 Array = NDArray[Any]
 
 REPLICAS = 3
+SOLVED = 32
+"""Roundings that the solution of a system of equations adds to keys of one channel, which are all alike."""
+SHARED = 2
+"""Roundings of a chunk's largest gradient that the others share."""
+CHANGES = 12
+"""In the noise of a row, at least."""
 ROW = 12.0
 OVERALL = 4.0
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -74,6 +84,12 @@ class Truth:
     outputs: dict[str, Quantity]
     gradients: dict[str, Quantity]
     cotangents: dict[str, Array]
+
+
+def replicas(problem: Problem) -> int:
+    """How many perturbed copies there are."""
+    narrowest = min(problem.sizes[symbol] for symbol in ("K", "L", "V", "D") if symbol in problem.sizes)
+    return max(REPLICAS, -(-CHANGES // narrowest))
 
 
 def accumulation(dtype: str) -> str:
@@ -158,30 +174,42 @@ def _truth_of(
         return truth_of_mapped(problem, op, arrays, draw_cotangents)
     spec, low = spec_of(op, None), next(iter(problem.dtypes.values()))
     operand = accumulation(low) if op in COMPANIONS else low
-    copies = _copies(problem, arrays, operand)
+    copies, count = _copies(problem, arrays, operand), replicas(problem)
     options = spec.resolve(problem.options, problem.sizes)  # what depends on a width depends on that of one copy
     o, state = oracle.forward(op, structured(copies), options)
     outputs = {"o": (o, _head_axis(problem, spec.like))}
     outputs |= {name: (x, _head_axis_of_state(name)) for name, x in flat_state(state).items()}
     out_dtypes = {"o": low}
     found = {
-        name: _quantity(x, axis, out_dtypes.get(name, "int32" if x.dtype.kind == "i" else accumulation(low)), op in COMPANIONS)
+        name: _quantity(
+            x, axis, out_dtypes.get(name, "int32" if x.dtype.kind == "i" else accumulation(low)), count, op in COMPANIONS
+        )
         for name, (x, axis) in outputs.items()
     }
+    if "final_state" in found and problem.options.get("normalize"):
+        found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count)
+    _add_noise_of_what_is_left(problem, low, arrays, found.get("final_state"), arrays.get("initial_state"))
     if draw_cotangents is None:
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
-    moved = {name: _perturbed(x, _amplitude(problem, operand, low), outputs[name][1], name) for name, x in cotangents.items()}
+    moved = {
+        name: _perturbed(x, _amplitude(problem, operand, low), outputs[name][1], name, count) for name, x in cotangents.items()
+    }
     d_state = structured({name: x for name, x in moved.items() if name != "o"}, "final_state").get("final_state")
     pulled = oracle.vjp(op, structured(copies), options, moved.get("o"), complete(d_state, state))
     flat = flat_gradients(pulled)
     result = {
-        name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name], op in COMPANIONS)
+        name: _quantity(flat[name], _head_axis(problem, name), problem.dtypes[name], count, op in COMPANIONS)
         for name in problem.floats
         if name in flat
     }
+    if "initial_state" in result and problem.options.get("normalize"):
+        axis = _head_axis(problem, "initial_state")
+        result["initial_state"] = _with_sums_apart(flat["initial_state"], axis, problem.dtypes["initial_state"], count)
+    _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
+    _add_noise_of_neighbours(problem, low, arrays, result)
     _add_noise_of_sums(problem, low, arrays, result)
-    if problem.options.get("normalize"):
+    if problem.options.get("normalize") and "o" in cotangents:
         _add_noise_of_quotient(problem, op, low, arrays, cotangents["o"], result)
     if op == "gated_rms_norm":
         _add_noise_of_projection(problem, low, arrays, options, cotangents["o"], result)
@@ -222,16 +250,19 @@ def truth_of_ssd(
     names = dict(q="C", k="B", v="x", initial_state="initial_state", cu_seqlens="cu_seqlens")
     dtypes = {name: problem.dtypes[old] for name, old in names.items() if name in given} | {"g": wide}
     symbols = {name: problem.symbols[old] for name, old in names.items() if name in given} | {"g": problem.symbols["dt"]}
+    fed: dict[str, Array] = {}
     around: dict[str, Array] = {}
 
     def feed(outputs: dict[str, Quantity]) -> dict[str, Array]:
-        drawn = draw_cotangents({**outputs, "o": outside(outputs["o"])})
-        around.update(drawn)
-        return {**drawn, "o": ssd.pull_back_output(arrays, drawn["o"])}
+        fed.update(draw_cotangents({**outputs, "o": outside(outputs["o"])}))
+        around.update({"o": np.zeros(outputs["o"].value.shape), **fed})
+        return {**around, "o": ssd.pull_back_output(arrays, around["o"])}
 
     def outside(o: Quantity) -> Quantity:
         value, gate = ssd.after(arrays, o.value), ssd.pull_back_output(arrays, np.ones_like(o.value))
-        return Quantity(value, _noise_of(value, low, o.noise * _rms(gate, axis=-1, keepdims=True)), low)
+        noise = _noise_of(value, low, o.noise * _rms(gate, axis=-1, keepdims=True))
+        # channels are products with those of z, which are not of one size
+        return Quantity(value, np.hypot(noise, ROUNDOFF[low] * np.abs(value)) if "z" in arrays else noise, low)
 
     order = ("q", "k", "v", "g", "initial_state", "cu_seqlens")
     inner = replace(
@@ -246,7 +277,7 @@ def truth_of_ssd(
     if draw_cotangents is None:
         return Truth(outputs, {}, {})
     found = _gradients_of_ssd(problem, arrays, truth, around["o"])
-    return Truth(outputs, found, around)
+    return Truth(outputs, found, fed)
 
 
 def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Truth, do: Array) -> dict[str, Quantity]:
@@ -330,15 +361,16 @@ def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) ->
         shifted = np.concatenate([before, np.moveaxis(tokens["x"], 1, 2)], -1)[..., tokens["x"].shape[1] :]
         final = Quantity(shifted, np.zeros((*shifted.shape[:-1], 1)), final.dtype)
     dtype = problem.dtypes["state"]
-    value, noise = pool.copy(), np.zeros((*pool.shape[:-1], 1))
+    value, noise = pool.copy(), np.zeros(pool.shape)
     if pool.size:
-        value[slots[live]], noise[slots[live]] = final.value[live], _noise_of(final.value, dtype, final.noise)[live]
+        rounded = np.broadcast_to(_noise_of(final.value, dtype, final.noise), final.value.shape)
+        value[slots[live]], noise[slots[live]] = final.value[live], rounded[live]
     return Truth({"o": o, "state": Quantity(value, noise, dtype)}, {}, {})
 
 
 def complete(d_state: Any, state: Any) -> Any:
     """A gradient for every array of the final state; the count of keys has none."""
-    if isinstance(state, tuple):
+    if isinstance(state, tuple) and d_state is not None:
         return type(state)(**d_state, length=None)
     return d_state
 
@@ -388,48 +420,51 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
     """Each array with its perturbed copies, joined along the heads; ``operand`` is what operands may be rounded to."""
     low = next(iter(problem.dtypes.values()))
     wide = accumulation(low)
-    copies = {}
+    copies, count = {}, replicas(problem)
     for name, x in arrays.items():
         axis = _head_axis(problem, name)
         if axis < 0:
             copies[name] = x
         elif "W" in problem.sizes and name in ("x", "initial_state"):  # each term has a weight, and states are copies
-            copies[name] = np.concatenate([x] * (1 + REPLICAS), axis)
+            copies[name] = np.concatenate([x] * (1 + count), axis)
         elif name in ("g", "gv"):
-            copies[name] = _perturbed_gate(x, ROUNDOFF[wide], axis, name)
+            copies[name] = _perturbed_gate(x, ROUNDOFF[wide], axis, name, count)
         else:
             carried = name == "initial_state" or name.endswith(".kv")
-            copies[name] = _perturbed(x, _amplitude(problem, wide if carried else operand, low), axis, name)
+            amplitude = _amplitude(problem, wide if carried else operand, low)
+            if name == ("a" if "a" in arrays else "k" if "beta" in arrays else ""):
+                amplitude += ROUNDOFF[wide] * SOLVED / problem.sizes["K"] ** 2
+            copies[name] = _perturbed(x, amplitude, axis, name, count)
     return copies
 
 
-def _signs(shape: tuple[int, ...], name: str) -> Array:
+def _signs(shape: tuple[int, ...], name: str, count: int) -> Array:
     rng = np.random.default_rng(len(name) + sum(map(ord, name)))
-    return rng.integers(0, 2, (REPLICAS, *shape)) * 2.0 - 1.0
+    return rng.integers(0, 2, (count, *shape)) * 2.0 - 1.0
 
 
-def _perturbed(x: Array, amplitude: float, axis: int, name: str) -> Array:
-    """``x`` and ``REPLICAS`` copies of it, each element times ``1 ± amplitude``."""
-    return np.concatenate([x, *(x * (1.0 + amplitude * signs) for signs in _signs(x.shape, name))], axis)
+def _perturbed(x: Array, amplitude: float, axis: int, name: str, count: int) -> Array:
+    """``x`` and ``count`` copies of it, each element times ``1 ± amplitude``."""
+    return np.concatenate([x, *(x * (1.0 + amplitude * signs) for signs in _signs(x.shape, name, count))], axis)
 
 
-def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str) -> Array:
-    """``x`` and ``REPLICAS`` copies of it, each exponent moved by what a running sum in the accumulation dtype loses."""
+def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str, count: int) -> Array:
+    """``x`` and ``count`` copies of it, each exponent moved by what a running sum in the accumulation dtype loses."""
     with np.errstate(invalid="ignore"):
         moved = [
             x + np.where(np.isfinite(x), signs, 0.0) * roundoff * np.minimum(64 * np.abs(x), 32)
-            for signs in _signs(x.shape, name)
+            for signs in _signs(x.shape, name, count)
         ]
     return np.concatenate([x, *moved], axis)
 
 
-def _quantity(stacked: Array, axis: int, dtype: str, by_element: bool = False) -> Quantity:
+def _quantity(stacked: Array, axis: int, dtype: str, count: int, by_element: bool = False) -> Quantity:
     """The first copy, and the noise that the others show; rounded row by row, or each element by itself: channels of a
     companion's row are products of numbers that are not of one size.
     """
     if dtype == "int32" or axis < 0:
         return Quantity(stacked, np.zeros(1), "int32")
-    value, *copies = np.split(stacked, 1 + REPLICAS, axis)
+    value, *copies = np.split(stacked, 1 + count, axis)
     moved = np.mean([np.square(copy - value) for copy in copies], axis=0)
     rounding = np.square(ROUNDOFF[dtype] * value)
     square = moved if by_element else moved + rounding
@@ -437,6 +472,41 @@ def _quantity(stacked: Array, axis: int, dtype: str, by_element: bool = False) -
     rows = rows + rounding if by_element else rows
     overall = rows.mean() if rows.size else 0.0
     return Quantity(value, np.sqrt(rows + overall / 16) + SMALLEST[dtype], dtype)
+
+
+def _with_sums_apart(stacked: Array, axis: int, dtype: str, count: int) -> Quantity:
+    """A state whose last column holds the sums of keys: they have a noise of their own, for they may be of another size."""
+    parts = [_quantity(part, axis, dtype, count) for part in (stacked[..., :-1], stacked[..., -1:])]
+    noise = [np.broadcast_to(part.noise, part.value.shape) for part in parts]
+    return Quantity(np.concatenate([part.value for part in parts], -1), np.concatenate(noise, -1), dtype)
+
+
+def _add_noise_of_what_is_left(
+    problem: Problem, low: str, arrays: Mapping[str, Array], quantity: Quantity | None, carried: Array | None
+) -> None:
+    """What the delta families leave of a state is ``1 − Σ``, and as far off as the sum, though next to nothing may be left:
+    of one channel every token takes its share, of many a small part.
+    """
+    if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
+        return
+    wide = accumulation(low)
+    noise = _amplitude(problem, wide, low) * _rms(carried) / problem.sizes["K"] ** 2
+    quantity.noise = np.hypot(quantity.noise, noise)
+
+
+def _add_noise_of_neighbours(
+    problem: Problem, low: str, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity]
+) -> None:
+    """The delta families solve for the gradients of a chunk's tokens together: each is as far off as the largest of them, be it
+    next to nothing itself.
+    """
+    if not {"beta", "a"}.intersection(arrays):
+        return
+    for name, quantity in gradients.items():
+        if "T" in problem.symbols[name] and quantity.value.size:
+            rows = _rms(quantity.value, axis=-1, keepdims=True)
+            largest = rows.max(problem.symbols[name].index("T"), keepdims=True)
+            quantity.noise = np.hypot(quantity.noise, SHARED * ROUNDOFF[accumulation(low)] * largest)
 
 
 def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], gradients: dict[str, Quantity]) -> None:

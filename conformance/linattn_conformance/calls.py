@@ -23,6 +23,7 @@ from .adapters.base import Arrays
 from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
 from .cases import Case, has_state, problem
 from .data import Problem, draw
+from .factors import LAYOUTS
 from .maps import MAPS
 from .sealed import Claim
 from .witness import Witness
@@ -30,7 +31,8 @@ from .witness import Witness
 __all__ = ["Declared", "Differs", "Failure", "Run", "call_arguments", "outputs_of"]
 
 
-LAYOUTS = {"strided", "sliced", "headsfirst"}
+UNLAID = ("cu_seqlens", "state_indices")
+"""What lies as it does unless a layout is asked of it by name."""
 FAR = ("q", "k", "v", "q_quad", "k_lin", "x", "B", "C")
 
 
@@ -116,17 +118,26 @@ class Run:
 
     def arrays(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
         """The inputs in the framework, some of them ``changed``, as the case lays them out in memory."""
-        made = self.compact(changed)
-        for layout in LAYOUTS.intersection(self.case.flags):
-            return {name: getattr(self.adapter, layout)(x) for name, x in made.items()}
+        made = {name: self.laid_out(name, x) for name, x in self.compact(changed).items()}
         if "far" in self.case.flags:
             return {name: self.adapter.far(x) if name in FAR else x for name, x in made.items()}
         return made
 
+    def laid_out(self, name: str, x: Any) -> Any:
+        """An array as the case lays it out in memory."""
+        part = name.partition(".")[0]
+        for layout, _, of in (flag.partition(".") for flag in self.case.flags):
+            everything = of == "" and name not in UNLAID and not (name == "state" and layout in ("readonly", "expanded"))
+            if layout in LAYOUTS and (everything or of in (name, part)):
+                return getattr(self.adapter, layout)(x)
+        return x
+
     def cotangents(self) -> Arrays:
-        """Gradients to feed in, in the framework."""
+        """Gradients to feed in, in the framework, as the case lays them out."""
         outputs = self.truth.outputs
-        return {name: self.adapter.from_float64(x, outputs[name].dtype) for name, x in self.truth.cotangents.items()}
+        made = {name: self.adapter.from_float64(x, outputs[name].dtype) for name, x in self.truth.cotangents.items()}
+        layout = next((flag.partition(".")[0] for flag in self.case.flags if flag.endswith(".cotangents")), "")
+        return {name: getattr(self.adapter, layout)(x) for name, x in made.items()} if layout in LAYOUTS else made
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +155,8 @@ class Run:
             T = self.case.size["T"]
             arrays = {name: self.adapter.lengthened(x, 1, T) for name, x in arrays.items()}
         try:
-            small.require(self.adapter.tracked(arrays) if self.case.needs_gradient else arrays)
+            tracked = self.case.needs_gradient or "tracked" in self.case.flags
+            small.require(self.adapter.tracked(arrays) if tracked else arrays)
             if self.case.needs_gradient and (reason := small.declares_no_gradient(arrays)):
                 raise Declared(reason)
         except Declared:
@@ -204,13 +216,24 @@ class Run:
 
     def gradients(self, arrays: Arrays, form: str | None = None) -> tuple[Arrays, Arrays]:
         """Outputs, and gradients by name of all that are no constants, of one call."""
-        constants = {name: x for name, x in arrays.items() if self.is_constant(name)}
-        others = {name: x for name, x in arrays.items() if name not in constants}
-        return self.adapter.gradients(_Differentiable(self, form, constants), others, self.cotangents())
+        others = self.trained(arrays)
+        constants = {name: x for name, x in arrays.items() if name not in others}
+        call, fed = _Differentiable(self, form, constants), self.cotangents()
+        for how in ("retained", "accumulated"):
+            if how in self.case.flags:
+                return self.adapter.gradients_again(how, call, others, fed)
+        return self.adapter.gradients(call, others, fed)
+
+    def trained(self, arrays: Arrays) -> Arrays:
+        """All arrays but those that the case asks no gradient of."""
+        return {name: x for name, x in arrays.items() if not self.is_constant(name)}
 
     def is_constant(self, name: str) -> bool:
         """True if the case asks for no gradient of an array."""
-        return not {f"constant.{name}", f"constant.{name.partition('.')[0]}"}.isdisjoint(self.case.flags)
+        names = {name, name.partition(".")[0]}
+        alone = {flag.partition(".")[2] for flag in self.case.flags if flag.startswith("only.")}
+        left_out = {flag.partition(".")[2] for flag in self.case.flags if flag.startswith("constant.")}
+        return bool(names & left_out) or bool(alone and not names & alone)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
@@ -306,7 +329,8 @@ def claimed(claim: Claim) -> None:
     raise NotImplementedError
 
 
-MOST_KEPT = 256
+MOST_KEPT = 96
+WITHOUT_GRADIENT = ("forward", "large")
 _kept: dict[Any, Any] = {}
 
 
@@ -325,8 +349,8 @@ def drawn(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]
 
 
 def truth(case: Case, adapter: Adapter) -> Truth:
-    """The truth of a case; without gradients where no case on its data has one."""
-    gradients = "phi" not in "".join(case.flags) and case.check != "large"
+    """The truth of a case; without gradients where it has no use for one."""
+    gradients = case.check not in WITHOUT_GRADIENT and "phi" not in "".join(case.flags)
     return kept(("truth", adapter.name, adapter.device, problem(case), gradients), lambda: _truth(case, adapter, gradients))
 
 
@@ -354,8 +378,14 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
     """Gradients of every float output, rounded to its dtype."""
     rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()) + 1)
     small = 2.0**-10 if "carry" in case.flags else 1.0
-    return {
-        name: rounded(adapter, rng.standard_normal(x.value.shape) * (small if name == "o" else 1.0), x.dtype)
-        for name, x in outputs.items()
-        if x.dtype != "int32"
-    }
+    read = {"loss.o": {"o"}, "loss.state": outputs.keys() - {"o"}}
+    wanted = next((names for flag, names in read.items() if flag in case.flags), outputs.keys())
+
+    def drawn(name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        if "zeros.cotangents" in case.flags:
+            return np.zeros(shape)
+        x = rng.standard_normal(() if "expanded.cotangents" in case.flags else shape)
+        return np.broadcast_to(x * (small if name == "o" else 1.0), shape)
+
+    found = {name: drawn(name, x.value.shape) for name, x in outputs.items() if x.dtype != "int32"}
+    return {name: rounded(adapter, x, outputs[name].dtype) for name, x in found.items() if name in wanted}

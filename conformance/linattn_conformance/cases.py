@@ -1,46 +1,62 @@
 """The cases: what is tried. Every case has a stable id, read left to right: operator, dtype, flags, sizes, check.
 
-``gla/chunk/fp32/gv-state-varlen/T65-K24-V40/gradient``
+``gla/chunk/fp32/gv-state-varlen.tail/T65-K24-V40/gradient``
 
-The list is generated from the specs in :data:`linattn.spec.FAMILIES` and :data:`linattn.spec.COMPANIONS`, so that a new
-family, optional argument, shape or flag gets its cases by being declared. Flags mean:
+Values and gradients are tried on the rows of covering arrays, which :mod:`.factors` makes of the specs in
+:data:`linattn.spec.FAMILIES` and :data:`linattn.spec.COMPANIONS`, so that a new family, optional argument, shape or option
+gets its cases by being declared; beside them stand a few plain calls of each operator, and what is no question of values.
+The list itself is checked in, as the manifest. Flags mean:
 
-===================  ==================================================================================================
-``plain``            nothing but the required arrays; no final state is asked for
-``state``            an initial state is given and the final state asked for
-``final``            the final state alone is asked for
-``varlen``           packed sequences, zero-length ones among them
-``tail``             the last packed sequence ends before the last token
-``grouped``          two value heads for each query/key head
-``gv``, ``bias``     the optional array of that name is given
-``g.HV``             the array has the shape ``HV`` instead of the first one that the spec lists
-``normalize``        the option of that name is set; ``noncausal`` is ``causal=False``
-``scale``            every scale is given
-``limits``           step sizes lie between two numbers; ``group_size.8`` is the option before the dot
-``rank.N``           arrays of any dimensions have ``N`` of them instead of three
-``narrow``, ``wide`` gates, beta and states are float16 (or the dtype of the operands) or float64; wide offsets are int64
-``slots``            decoding: ``state_indices`` picks states out of order, with padding in between
-``padding``          decoding: every row is padding
-``strided``          no array is contiguous; the gaps hold NaN
-``far``              tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
-``sliced``           every array is a part of a larger one, NaN around it
-``headsfirst``       heads, or channels, lie before tokens in memory
-``many``             300 packed sequences, of three tokens at most
-``zero``             every gate is 0
-``reset``            some gates are -inf
-``huge``             some gates are -1e4
-``long``             gates add up to some -1e3 in a chunk, -1e2 a token among small ones
-``deep``             a state of 1e18 that a first gate of -60 takes away
-``strong``           beta between 1 and 2
-``carry``            a large float32 state to be carried past small writes
-``phi.NAME``         the feature map of that name
-``qk_norm.l2``       an input map, or an activation: the option before the dot has the value after it
-``gate.NAME``        the gate object of that name, with all its parameters; ``gate.dt_bias.GK``: one a key channel
-``mixed``            generated: gates of every size from 0 to -inf
-``pack.3.0.5``       generated: packed sequences of these lengths
-``constant.NAME``    generated: no gradient is asked of the array of that name, nor of the parts of a state of that name
-``seed.N``           generated: other values
-===================  ==================================================================================================
+======================  ===============================================================================================
+``plain``               nothing but the required arrays; no final state is asked for
+``state``               an initial state is given and the final state asked for
+``initial``, ``final``  only one of the two
+``varlen.KIND``         packed sequences: :mod:`.packings` has the kinds. ``varlen`` are zero-length ones among others
+``tail``                with ``varlen``: the last packed sequence ends before the last token
+``i64``                 offsets, or slots, are int64
+``grouped.N``           ``N`` value heads for each query/key head; two without a number
+``gv``, ``bias``        the optional array of that name is given
+``g.HV``                the array has the shape ``HV`` instead of the first one that the spec lists
+``normalize``           the option of that name is set; ``noncausal`` is ``causal=False``
+``scale.negative``      a scale below zero; ``zero``, ``one`` (an integer), ``large``, ``tiny`` likewise, or ``given``
+``limits``              step sizes lie between two numbers; ``group_size.8`` is the option before the dot
+``rank.N``              arrays of any dimensions have ``N`` of them instead of three
+``fp16.NAME``           the array of that name has that dtype, whatever that of the operands
+``narrow``, ``wide``    gates, beta and states are float16 (or the dtype of the operands) or float64; wide offsets are int64
+``slots``               decoding: ``state_indices`` picks states out of order, with padding in between
+``slots.all``           the same without padding; ``padding``: every row is padding
+``strided``             no array is contiguous; the gaps hold NaN. ``strided.NAME``: only that one
+``sliced``              every array is a part of a larger one, NaN around it
+``headsfirst``          heads, or channels, lie before tokens in memory
+``expanded``            values that repeat along an axis are there once, with a stride of 0
+``reversed``            strides are negative, where frameworks have such
+``readonly``            arrays cannot be written to
+``misaligned``          memory begins in the middle of what is loaded at once
+``far``                 tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
+``many``                300 packed sequences, of three tokens at most
+``tiny`` to ``vast``    values and states are 2⁻⁸⁰, 2⁻⁸ (``small``), 2⁸ (``large``) or 2⁸⁰ times as large
+``zeros.NAME``          every third token of the array of that name, or state, is zero; ``zeros.cotangents``: all are
+``subnormal.NAME``      some numbers of it are the smallest that there are
+``zero``                every gate is 0
+``reset``               some gates are -inf
+``huge``                some gates are -1e4
+``long``                gates add up to some -1e3 in a chunk, -1e2 a token among small ones
+``mixed``               gates of every size from 0 to -inf
+``deep``                a state of 1e18 that a first gate of -60 takes away
+``strong``, ``edges``   beta between 1 and 2; beta of exactly 0, 1 or 2 among others
+``carry``               a large float32 state to be carried past small writes
+``phi.NAME``            the feature map of that name
+``qk_norm.l2``          an input map, or an activation: the option before the dot has the value after it
+``gate.NAME``           the gate object of that name, with all its parameters; ``gate.dt_bias.GK``: one a key channel
+``only.NAME``           a gradient is asked of the array of that name alone
+``constant.NAME``       no gradient is asked of it, nor of the parts of a state of that name
+``loss.o``              what is differentiated reads the output alone; ``loss.state``: the final state alone
+``KIND.cotangents``     the gradients fed in are laid out so; ``expanded``: one number for all
+``retained``            gradients are asked for twice; ``accumulated``: they are left in the inputs
+``no_grad``, …          the framework's mode of gradients: also ``inference``, and ``tracked``, where one may be asked for
+``pack.3.0.5``          generated: packed sequences of these lengths
+``seed.N``              other values
+======================  ===============================================================================================
 """
 
 from __future__ import annotations
@@ -49,8 +65,9 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import linattn  # noqa: F401 - declares the families
 from linattn.call import method_name
@@ -58,12 +75,17 @@ from linattn.plugin import FORMS
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec, spec_of
 
 from .bad_input import RULES
+from .factors import LAYOUTS, Call, plan_of
 from .maps import MAPS, WIDTH
 
-__all__ = ["DTYPES", "Case", "content_hash", "every_case", "named"]
+__all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "every_case", "generate", "named", "neighbours"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
+WITHIN = ("core", "training", "full")
+"""The profiles that hold a case, from the narrowest: ``inference`` is ``training`` without gradients."""
+BACKWARD = ("gradient", "repeat-backward", "leak-backward", "held-backward", "func-grad", "jit-gradient")
+"""Checks that ask for a gradient."""
 WRITABLE = ("numpy", "torch")
 """Frameworks whose arrays can be written to."""
 GATED = {"simple_gla": "linear_attn", "gla": "linear_attn", "gated_delta_rule": "delta_rule", "kda": "delta_rule"}
@@ -84,6 +106,20 @@ TRANSFORMS = {
 """Transforms, and the frameworks that have them."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
+CORE = 48
+"""Rows of a covering array that the profile ``core`` has: the first, which cover most."""
+FLAG = re.compile(r"[\w.]+")
+OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "subnormal", "only", "constant"}
+WORDS = {
+    "plain", "state", "initial", "final", "varlen", "tail", "many", "i64", "grouped", "limits", "rank", "narrow", "wide",
+    "slots", "padding", "strided", "sliced", "headsfirst", "expanded", "reversed", "readonly", "misaligned", "far", "tiny",
+    "small", "large", "vast", "zero", "reset", "huge", "long", "mixed", "deep", "strong", "edges", "carry", "phi", "loss",
+    "zeros", "retained", "accumulated", "no_grad", "inference", "tracked", "pack", "seed",
+}  # fmt: skip
+"""What a flag may begin with, beside names of arrays and options."""
+SIZE = re.compile(r"([A-Z])(\d+)")
+QUADRATIC = 2**21
+"""Most weights between two tokens that the parallel form is to make."""
 BLOCK = 256
 """Tokens of which a ``large`` case is made, over and over."""
 
@@ -101,6 +137,7 @@ class Case:
         sizes: ``(symbol, size)``; ``C`` only where a chunk size is given.
         check: Name of the check that runs it.
         core: Part of what a backend that has this operator cannot declare away.
+        within: The narrowest profile that holds it, one of :data:`WITHIN`; the wider ones hold it too.
         frameworks: The frameworks that it is for; all if empty.
         memory: GiB of memory that it needs on a device other than the host.
         host: Only for arrays in host memory, where values can be read without waiting for a device.
@@ -115,6 +152,7 @@ class Case:
     sizes: tuple[tuple[str, int], ...]
     check: str
     core: bool = False
+    within: str = "training"
     frameworks: tuple[str, ...] = ()
     memory: int = 0
     host: bool = False
@@ -136,7 +174,7 @@ class Case:
     @property
     def has_64_bits(self) -> bool:
         """True if an array of it has elements of 64 bits."""
-        return self.dtype == "float64" or "wide" in self.flags
+        return self.dtype == "float64" or any(flag in ("wide", "i64") or flag.startswith("fp64.") for flag in self.flags)
 
     @property
     def block(self) -> Case:
@@ -147,7 +185,7 @@ class Case:
 
     @property
     def needs_gradient(self) -> bool:
-        return self.check in ("gradient", "repeat-backward", "leak-backward", "func-grad", "jit-gradient")
+        return self.check in BACKWARD
 
     def applies(self, framework: str, device: str, memory: float = 0) -> bool:
         """True if the case is one for this framework and device; ``memory`` is the device's, in GiB."""
@@ -164,11 +202,39 @@ def named(name: str) -> Case:
     known = {**FAMILIES, **COMPANIONS}
     if len(parts) == 6 and parts[0] in known and parts[2] in DTYPES:
         op, form, short, flags, written, check = parts
-        sizes = {symbol: int(size) for symbol, size in re.findall(r"([A-Z])(\d+)", written)}
-        for case in make(known[op], form, short, flags, check, sizes):
+        if unknown := [flag for flag in flags.split("-") if not is_flag(known[op], flag)]:
+            raise ValueError(f"no case has the id {name}: {unknown[0]!r} is no flag of {op}")
+        for case in make(known[op], form, short, flags, check, sizes_in(written)):
             if case.id == name:
                 return case
     raise ValueError(f"no case has the id {name}")
+
+
+def is_flag(spec: OpSpec, flag: str) -> bool:
+    """True for what may stand among the flags of an operator's cases."""
+    names = {arg.name.partition(".")[0] for arg in spec.arrays(spec.defaults)} | {"state_indices", "state"}
+    options = {*spec.option_names} | {f"non{name}" for name in spec.option_names}
+    head, _, rest = flag.partition(".")
+    if not FLAG.fullmatch(flag):
+        return False
+    if head in OF_A_NAME and rest:
+        return rest in names | {"cotangents"}
+    return head in WORDS | names | options
+
+
+def parsed(name: str, **more: Any) -> Case:
+    """The case of an id, with the rest of what the manifest knows of it."""
+    parts = name.split("/")
+    op, form, short = parts[:3]
+    if parts[3] == "bad-input":
+        return Case(name, op, form, DTYPES[short], (), (), "bad-input", **more)
+    flags = tuple(flag for flag in parts[3].split("-") if flag != "plain")
+    return Case(name, op, form, DTYPES[short], flags, tuple(sizes_in(parts[4]).items()), parts[5], **more)
+
+
+def sizes_in(written: str) -> dict[str, int]:
+    """The sizes that an id tells."""
+    return {symbol: int(size) for symbol, size in SIZE.findall(written)}
 
 
 @functools.cache
@@ -178,10 +244,19 @@ def _by_id() -> dict[str, Case]:
 
 @functools.cache
 def every_case() -> tuple[Case, ...]:
-    """Every case of this API version. Cases on the same data are neighbours, so that its truth is worked out once."""
-    cases = {case.id: case for case in generate()}
-    order = {problem: i for i, problem in enumerate(dict.fromkeys(problem(case) for case in cases.values()))}
-    return tuple(sorted(cases.values(), key=lambda case: order[problem(case)]))
+    """Every case of this API version, as the manifest lists them."""
+    from . import manifest
+
+    return neighbours(manifest.cases_of(manifest.load()))
+
+
+def neighbours(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Cases without repetition, those on the same data side by side, so that its truth is worked out once."""
+    found = {case.id: case for case in cases}
+    order: dict[Any, int] = {}
+    for case in found.values():
+        order.setdefault(problem(case), len(order))
+    return tuple(sorted(found.values(), key=lambda case: order[problem(case)]))
 
 
 def problem(case: Case) -> tuple[object, ...]:
@@ -192,7 +267,7 @@ def problem(case: Case) -> tuple[object, ...]:
 
 def content_hash(cases: tuple[Case, ...]) -> str:
     """Changes if any case changes in any field."""
-    text = json.dumps([asdict(case) for case in sorted(cases, key=lambda case: case.id)], sort_keys=True)
+    text = json.dumps([astuple(case) for case in sorted(cases, key=lambda case: case.id)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -202,20 +277,19 @@ def content_hash(cases: tuple[Case, ...]) -> str:
 def generate() -> Iterator[Case]:
     """All cases; an id that comes twice is the same case, first come first kept."""
     for spec in (*FAMILIES.values(), *COMPANIONS.values()):
-        yield from grid(spec)
-        yield from lengths(spec)
-        yield from widths(spec)
+        yield from landmarks(spec)
+        yield from covering(spec)
         yield from data(spec)
         yield from properties(spec)
+        yield from history(spec)
         yield from feature_maps(spec)
-        yield from input_maps(spec)
         yield from transforms(spec)
         yield from large(spec)
         yield from decoding(spec) if spec.name in DECODING else ()
     for rule in RULES:
         name = f"{rule.op}/{rule.form}/fp32/bad-input/{rule.name}"
         frameworks = WRITABLE if rule.form == "decode" else ()
-        yield Case(name, rule.op, rule.form, "float32", (), (), "bad-input", frameworks=frameworks, host=rule.reads)
+        yield Case(name, rule.op, rule.form, "float32", (), (), "bad-input", False, "core", frameworks, host=rule.reads)
 
 
 def make(
@@ -230,9 +304,11 @@ def make(
     named = tuple((symbol, sizes[symbol]) for symbol in ("T", "K", "L", "V", "C", "D", "W", "B", "H") if symbol in sizes)
     written = "-".join(f"{symbol}{size}" for symbol, size in named)
     name = f"{spec.name}/{form}/{short}/{flags}/{written}/{check}"
-    frameworks = more.pop("frameworks", HAVE_BFLOAT16 if short == "bf16" else ())
+    narrow = short == "bf16" or any(flag.startswith("bf16.") for flag in chosen)
+    frameworks = more.pop("frameworks", HAVE_BFLOAT16 if narrow else ())
     chosen = tuple(flag for flag in chosen if flag != "plain")
-    yield Case(name, spec.name, form, DTYPES[short], chosen, named, check, core, frameworks, **more)
+    within = more.pop("within", "core" if core else "training")
+    yield Case(name, spec.name, form, DTYPES[short], chosen, named, check, core, within, frameworks, **more)
 
 
 def symbols_of(spec: OpSpec) -> set[str]:
@@ -254,7 +330,7 @@ def forbidden(spec: OpSpec, form: str, flags: tuple[str, ...]) -> bool:
     """True if the spec refuses the form and options that the flags stand for."""
     options = {**spec.defaults, "initial_state": None, "chunk_size": 16}
     options |= {"causal": "noncausal" not in flags, "output_final_state": bool({"state", "final"}.intersection(flags))}
-    options["initial_state"] = True if "state" in flags else None
+    options["initial_state"] = True if {"state", "initial"}.intersection(flags) else None
     return spec.check(None if form == "auto" else form, options) is not None
 
 
@@ -285,97 +361,68 @@ def both(
         yield from make(spec, form, short, flags, check, sizes, core, **more)
 
 
-def grid(spec: OpSpec) -> Iterator[Case]:
-    """Family × form × dtype × flag."""
-    found = atoms(spec)
-    for short in DTYPES:
-        everywhere = ["plain", *(["state-varlen", "tail-state-varlen"] if has_state(spec) else [])]
-        everywhere += [_joined(spec, atom, "state-varlen") if has_state(spec) else atom for atom in found]
-        once = ["state", "final", "varlen", *found] if has_state(spec) else []
-        for flags in everywhere + (once if short == "fp32" else []):
-            for form in forms_of(spec):
-                yield from both(spec, form, short, flags, core=short == "fp32" and flags in ("plain", "state"))
+def landmarks(spec: OpSpec) -> Iterator[Case]:
+    """The calls that an operator cannot lack: float32, with and without a state, over chunk boundaries. Beside them a few that
+    nobody should have to look for: lengths around a chunk size that is given, packed sequences, and whatever is optional.
+    """
+    kinds = ["plain", *(["state"] if has_state(spec) else [])]
+    given = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.optional]
+    given += ["grouped"] if "grouped" in atoms(spec) else []
+    for form in forms_of(spec):
+        for flags in kinds:
+            yield from both(spec, form, "fp32", flags, core=True)
+        yield from both(spec, form, "fp32", kinds[-1], {"T": 131}, core=True)
+        yield from both(spec, form, "fp32", kinds[-1], {"T": 97})
+        for T in (15, 16, 17) if form == "chunk" else ():
+            yield from both(spec, form, "fp32", "state", {"T": T, "C": 16})
+        for flags in ("state-varlen", "-".join([*given, "state-varlen"])) if has_state(spec) else given:
+            yield from both(spec, form, "fp32", flags, within="core")
+    for sizes in ({"T": 97, "K": 128, "V": 128}, {"T": 70, "K": 256, "V": 96}) if spec.name in FAMILIES else ():
+        linear = {"L": sizes["K"]} if "L" in symbols_of(spec) else {}
+        for form in FORMS:
+            yield from both(spec, form, "bf16" if sizes["K"] == 128 else "fp32", kinds[-1], {**sizes, **linear, "B": 1})
+    if forms_of(spec) == FORMS:
+        yield from both(spec, "auto", "fp32", kinds[-1], within="core")
 
 
-def _joined(spec: OpSpec, atom: str, flags: str) -> str:
-    if atom == "noncausal":
-        return f"{atom}-varlen"
-    return f"{atom}-{flags}" if atom in ("grouped", "normalize") or "grouped" not in atoms(spec) else f"{atom}-grouped-{flags}"
+def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
+    """The rows of a family's covering array: every form, outputs and gradients. The bare name has every eighth."""
+    for i, (row, within) in enumerate(rows(spec, "", seed, profile)):
+        for form in (*forms_of(spec), *(["auto"] if i % 8 == 0 and forms_of(spec) == FORMS else [])):
+            sizes = dict(row.sizes)
+            if form == "parallel" and sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC:
+                continue
+            yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
 
 
-def lengths(spec: OpSpec) -> Iterator[Case]:
-    """Around nothing, one token, chunk boundaries, and primes."""
-    flags = "state" if has_state(spec) else "plain"
-    for form in (*forms_of(spec), *(["auto"] if forms_of(spec) == FORMS else [])):
-        for T in (0, 1) if form == "auto" else (0, 1, 2, 63, 64, 97, 131, 257):
-            yield from both(spec, form, "fp32", flags, {"T": T}, core=T == 131)
-        for T in (15, 16, 17, 48) if form in ("chunk", "parallel") else ():
-            yield from both(spec, form, "fp32", flags, {"T": T, "C": 16})
-        for T in (0, 5, 150) if form != "auto" and has_state(spec) else ():
-            yield from both(spec, form, "fp32", "state-varlen", {"T": T})
-            yield from both(spec, form, "fp32", "tail-state-varlen", {"T": T})
+def covering_of_decoding(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
+    """The rows of decoding in place."""
+    for row, within in rows(DECODING[spec.name], "decode", seed, profile):
+        for case in make(spec, "decode", row.dtype, seeded(row.flags, seed), "forward", dict(row.sizes), within=within):
+            yield replace(case, frameworks=tuple(name for name in case.frameworks or WRITABLE if name in WRITABLE))
 
 
-def widths(spec: OpSpec) -> Iterator[Case]:
-    """Widths that do and do not fit tiles, ``K ≠ V``."""
-    if spec.name in COMPANIONS:
-        yield from widths_of_companion(spec)
-        return
-    for form in FORMS:
-        for K, V in ((1, 1), (1, 24), (64, 64), (96, 128), (256, 24), (24, 256), (128, 128)):
-            sizes = {"T": 33, "K": K, "V": V} | ({"L": K} if spec.name == "mixed_attn" else {})
-            yield from both(spec, form, "fp32" if K in (1, 96, 256) else "bf16", "state", sizes)
+def seeded(flags: str, seed: int) -> str:
+    """The flags of a row: a fresh one says the seed that its values are drawn from."""
+    return f"{flags}-seed.{seed}" if seed else flags
 
 
-def widths_of_companion(spec: OpSpec) -> Iterator[Case]:
-    """Channels that do and do not fit tiles; every filter, over sequences longer and shorter than it."""
-    flags = "state" if has_state(spec) else "plain"
-    for D in (1, 2, 24, 64, 257, 1024):
-        yield from both(spec, "direct", "bf16" if D in (64, 1024) else "fp32", flags, {"T": 9, "D": D})
-    for W in range(1, 9) if "W" in symbols_of(spec) else ():
-        for T in (3, 33):
-            yield from both(spec, "direct", "fp32", "bias-activation.silu-state", {"T": T, "W": W})
-            yield from both(spec, "direct", "fp32", "bias-activation.silu-state-varlen", {"T": T, "W": W})
-    for rank in (1, 2, 4) if any(shape[0] == "..." for arg in spec.args for shape in arg.shapes) else ():
-        for flags in (f"rank.{rank}", f"nonnorm_before_gate-rank.{rank}"):
-            yield from both(spec, "direct", "fp32", flags)
-    for size in (1, 4, 40) if "group_size" in spec.option_names else ():
-        for flags in (f"group_size.{size}", f"nonnorm_before_gate-activation.sigmoid-group_size.{size}"):
-            yield from both(spec, "direct", "fp32", flags)
+def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Call, str]]:
+    """The rows of an array, and of each the narrowest profile that has it."""
+    plan = plan_of(spec, form, seed, CORE if profile == "core" else 0, triples=profile == "full")
+    for i, row in enumerate(plan.calls):
+        within = "core" if i < CORE else "training" if i < plan.covering.pairs else "full"
+        if WITHIN.index(within) <= WITHIN.index("training" if profile == "inference" else profile):
+            yield row, within
 
 
 def data(spec: OpSpec) -> Iterator[Case]:
-    """Values, dtypes and layouts out of the ordinary."""
-    if not has_state(spec):
-        for flags in ("strided", "sliced", "headsfirst", "narrow", "wide"):
-            yield from both(spec, "direct", "fp32", flags)
-        yield from both(spec, "direct", "bf16", "narrow")
-        return
-    roles = {arg.name for arg in spec.args}
+    """What no row of a covering array has: memory that is far apart, and states that must be carried in float32."""
     forms = forms_of(spec)
-    kinds = ["strided-state", "narrow-state", "wide-state"]
-    if spec.name in COMPANIONS:
-        kinds += ["sliced-state", "headsfirst-state"]
-    if "g" in roles:
-        kinds += ["zero-state", "reset-state", "reset-state-varlen", "huge-state", "long-state"]
-    if spec.name in GATED:
-        kinds.append("deep-state")
-    if "gv" in roles:
-        kinds += ["gv-zero-state", "gv-reset-state", "gv-huge-state"]
-    if "beta" in roles:
-        kinds += ["strong-state", "beta.BTHVV-strong-state"]
-    for flags in kinds:
-        for form in forms:
-            yield from both(spec, form, "fp32", flags, {"T": 97} if {"huge", "long"} & set(flags.split("-")) else None)
-    optional = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.optional]
-    for form in forms if optional else ():
-        yield from both(spec, form, "fp32", f"{'-'.join(optional)}-tail-state-varlen")
     for form in FORMS if spec.name in FAMILIES and spec.state_type is None else ():
         for short in ("bf16", "fp16"):
             yield from both(spec, form, short, "carry-state", {"T": 131})
-    for form in forms:
-        yield from both(spec, form, "bf16", "narrow-state")
-        yield from both(spec, form, "fp32", "wide-state-varlen")
+    for form in forms if has_state(spec) else ():
         yield from both(spec, form, "fp32", "many-state-varlen", {"T": 450, **small(spec)})
         yield from both(spec, form, "fp16", "far-state", {"T": 33}, frameworks=STRIDED, memory=16)
 
@@ -406,6 +453,30 @@ def properties(spec: OpSpec) -> Iterator[Case]:
         yield from make(spec, "chunk", "fp32", "zero-state", "ungated", {"T": 97})
 
 
+def history(spec: OpSpec) -> Iterator[Case]:
+    """What a call may not know of the calls before it, of those beside it, and of its process."""
+    flags = "state" if has_state(spec) else "plain"
+    sizes = small(spec, T=33)
+
+    def each(form: str, check: str, T: int = 33, **more: Any) -> Iterator[Case]:
+        flags_of = "slots.all" if form == "decode" else flags
+        pool = {"B": 3, **({"L": 5} if "W" in symbols_of(spec) else {})} if form == "decode" else {}
+        yield from make(spec, form, "fp32", flags_of, check, {**sizes, "T": T, **pool}, **more)
+
+    for form in forms_of(spec):
+        for check in ("held", "held-backward", "rewritten", "often", "shapes"):
+            yield from each(form, check, within="core", frameworks=WRITABLE if check == "rewritten" else ())
+        yield from each(form, "threads", frameworks=("numpy", "torch"))
+        yield from each(form, "surroundings", frameworks=("torch",))
+        yield from each(form, "forked", frameworks=("numpy", "torch"), host=True)
+        if form in ("chunk", "direct"):
+            yield from each(form, "keeps", 100, frameworks=("numpy", "torch"))
+        yield from each(form, "streams", frameworks=("torch",), device=True)
+        yield from each(form, "replayed", frameworks=("torch",), device=True)
+    for check in ("often", "rewritten") if spec.name in DECODING else ():
+        yield from each("decode", check, 2, within="core", frameworks=WRITABLE)
+
+
 def small(spec: OpSpec, **more: int) -> dict[str, int]:
     """Small widths, where it is not values that matter."""
     return {"D": 8, **more} if spec.name in COMPANIONS else {"K": 16, "V": 8, **more}
@@ -429,22 +500,6 @@ def feature_maps(spec: OpSpec) -> Iterator[Case]:
         yield from make(spec, "chunk", "fp32", f"phi.{name}-state", "forward", sizes)
         if spec.name == "linear_attn" and phi.normalizes:
             yield from make(spec, "chunk", "fp32", f"phi.{name}-normalize-final", "forward", sizes)
-
-
-def input_maps(spec: OpSpec) -> Iterator[Case]:
-    """Each map by itself, and one of each at once: outputs and gradients, raw projections and parameters included."""
-    names = [option.name for option in spec.options]
-    single = [f"{option.name}.{choice}" for option in spec.options if option.lowering for choice in option.choices]
-    if "gate" in names:
-        by_channel = "-gate.dt_bias.GK" if spec.name in ("gla", "kda", "dplr") else ""
-        single += [f"gate.Softplus{by_channel}", "gate.BoundedSigmoid", "gate.LogSigmoid", "gate.NegExp"]
-    several = [value for value in ("qk_norm.l2", "gate.Softplus", "beta_map.sigmoid") if value.partition(".")[0] in names]
-    for form in FORMS if single else ():
-        for flags in single:
-            yield from both(spec, form, "fp32", f"{flags}-grouped-state-varlen")
-        if len(several) > 1:
-            for short in ("fp32", "bf16"):
-                yield from both(spec, form, short, f"{'-'.join(several)}-state", core=short == "fp32")
 
 
 def transforms(spec: OpSpec) -> Iterator[Case]:
@@ -471,28 +526,11 @@ def decoding(spec: OpSpec) -> Iterator[Case]:
         window = {"L": 5} if "W" in symbols_of(spec) else {}
         yield from make(spec, "decode", short, flags, check, {"T": T, "B": 5} | window | sizes, core, frameworks=frameworks)
 
-    for short in DTYPES:
-        for flags in ("plain", "slots"):
-            yield from cases(short, flags, core=short == "fp32")
-            yield from cases(short, flags, T=4, core=short == "fp32")
-    for atom in atoms(DECODING[spec.name]):
-        yield from cases("fp32", atom)
-        yield from cases("fp32", _joined(spec, atom, "slots"), T=4)
-    for T in (0, 2, 16):
-        yield from cases("fp32", "slots", T=T)
-    yield from cases("fp32", "padding", T=2)
-    kinds = ["strided-slots", "narrow-slots", "wide-slots", *(["phi.relu-slots"] if spec.mapped else [])]
-    for flags in (*kinds, "reset-slots") if "g" in {arg.name for arg in spec.args} else kinds:
-        yield from cases("fp32", flags, T=3)
-    yield from cases("bf16", "narrow-slots", T=3)
-    for name, value in (("qk_norm", "l2"), ("gate", "Softplus"), ("beta_map", "2sigmoid")):
-        if name in DECODING[spec.name].option_names:
-            yield from cases("fp32", f"{name}.{value}-slots", T=2)
-    for K, V in ((1, 1), (1, 24), (128, 128), (256, 24)) if spec.name in FAMILIES else ():
-        yield from cases("fp32", "slots", T=2, K=K, V=V)
-    for W, L in ((1, 0), (1, 1), (2, 1), (3, 2), (4, 6), (8, 7), (8, 9)) if spec.name in COMPANIONS else ():
-        for T in (1, 5):
-            yield from cases("fp32", "bias-activation.silu-slots", T=T, W=W, L=L)
+    for flags in ("plain", "slots"):
+        for T in (1, 4):
+            yield from cases("fp32", flags, T=T, core=True)
+    yield from covering_of_decoding(spec)
+    yield from cases("fp32", "phi.relu-slots", T=3) if spec.mapped else ()
     yield from cases("fp32", "slots", "steps", T=6, core=True)
     yield from cases("fp32", "slots", "repeat", T=6, core=True)
     for check in ("compile", "export", "fake", "autocast"):

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import known_failures, manifest, report, resuming, verdict
+from . import known_failures, manifest, reading, report, resuming, verdict
 from .cases import Case, every_case, named
+from .fresh import draw_seed, fresh_cases, seed_of
 from .options import check_number, check_writable
 from .pool import TIME_LIMIT, Pool, PoolError, default_workers
 from .runner import STATUSES, Result, Subject
@@ -74,6 +75,9 @@ def conformance(
     log: Annotated[
         Path | None, typer.Option(help="Write what the backend's processes printed here; the report has its digest.")
     ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the fresh cases that are run beside those of the manifest; drawn unless given.")
+    ] = 0,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
@@ -97,7 +101,7 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             count = workers or default_workers(device)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
-            wanted = selected(pool.subject, held, profile, case)
+            wanted = selected(pool.subject, held, profile, case, seed or seed_of_report(resume) or draw_seed())
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
             began = report.now()
@@ -155,12 +159,19 @@ def leave() -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None) -> list[Case]:
-    """The cases of a profile that apply, or those of all profiles that match a pattern."""
+def seed_of_report(path: Path | None) -> int:
+    """The seed of the run that is gone on with; 0 if there is none."""
+    results = reading.read(path)["results"] if path else ()
+    return next((seed for result in results if (seed := seed_of(result["id"]))), 0)
+
+
+def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None, seed: int) -> list[Case]:
+    """The cases of a profile that apply, and as many fresh ones; or those of all profiles that match a pattern."""
     applicable = held.applicable(subject.framework, subject.device, subject.memory)
     wanted = verdict.cases_of(profile, applicable)
     if not patterns:
-        return [case for case in every_case() if case.id in wanted]
+        of_manifest = [case for case in every_case() if case.id in wanted]
+        return of_manifest + [case for case in fresh_cases(seed, profile) if subject.applies(case)]
     applying = [case for case in every_case() if subject.applies(case)]
     found: dict[str, Case] = {}
     for pattern in patterns:

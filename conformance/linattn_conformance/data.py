@@ -15,14 +15,19 @@ from linattn.gate_maps import GATES, GateKind
 from linattn.spec import Arg
 from numpy.typing import NDArray
 
-from .cases import Case, problem
+from .cases import DTYPES, Case, problem
 from .maps import MAPS, width
+from .packings import lengths
 
-__all__ = ["Problem", "draw", "offsets"]
+__all__ = ["Problem", "draw", "grouping", "offsets", "packed"]
 
 Array = NDArray[Any]
 NUMBERS = {"LogSigmoid": 4.0, "BoundedSigmoid": -5.0}
 """The static numbers of gate objects."""
+SCALES = {"": 0.37, "given": 0.37, "negative": -0.45, "zero": 0.0, "one": 1, "large": 2.0**12, "tiny": 2.0**-40}
+"""The values of a scale, by what a flag calls them."""
+MAGNITUDES = {"tiny": 2.0**-80, "small": 2.0**-8, "large": 2.0**8, "vast": 2.0**80}
+"""Of values and states, by flag."""
 MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
@@ -71,12 +76,13 @@ def draw(case: Case) -> Problem:
         if arg.name == "cu_seqlens":
             arrays[arg.name] = packing(case)
         elif arg.name == "state_indices":
-            arrays[arg.name] = slots(sizes["N"], sizes["P"], "padding" in flags)
+            arrays[arg.name] = slots(sizes["N"], sizes["P"], flags)
         else:
             known = raw if arg.name in spec.mapped else sizes
             if arg.name.startswith("gate."):
                 known = sizes | {"G": arrays["g"].shape[2]}
-            arrays[arg.name] = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
+            x = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
+            arrays[arg.name] = flagged(x, arg.name, chosen, case, dtypes[arg.name]) if x.dtype.kind == "f" else x
     return Problem(arrays, dtypes, symbols, options, phi, sizes)
 
 
@@ -91,6 +97,9 @@ def static_options(case: Case) -> dict[str, Any]:
     for name in options:
         if name.endswith("scale") and "scale" in case.flags:
             options[name] = 0.37 if name != "lin_scale" else -0.21
+        elif name.endswith("scale"):
+            kind = next((flag.partition(".")[2] for flag in case.flags if flag.startswith(f"{name}.")), None)
+            options[name] = None if kind is None else SCALES[kind]
         elif name in case.flags:
             options[name] = True
         elif name == "dt_limit" and "limits" in case.flags:
@@ -112,21 +121,35 @@ def static_options(case: Case) -> dict[str, Any]:
 def all_sizes(case: Case) -> dict[str, int]:
     """Every symbol; two rows of two heads unless the case says otherwise."""
     flags, given_sizes = case.flags, case.size
-    packed = "varlen" in flags
-    sizes = {"B": 1 if packed else 2, "H": 2} | given_sizes
-    sizes["N"] = len(packing(case)) - 1 if packed else sizes["B"]
+    found = packed(flags)
+    sizes = {"B": 1 if found else 2, "H": 2} | given_sizes
+    sizes["N"] = len(packing(case)) - 1 if found else sizes["B"]
     sizes["P"] = sizes["N"] + 2
-    shared = "grouped" in flags or any(flag.partition(".")[2] == "BTHK" for flag in flags)
-    sizes["HV"] = sizes["H"] * 2 if shared else sizes["H"]
+    shared = any(flag.partition(".")[2] == "BTHK" for flag in flags)
+    sizes["HV"] = sizes["H"] * max(grouping(flags), 2 if shared else 1)
     return sizes
+
+
+def grouping(flags: tuple[str, ...]) -> int:
+    """Value heads for each query/key head."""
+    return next((int(flag.partition(".")[2] or 2) for flag in flags if flag.partition(".")[0] == "grouped"), 1)
+
+
+def packed(flags: tuple[str, ...]) -> str:
+    """The flag of packed sequences; empty if there are none."""
+    return next((flag for flag in flags if flag.partition(".")[0] == "varlen"), "")
 
 
 def packing(case: Case) -> Array:
     """The offsets of a case whose sequences are packed."""
     T = case.size["T"]
-    lengths = next((flag.split(".")[1:] for flag in case.flags if flag.startswith("pack")), None)
-    if lengths is not None:
-        return np.cumsum([0, *map(int, lengths)], dtype=np.int32)
+    told = next((flag.split(".")[1:] for flag in case.flags if flag.startswith("pack.")), None)
+    if told is not None:
+        return np.cumsum([0, *map(int, told)], dtype=np.int32)
+    kind = packed(case.flags).partition(".")[2]
+    if kind:
+        rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()) + 2)
+        return np.cumsum([0, *lengths(kind, T, rng)], dtype=np.int32)
     if "many" not in case.flags:
         return offsets(T - min(T, 7) if "tail" in case.flags else T)
     assert T % 6 == 0, T
@@ -149,20 +172,21 @@ def offsets(T: int) -> Array:
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 
-def slots(N: int, P: int, padding: bool) -> Array:
-    """A state for each sequence, none in order; every third sequence, or every one, is padding."""
+def slots(N: int, P: int, flags: tuple[str, ...]) -> Array:
+    """A state for each sequence, none in order; every third sequence, every one, or none is padding."""
     found = (np.arange(N) * 2 + 3) % P if P % 2 else (P - 1 - np.arange(N))
-    return np.where(padding | (np.arange(N) % 3 == 1), -1, found).astype(np.int32)
+    empty = ("padding" in flags) | (("slots" in flags) & (np.arange(N) % 3 == 1))
+    return np.where(empty, -1, found).astype(np.int32)
 
 
 def given(arg: Arg, flags: tuple[str, ...]) -> bool:
     """Whether an array is given: required, or its flag is there."""
     if arg.name == "cu_seqlens":
-        return "varlen" in flags
+        return bool(packed(flags))
     if arg.name == "state_indices":
-        return bool({"slots", "padding"}.intersection(flags))
+        return bool({"slots", "slots.all", "padding"}.intersection(flags))
     if arg.name.partition(".")[0] == "initial_state":
-        return "state" in flags
+        return bool({"state", "initial"}.intersection(flags))
     return not arg.optional or arg.name in flags
 
 
@@ -183,7 +207,12 @@ def size_of(symbol: str, sizes: dict[str, int]) -> int:
 def dtype_of(arg: Arg, case: Case) -> str:
     """Operands have the dtype of the case; gates, beta and states float32 (float64) unless ``narrow`` or ``wide``."""
     if arg.role == "index":
-        return "int64" if "wide" in case.flags and arg.name == "cu_seqlens" else "int32"
+        wide = "wide" in case.flags and arg.name == "cu_seqlens"
+        wide = wide or ("i64" in case.flags and arg.name in ("cu_seqlens", "state_indices"))
+        return "int64" if wide else "int32"
+    own = (flag.partition(".") for flag in case.flags)
+    for short in (short for short, _, name in own if short in DTYPES and name == arg.name.partition(".")[0]):
+        return DTYPES[short]
     if arg.role == "operand":
         return case.dtype
     if "narrow" in case.flags:
@@ -227,6 +256,8 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return x
     if name == "beta":
         strength = 1 / (1 + np.exp(-2 * x))
+        if "edges" in flags:
+            return np.where(rng.random(shape) < 0.3, rng.choice((0.0, 1.0, 2.0), shape), strength)
         return 1 + 0.95 * strength if "strong" in flags else strength
     if name == "a":
         return -unit(x)
@@ -236,12 +267,40 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return x * 2.0**60
     if name.startswith("initial_state."):
         return held(x, name, case, before)
-    if name == "state" and "normalize" in flags:  # the sums of keys
+    if name in ("state", "initial_state") and "normalize" in flags:  # the sums of keys
         return np.abs(x) + 0.1
     if name in ("u", "bias", "weight"):
         return 0.5 * x
     return x
 
+
+def flagged(x: Array, name: str, symbols: tuple[str, ...], case: Case, dtype: str) -> Array:
+    """What flags ask of an array by its name: magnitudes, zeros, the smallest numbers, repetition."""
+    flags = case.flags
+    scaled = name == case.spec.like or name == "state" or name.partition(".")[0] == "initial_state"
+    for flag in set(MAGNITUDES).intersection(flags) if scaled else ():
+        if name.rpartition(".")[2] not in ("k_quad", "k_lin"):
+            x = sums_kept(x, x * MAGNITUDES[flag], case)
+    if f"zeros.{name}" in flags:
+        axis = next((i for i, symbol in enumerate(symbols) if symbol in ("T", "N")), 0)
+        third = np.arange(x.shape[axis]) % 3 == 1
+        x = np.where(np.expand_dims(third, [i for i in range(x.ndim) if i != axis]), 0.0, x)
+    if f"subnormal.{name}" in flags:
+        x = np.where(np.indices(x.shape).sum(0) % 5 == 2, np.sign(x) * 3 * SMALLEST[dtype], x)
+    if any(flag in ("expanded", f"expanded.{name}") for flag in flags) and x.size and name != "state":
+        axis = next((i for i, size in enumerate(x.shape) if size > 1), 0)
+        x = np.repeat(x.take([0], axis), x.shape[axis], axis)
+    return x
+
+
+def sums_kept(x: Array, scaled: Array, case: Case) -> Array:
+    """A scaled state whose last column is as it was, where that holds the sums of keys."""
+    if "normalize" not in case.flags or (x.ndim == 4 and x.shape[-1] != case.size.get("V", 0) + 1):
+        return scaled
+    return np.concatenate([scaled[..., :-1], x[..., -1:]], -1)
+
+
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
 
 LONGEST = {"Softplus": "gate.A_log", "BoundedSigmoid": "gate.dt_bias", "NegExp": "gate.bias"}
 """Of each gate object, the parameter that makes memories long."""

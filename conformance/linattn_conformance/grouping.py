@@ -13,8 +13,10 @@ from typing import Any
 __all__ = ["outcome", "rows", "tried"]
 
 Result = Mapping[str, Any]
-ORDINARY = frozenset({"plain", "state", "final", "varlen", "grouped", "scale", "slots"})
+ORDINARY = frozenset({"plain", "state", "initial", "final", "varlen", "grouped", "scale", "slots"})
 """Flags that leave values, dtypes and layouts as they mostly are."""
+MANY = 3
+"""A case that is out of the ordinary in more ways is a row of a covering array: of its like, what they share is told."""
 VALUES = ("forward", "gradient")
 NUMBER = re.compile(r"(?<!\w)\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -25,10 +27,11 @@ def rows(results: Iterable[Result]) -> list[list[str]]:
     """A row a group, the largest first: what was tried, how many cases, of which operators and dtypes, what came, one id."""
     alike: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        alike[tried(result["id"]), NUMBER.sub("#", line(result))].append(result)
+        what = parts(result["id"])
+        alike["" if len(what) > MANY else joined(what), NUMBER.sub("#", line(result))].append(result)
     groups: dict[tuple[str, str, str], dict[str, list[Result]]] = defaultdict(dict)
     for (what, came), group in sorted(alike.items(), key=lambda item: -len(item[1])):
-        groups[*_where(group), came][what] = group
+        groups[*_where(group), came][what or shared(group)] = group
     made = [_row(operators, dtypes, group) for (operators, dtypes, _), group in groups.items()]
     return sorted(made, key=lambda row: -int(row[1]))
 
@@ -51,11 +54,28 @@ def _where(group: Sequence[Result]) -> tuple[str, str]:
 
 def tried(name: str) -> str:
     """What is out of the ordinary in a case, by its id: flags, and the check unless it compares values."""
+    return joined(parts(name))
+
+
+def parts(name: str) -> list[str]:
+    """The same, one by one."""
     *_, flags, _, check = ["", *name.split("/")]
     if "bad-input" in name:
-        return "wrong calls"
-    parts = [*(flag for flag in flags.split("-") if flag not in ORDINARY), *([] if check in VALUES else [check])]
-    return ", ".join(f"`{part}`" for part in parts) or "ordinary"
+        return ["wrong calls"]
+    return [*(flag for flag in flags.split("-") if flag not in ORDINARY), *([] if check in VALUES else [check])]
+
+
+def joined(found: Sequence[str]) -> str:
+    """What is out of the ordinary, in a cell of a table."""
+    if found == ["wrong calls"]:
+        return found[0]
+    return ", ".join(f"`{part}`" for part in found) or "ordinary"
+
+
+def shared(group: Sequence[Result]) -> str:
+    """What all cases of a group have that is out of the ordinary."""
+    first, *others = (parts(result["id"]) for result in group)
+    return joined([part for part in first if all(part in other for other in others)]).replace("ordinary", "various")
 
 
 def line(result: Result) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 
 from linattn.plugin import API_VERSION
 
-from .cases import Case, content_hash, every_case
+from .cases import Case, content_hash, generate, neighbours, parsed
 
-__all__ = ["SUITE_VERSION", "Entry", "Manifest", "from_cases", "load", "manifest_path", "read"]
+__all__ = ["SUITE_VERSION", "Entry", "Manifest", "cases_of", "from_cases", "load", "manifest_path", "read"]
 
 SUITE_VERSION = "1.0.0"
 """Of cases, checks, data and bounds, as released.
@@ -38,6 +38,7 @@ class Entry:
     memory: int
     host: bool = False
     device: bool = False
+    within: str = "training"
 
     applies = Case.applies
 
@@ -93,6 +94,7 @@ def _packed(entry: Entry) -> dict[str, Any]:
     """Only what differs from the usual."""
     packed: dict[str, Any] = {"operator": entry.operator}
     packed |= {name: True for name in ("gradient", "core", "host", "device") if getattr(entry, name)}
+    packed |= {"within": entry.within} if entry.within != "training" else {}
     packed |= {"frameworks": list(entry.frameworks)} if entry.frameworks else {}
     return packed | ({"memory": entry.memory} if entry.memory else {})
 
@@ -106,13 +108,23 @@ def _unpacked(packed: dict[str, Any]) -> Entry:
         packed.get("memory", 0),
         packed.get("host", False),
         packed.get("device", False),
+        packed.get("within", "training"),
     )
 
 
 def from_cases(cases: tuple[Case, ...]) -> Manifest:
     """The manifest that these cases make."""
     entries = {
-        case.id: Entry(case.operator, case.needs_gradient, case.core, case.frameworks, case.memory, case.host, case.device)
+        case.id: Entry(
+            case.operator,
+            case.needs_gradient,
+            case.core,
+            case.frameworks,
+            case.memory,
+            case.host,
+            case.device,
+            case.within,
+        )
         for case in cases
     }
     return Manifest(API_VERSION, SUITE_VERSION, content_hash(cases), entries)
@@ -135,6 +147,28 @@ def read(path: Path) -> Manifest:
     return Manifest(data["api"], data["suite"], data["content"], dict(sorted(entries.items())))
 
 
+def cases_of(held: Manifest) -> tuple[Case, ...]:
+    """The cases of a manifest, in its order."""
+    return tuple(
+        parsed(
+            name,
+            core=entry.core,
+            within=entry.within,
+            frameworks=entry.frameworks,
+            memory=entry.memory,
+            host=entry.host,
+            device=entry.device,
+        )
+        for name, entry in held.entries.items()
+    )
+
+
+def written() -> tuple[Case, ...]:
+    """Write the manifest again; the cases that are now in it."""
+    cases = neighbours(generate())
+    manifest_path().write_text(from_cases(cases).text(), encoding="utf-8")
+    return cases
+
+
 if __name__ == "__main__":
-    manifest_path().write_text(from_cases(every_case()).text(), encoding="utf-8")
-    print(f"wrote {manifest_path()}: {len(every_case())} cases")
+    print(f"wrote {manifest_path()}: {len(written())} cases")

@@ -82,7 +82,7 @@ def softmax(x: Array) -> Array:
 
 
 def square(x: Array) -> Array:
-    return np.einsum("...i,...j->...ij", x, x).reshape(*x.shape[:-1], -1)
+    return np.einsum("...i,...j->...ij", x, x).reshape(*x.shape[:-1], x.shape[-1] ** 2)  # -1 is unknown of no tokens
 
 
 def taylor2(x: Array) -> Array:

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--linattn-framework", help="one of the backend's frameworks")
     group.addoption("--linattn-profile", default="full", help="core, inference, training or full")
     group.addoption("--linattn-report", help="write the report here, as JSON")
+    group.addoption("--linattn-seed", type=int, default=0, help="seed of the fresh cases; drawn unless given")
     group.addoption("--linattn-case", action="append", help="only ids that match; no verdict then")
     group.addoption("--linattn-known-failures", help="TOML or JSON list of known failures")
     group.addoption("--linattn-time-limit", type=float, default=300.0, help="seconds for one case")
@@ -36,7 +37,7 @@ class State:
     def __init__(self, config: pytest.Config) -> None:
         from pathlib import Path
 
-        from . import cli, known_failures, manifest
+        from . import cli, fresh, known_failures, manifest
         from .options import check_number, check_writable
         from .pool import Pool
         from .worker import Setting
@@ -56,7 +57,8 @@ class State:
         setting = Setting(option("--linattn-backend"), option("--linattn-framework"), option("--linattn-device"))
         self.pool = Pool(setting, time_limit=option("--linattn-time-limit")).__enter__()
         try:
-            self.cases = cli.selected(self.pool.subject, self.manifest, self.profile, self.patterns)
+            seed = option("--linattn-seed") or fresh.draw_seed()
+            self.cases = cli.selected(self.pool.subject, self.manifest, self.profile, self.patterns, seed)
         except BaseException:
             self.pool.close()
             raise

@@ -18,7 +18,7 @@ from typing import Any
 
 from linattn.plugin import API_VERSION
 
-from . import manifest, packed
+from . import fresh, manifest, packed
 from .manifest import SUITE_VERSION, Manifest
 from .report import SCHEMA, report_hash, results_hash
 from .runner import STATUSES
@@ -225,7 +225,7 @@ def _results(report: Mapping[str, Any], held: Manifest) -> list[str]:
     if order != sorted(order):
         faults.append("its results are not in the order of their ids")
     applicable = held.applicable(report["framework"], report["device"], report["memory"])
-    unknown = [result["id"] for result in report["results"] if result["id"] not in applicable]
+    unknown = fresh.strangers((name for name in order if name not in applicable), report["profile"])
     if unknown:
         faults.append(
             f"{len(unknown)} results are of no case for {report['framework']} on {report['device']}: {_some(unknown)}"

@@ -6,10 +6,11 @@ A profile is a set of cases and a rule about what may be declared unsupported. A
 =============  ============================================  ==============================================================
 profile        cases                                         may be declared unsupported
 =============  ============================================  ==============================================================
-``core``       the core cases without gradients              all core cases of an operator together: it is not claimed
-``inference``  every case without gradients                  the same; and single cases outside the core
-``training``   every case                                    the same; the core here includes its gradients
-``full``       every case                                    nothing
+``core``       a spanning subset, without gradients          all core cases of an operator together: it is not claimed;
+                                                             and single cases outside the core
+``inference``  all pairs of factors, without gradients       the same
+``training``   all pairs of factors                          the same; the core here includes its gradients
+``full``       every case: triples as well                   nothing
 =============  ============================================  ==============================================================
 
 * A case without a result counts as not run, and fails. So does an unknown status.
@@ -22,6 +23,7 @@ profile        cases                                         may be declared uns
 * A case that failed once, and passed when it was run again with the same code, is flaky, and fails.
 * A case of which the suite's own fault is known (:mod:`~linattn_conformance.waivers`) counts neither way.
 * A report of selected cases has no verdict.
+* A fresh case, which no manifest holds, counts as much: a failure of its is a failure.
 * Errors in the list of known failures fail the verdict, and so does a report made with another manifest.
 """
 
@@ -32,7 +34,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import capabilities, waivers
+from . import capabilities, fresh, waivers
+from .cases import WITHIN
 from .manifest import Entry, Manifest
 
 __all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "verdict"]
@@ -91,11 +94,9 @@ def cases_of(profile: str, applicable: Mapping[str, Entry]) -> dict[str, Entry]:
     """The cases that a profile needs, of those that apply."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
-    if profile == "core":
-        return {name: entry for name, entry in applicable.items() if (entry.core and not entry.gradient) or _bad_input(name)}
-    if profile == "inference":
-        return {name: entry for name, entry in applicable.items() if not entry.gradient}
-    return dict(applicable)
+    held = WITHIN[: WITHIN.index("training" if profile == "inference" else profile) + 1]
+    found = {name: entry for name, entry in applicable.items() if entry.within in held or entry.core or _bad_input(name)}
+    return found if profile in ("training", "full") else {name: entry for name, entry in found.items() if not entry.gradient}
 
 
 def _bad_input(name: str) -> bool:
@@ -123,6 +124,7 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     for name, status in statuses.items():
         if status not in ("passed", "declared-unsupported", "known-failure", "waived"):
             problems.append(f"{name}: {status}{': ' if name in found else ''}{found.get(name, {}).get('message', '')}")
+    problems += fresh.problems(report["results"])
     claimed, complaints = _claims(profile, wanted, statuses)
     problems += complaints
     operators = {name: entry.operator for name, entry in wanted.items()}

@@ -40,6 +40,15 @@ def test_things_tried_on_the_same_operators_of_which_the_same_came_are_one_row()
     ]
 
 
+def test_of_rows_of_covering_arrays_what_they_share_is_told():
+    rows = ("fp16.g-i64-no_grad-vast-varlen.many", "fp16.g-i64-sliced.q-tiny", "fp16.g-retained-reversed.k-strong-zeros.q")
+    found = grouping.rows(failed(f"gla/chunk/fp32/{row}/T9-K1-V1/forward", "o is not finite") for row in rows)
+    assert [row[:2] for row in found] == [["`fp16.g`", "3"]]
+    different = [rows[0], rows[2].replace("fp16.g", "gv")]
+    (row,) = grouping.rows(failed(f"gla/chunk/fp32/{row}/T9-K1-V1/forward", "o is not finite") for row in different)
+    assert row[0] == "various"
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [

@@ -210,6 +210,20 @@ def test_every_id_names_its_case():
         assert named(case.id) == case
 
 
+def test_an_id_that_no_manifest_holds_names_a_case_by_its_grammar(monkeypatch):
+    monkeypatch.setattr(cases, "_by_id", dict)
+    for case in every_case()[::50]:
+        if case.id.count("/") == 5:
+            found = named(case.id)
+            assert (found.flags, found.sizes, found.check, found.dtype) == (case.flags, case.sizes, case.check, case.dtype)
+
+
+@pytest.mark.parametrize("flags", ["*", "state-*", "stat?", "strided.w", "gv-garbled", "only.x"])
+def test_what_is_no_flag_makes_no_case(flags):
+    with pytest.raises(ValueError, match="is no flag of gla"):
+        named(f"gla/chunk/fp32/{flags}/T65-K24-V40/forward")
+
+
 def test_a_generated_id_holds_everything():
     case = named("kda/chunk/bf16/grouped-state-varlen-pack.3.0.5-seed.7/T8-K3-V2-C20-B1-H3/gradient")
     assert case.size == {"T": 8, "K": 3, "V": 2, "C": 20, "B": 1, "H": 3}

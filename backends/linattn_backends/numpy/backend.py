@@ -67,11 +67,9 @@ class NumpyBackend(Numpy):
             d_state: Gradient of the final state ``[N, HV, K, V]``, or ``None`` for zero.
 
         Returns:
-            Gradients by name, each in the shape and dtype of its array, or in float64 if ``v`` is float64.
+            Gradients by name, each in the shape and dtype of its array.
         """
         gradients = oracle.vjp(op, arrays, options, d_o, d_state)
-        if is_float64(arrays["x" if "x" in arrays else "v"]):
-            return gradients
         return {name: cast_like(arrays[name], gradient) for name, gradient in gradients.items()}
 
 

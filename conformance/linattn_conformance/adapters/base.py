@@ -10,6 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ..cases import Case
 
-__all__ = ["Adapter", "Arrays", "Global", "changed", "far_apart"]
+__all__ = ["Adapter", "Arrays", "Global", "changed", "far_apart", "repeating"]
 
 Arrays = dict[str, Any]
 
@@ -29,6 +30,12 @@ def far_apart(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     step = 2**31 // max(shape[1] - 1, 1) + int(np.prod(inner))
     first, *rest = (int(np.prod(inner[i + 1 :])) for i in range(len(inner)))
     return step * shape[1], (first, step, *rest)
+
+
+def repeating(x: NDArray[Any]) -> tuple[slice, ...]:
+    """The part of an array that has all of its values: one entry along each axis along which they repeat."""
+    repeats = [x.size > 0 and bool((x == x.take([0], axis)).all()) for axis in range(x.ndim)]
+    return tuple(slice(0, 1) if repeat else slice(None) for repeat in repeats)
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -149,12 +156,38 @@ class Adapter:
         """The same values, with heads (axis 2) before tokens (axis 1) in memory."""
         return x
 
+    def expanded(self, x: Any) -> Any:
+        """The same values, there once along every axis along which they repeat."""
+        return x
+
+    def reversed(self, x: Any) -> Any:
+        """The same values behind negative strides."""
+        return x
+
+    def readonly(self, x: Any) -> Any:
+        """The same values in memory that cannot be written to."""
+        return x
+
+    def misaligned(self, x: Any) -> Any:
+        """The same values, beginning one element behind where an allocator would put them."""
+        return x
+
     def far(self, x: Any) -> Any:
         """The same values with tokens (axis 1) so far apart that the last one is more than 2³¹ elements from the first."""
         raise NotImplementedError
 
     def poison(self, sizes: Mapping[str, int]) -> None:
         """Leave NaN in freed memory: ``sizes`` are numbers of elements by dtype-free name."""
+
+    def mode(self, name: str) -> AbstractContextManager[Any]:
+        """The framework's mode of gradients for one call: ``no_grad`` or ``inference``."""
+        return nullcontext()
+
+    def gradients_again(
+        self, how: str, call: Callable[[Arrays], Arrays], arrays: Arrays, cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """:meth:`gradients`, got in another way: ``retained``, for the second time; ``accumulated``, left in the inputs."""
+        return self.gradients(call, arrays, cotangents)
 
     def gradients(self, call: Callable[[Arrays], Arrays], arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
         """Outputs of ``call``, and the gradient of every array in ``arrays`` that has one."""
@@ -163,6 +196,25 @@ class Adapter:
     def tracked(self, arrays: Arrays) -> Arrays:
         """The arrays as ``gradients`` hands them to a call, so that the plan of such a call can be asked for."""
         return arrays
+
+    def overwrite(self, arrays: Arrays, values: Arrays) -> None:
+        """Write other values into arrays of the same shapes."""
+        raise NotImplementedError
+
+    def surroundings(self) -> Mapping[str, Callable[[], AbstractContextManager[Any]]]:
+        """Defaults of the framework that a user may have changed, by name, each for the time of a ``with`` block."""
+        return {}
+
+    def in_child(self) -> None:
+        """What a forked process does before it uses the framework."""
+
+    def another_stream(self, arrays: Arrays) -> AbstractContextManager[Any]:
+        """A stream that is not the default one, on which the arrays are ready, and what it did is waited for at the end."""
+        raise NotImplementedError
+
+    def replayed(self, call: Callable[[], Arrays], change: Callable[[], None]) -> Arrays:
+        """What a call that was recorded gives when it is replayed after a change."""
+        raise NotImplementedError
 
     def wait(self) -> None:
         """Until the device has done what it was asked for; raise what it could not do."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Adapter, Arrays, far_apart
+from .base import Adapter, Arrays, far_apart, repeating
 
 __all__ = ["NumpyAdapter"]
 
@@ -53,6 +53,23 @@ class NumpyAdapter(Adapter):
     def headsfirst(self, x: Any) -> Any:
         return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if x.ndim > 2 else x
 
+    def expanded(self, x: Any) -> Any:
+        return np.broadcast_to(x[repeating(x)], x.shape)
+
+    def reversed(self, x: Any) -> Any:
+        flip = (slice(None, None, -1),) * x.ndim
+        return np.ascontiguousarray(x[flip])[flip]
+
+    def readonly(self, x: Any) -> Any:
+        x.flags.writeable = False
+        return x
+
+    def misaligned(self, x: Any) -> Any:
+        room = np.zeros(x.nbytes + 1, np.uint8)
+        view = room[1:].view(x.dtype).reshape(x.shape)
+        view[...] = x
+        return view
+
     def far(self, x: Any) -> Any:
         size, strides = far_apart(x.shape)
         room = np.empty(size, x.dtype)  # pages that nobody touches take no memory
@@ -63,6 +80,10 @@ class NumpyAdapter(Adapter):
     def poison(self, sizes: Any) -> None:
         blocks = [np.full(size, np.nan, dtype) for size in sizes.values() for dtype in (np.float64, np.float32) * 2]
         del blocks
+
+    def overwrite(self, arrays: Arrays, values: Arrays) -> None:
+        for name, x in arrays.items():
+            x[...] = values[name]
 
     def gradients(self, call: Any, arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
         outputs = call(arrays)

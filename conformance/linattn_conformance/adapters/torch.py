@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from .base import Adapter, Arrays, Global, far_apart
+from .base import Adapter, Arrays, Global, far_apart, repeating
 
 if TYPE_CHECKING:
     from ..cases import Case
@@ -32,6 +34,16 @@ def _cudnn() -> dict[str, bool]:
 def _set_cudnn(before: dict[str, bool]) -> None:
     for name, value in before.items():
         setattr(torch.backends.cudnn, name, value)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class TorchAdapter(Adapter):
@@ -74,6 +86,16 @@ class TorchAdapter(Adapter):
     def headsfirst(self, x: Any) -> Any:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x
 
+    def expanded(self, x: Any) -> Any:
+        return x[repeating(self.to_float64(x))].expand(x.shape)
+
+    def misaligned(self, x: Any) -> Any:
+        room = x.new_empty(x.numel() + 1)
+        return room[1:].view(x.shape).copy_(x)
+
+    def mode(self, name: str) -> AbstractContextManager[Any]:
+        return torch.no_grad() if name == "no_grad" else torch.inference_mode()
+
     def set_up(self, case: Case) -> None:
         if case.memory and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -95,19 +117,60 @@ class TorchAdapter(Adapter):
         return {name: x.detach().requires_grad_() if x.is_floating_point() else x for name, x in arrays.items()}
 
     def gradients(self, call: Any, arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+        return self.gradients_again("", call, arrays, cotangents)
+
+    def gradients_again(self, how: str, call: Any, arrays: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
         leaves = self.tracked(arrays)
         outputs = call(leaves)
         named = {name: x for name, x in leaves.items() if x.requires_grad}
         used = [name for name in cotangents if self.is_array(outputs.get(name)) and outputs[name].requires_grad]
         if not used:
             return outputs, {}
-        found = torch.autograd.grad(
-            [outputs[name] for name in used],
-            list(named.values()),
-            [cotangents[name] for name in used],
-            allow_unused=True,
-        )
+        ends, starts = [outputs[name] for name in used], [cotangents[name] for name in used]
+        if how == "accumulated":
+            torch.autograd.backward(ends, starts)
+            return outputs, {name: x.grad for name, x in named.items()}
+        if how == "retained":
+            torch.autograd.grad(ends, list(named.values()), starts, allow_unused=True, retain_graph=True)
+        found = torch.autograd.grad(ends, list(named.values()), starts, allow_unused=True)
         return outputs, dict(zip(named, found, strict=True))
+
+    def overwrite(self, arrays: Arrays, values: Arrays) -> None:
+        for name, x in arrays.items():
+            x.copy_(values[name])
+
+    def surroundings(self) -> Mapping[str, Callable[[], AbstractContextManager[Any]]]:
+        return {
+            "float64 as default dtype": lambda: _default_dtype(torch.float64),
+            "bfloat16 as default dtype": lambda: _default_dtype(torch.bfloat16),
+            "meta as default device": lambda: torch.device("meta"),
+        }
+
+    def in_child(self) -> None:
+        torch.set_num_threads(1)
+
+    @contextmanager
+    def another_stream(self, arrays: Arrays) -> Iterator[None]:
+        stream = torch.cuda.Stream(self.device)
+        torch.cuda.synchronize(self.device)
+        torch.cuda._sleep(10**7)  # what stays on the default stream comes late
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def replayed(self, call: Callable[[], Arrays], change: Callable[[], None]) -> Arrays:
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):  # compilers and autotuners are done before a call is recorded
+            for _ in range(3):
+                call()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = call()
+        change()
+        graph.replay()
+        torch.cuda.synchronize(self.device)
+        return outputs
 
     def wait(self) -> None:
         if torch.device(self.device).type == "cuda":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..calls import Run
 from ..cases import TRANSFORMS
-from . import inputs, large, leak, properties, transforms, values
+from . import history, inputs, large, leak, properties, transforms, values
 
 __all__ = ["CHECKS"]
 
@@ -23,6 +23,17 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "nan": properties.nan,
     "repeat": properties.repeat,
     "repeat-backward": properties.repeat_backward,
+    "held": history.held,
+    "held-backward": history.held_backward,
+    "rewritten": history.rewritten,
+    "often": history.often,
+    "shapes": history.shapes,
+    "threads": history.threads,
+    "surroundings": history.surroundings,
+    "forked": history.forked,
+    "streams": history.streams,
+    "replayed": history.replayed,
+    "keeps": history.keeps,
     "bad-input": inputs.bad_input,
     "large": large.large,
     "leak": leak.leak,

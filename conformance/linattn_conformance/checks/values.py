@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from linattn_backends.numpy import oracle
 
+from ..adapters.base import Arrays
 from ..bounds import Quantity
 from ..calls import Run
 from ..cases import GATED
@@ -17,9 +18,18 @@ def forward(run: Run) -> None:
     arrays = run.arrays()
     before = run.snapshot(arrays)
     run.poison()
-    got = run.call(arrays)
+    got = called(run, arrays)
     run.check_untouched(before, arrays, but="state")
     run.compare(got, run.truth.outputs)
+
+
+def called(run: Run, arrays: Arrays) -> Arrays:
+    """The call, in the mode of gradients that the case asks for."""
+    for mode in ("no_grad", "inference"):
+        if mode in run.case.flags:
+            with run.adapter.mode(mode):
+                return run.call(arrays)
+    return run.call({**arrays, **run.adapter.tracked(run.trained(arrays))} if "tracked" in run.case.flags else arrays)
 
 
 def gradient(run: Run) -> None:

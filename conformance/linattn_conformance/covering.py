@@ -1,0 +1,232 @@
+"""Covering arrays: few rows, each one level of every factor, in which every two levels that may meet do meet.
+
+Rows are made one at a time, each begun with two levels that have not met and filled greedily, so that the first rows cover most
+(AETG: Cohen, Dalal, Fredman and Patton, 1997). Equal arguments give equal rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, product
+
+import numpy as np
+
+__all__ = ["Covering", "Factor", "Row", "cover"]
+
+Row = dict[str, str]
+"""A level of each factor, by name."""
+Refuses = Callable[[Mapping[str, str]], str]
+"""Why levels may not meet, of some of the factors; empty if they may."""
+TRIES = 3
+"""Rows that are made for each one that is kept."""
+OF_A_RARE_LEVEL = 6
+"""Rows that have it."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Something that rows differ in.
+
+    Attributes:
+        name: Its name.
+        levels: Names of its levels, the usual one first.
+        varied: Where nothing is left to cover, any level is taken; else the usual one.
+        costs: What a level adds to the cost of a row; 0 if it is not named.
+        rare: Levels that stand in a few rows only, with other levels each time. By name, why.
+        hiding: Those of them beside which little can be seen of other levels: only pairs of their own are covered there.
+        late: Levels that come in rows of their own, after all others, because not every subject of a trial knows them.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    varied: bool = False
+    costs: Mapping[str, float] = field(default_factory=dict)
+    rare: Mapping[str, str] = field(default_factory=dict)
+    hiding: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+
+
+@dataclass
+class Covering:
+    """What was made.
+
+    Attributes:
+        rows: The rows, in the order in which they were made.
+        early: How many of them have no late level.
+        pairs: How many of them cover all pairs; those after them are for the triples.
+        missing: What meets in no row, as ``factor=level`` texts, and why.
+    """
+
+    rows: list[Row]
+    early: int
+    pairs: int
+    missing: dict[tuple[str, ...], str]
+
+
+def cover(
+    factors: Sequence[Factor],
+    refuses: Refuses,
+    limit: float,
+    seed: int,
+    triples: Iterable[tuple[str, str, str]] = (),
+    most: int = 0,
+) -> Covering:
+    """Rows in which every two levels meet that may, and every three levels of some factors.
+
+    Args:
+        factors: What rows differ in.
+        refuses: Which two levels may not meet.
+        limit: Most that a row may cost.
+        seed: Of the choices between equals.
+        triples: Names of three factors each.
+        most: At most so many rows; 0 for as many as it takes.
+    """
+    made = _Maker(factors, refuses, limit, np.random.default_rng(seed), most)
+    made.pass_over_pairs(late=False)
+    made.add_rare()
+    early = len(made.rows)
+    made.pass_over_pairs(late=True)
+    pairs = len(made.rows)
+    made.pass_over_triples(triples)
+    return Covering(made.rows, early, pairs, made.missing | made.missing_of_rare())
+
+
+class _Maker:
+    """Rows so far, and what they have left to cover: ``open[i, j]`` is true of two levels that are still to meet."""
+
+    def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float, rng: np.random.Generator, most: int) -> None:
+        self.factors, self.limit, self.rng, self.most = factors, limit, rng, most
+        self.of = [(factor, level) for factor in factors for level in factor.levels]
+        self.index = {(factor.name, level): i for i, (factor, level) in enumerate(self.of)}
+        self.by_name = {factor.name: factor for factor in factors}
+        self.rows: list[Row] = []
+        self.missing: dict[tuple[str, ...], str] = {}
+        self.late = np.array([level in factor.late for factor, level in self.of])
+        self.costs = np.array([factor.costs.get(level, 0.0) for factor, level in self.of])
+        self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in factors}
+        rare = np.array([level in factor.rare for factor, level in self.of])
+        self.wanted = np.zeros((len(self.of), len(self.of)), bool)
+        for (i, (f, a)), (j, (g, b)) in combinations(enumerate(self.of), 2):
+            if f is g:
+                continue
+            reason = refuses({f.name: a, g.name: b})
+            if not reason and self.costs[i] + self.costs[j] > limit:
+                reason = "it would cost too much"
+            if reason:
+                self.missing[self.told(i, j)] = reason
+            else:
+                self.wanted[i, j] = self.wanted[j, i] = True
+        self.rare = rare
+        self.open = self.wanted & ~rare[:, None] & ~rare[None, :]
+        self.dear = self.wanted & ~self.open
+
+    def told(self, *places: int) -> tuple[str, ...]:
+        return tuple(f"{self.of[i][0].name}={self.of[i][1]}" for i in places)
+
+    @property
+    def full(self) -> bool:
+        return bool(self.most) and len(self.rows) >= self.most
+
+    def pass_over_pairs(self, late: bool) -> None:
+        """Rows until every pair is covered; without late levels unless ``late``."""
+        asked = self.open if late else self.open & ~self.late[:, None] & ~self.late[None, :]
+        hopeless = np.zeros_like(asked)
+        while (left := asked & self.open & ~hopeless).any() and not self.full:
+            begun = self._begin(left)
+            row = self._best({self.of[i][0].name: self.of[i][1] for i in begun}, left, late)
+            if row is None:
+                hopeless[begun] = hopeless[begun[::-1]] = True
+                self.missing[self.told(*begun)] = "no row has room for both"
+                self.open[begun] = self.open[begun[::-1]] = False
+            else:
+                self.add(row)
+
+    def add_rare(self) -> None:
+        """Some rows of each rare level, with other levels every time."""
+        for i in np.flatnonzero(self.rare):
+            factor, level = self.of[i]
+            for _ in range(OF_A_RARE_LEVEL):
+                row = None if self.full else self._best({factor.name: level}, self.dear, False)
+                if row is not None:
+                    self.add(row)
+
+    def missing_of_rare(self) -> dict[tuple[str, ...], str]:
+        """What rare levels have not met, and why."""
+        found = {}
+        for i in np.flatnonzero(self.rare):
+            factor, level = self.of[i]
+            found |= {self.told(*sorted((i, j))): factor.rare[level] for j in np.flatnonzero(self.dear[i])}
+        return found
+
+    def pass_over_triples(self, triples: Iterable[tuple[str, str, str]]) -> None:
+        """Rows until every triple of these factors that may meet has met."""
+        for names in triples:
+            chosen = [self.by_name[name] for name in names if name in self.by_name]
+            if len(chosen) < 3:
+                continue
+            met = {tuple(row[factor.name] for factor in chosen) for row in self.rows}
+            for levels in product(*(factor.levels for factor in chosen)):
+                begun = {factor.name: level for factor, level in zip(chosen, levels, strict=True)}
+                if levels in met or any(level in f.rare for f, level in zip(chosen, levels, strict=True)) or self.full:
+                    continue
+                places = self._places(begun)
+                together = all(self.wanted[i, j] for i, j in combinations(places, 2))
+                row = self._best(begun, self.wanted, True) if together else None
+                if row is not None:
+                    self.add(row)
+                else:
+                    self.missing[self.told(*places)] = (
+                        "no row has room for all three" if together else "two of them may not meet"
+                    )
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        places = np.ix_(*[self._places(row)] * 2)
+        self.dear[places] = False
+        if not any(row[factor.name] in factor.hiding for factor in self.factors):
+            self.open[places] = False
+
+    def _places(self, row: Row) -> list[int]:
+        return [self.index[item] for item in row.items()]
+
+    def _begin(self, left: np.ndarray) -> tuple[int, int]:
+        """Two levels that have not met: those that have most left."""
+        counts = left.sum(1)
+        i = int(np.argmax(counts))
+        others = np.flatnonzero(left[i])
+        j = int(others[np.argmax(counts[others])])
+        return (i, j) if i < j else (j, i)
+
+    def _best(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
+        """Of some rows that begin so the one that covers most."""
+        found = [row for _ in range(TRIES) if (row := self._fill(begun, left, late)) is not None]
+        return max(found, key=lambda row: left[np.ix_(*[self._places(row)] * 2)].sum()) if found else None
+
+    def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
+        row = dict(begun)
+        chosen = self._places(row)
+        rest = [factor for factor in self.factors if factor.name not in row]
+        for k in self.rng.permutation(len(rest)):
+            factor = rest[k]
+            place = self._preferred(factor, chosen, left, late)
+            if place is None:
+                return None
+            row[factor.name] = self.of[place][1]
+            chosen.append(place)
+        return {factor.name: row[factor.name] for factor in self.factors}
+
+    def _preferred(self, factor: Factor, chosen: list[int], left: np.ndarray, late: bool) -> int | None:
+        """The level that covers most; of equals the usual one, or, where it varies, any. None if none may stand there."""
+        start = self.starts[factor.name]
+        block = slice(start, start + len(factor.levels))
+        may = self.wanted[block, chosen].all(1) & ~self.rare[block]
+        may &= self.costs[block] <= self.limit - self.costs[chosen].sum()
+        if not late:
+            may &= ~self.late[block]
+        if not may.any():
+            return None
+        ties = self.rng.random(len(may)) / 2
+        if not factor.varied:
+            ties[0] = 0.9
+        return start + int(np.argmax(np.where(may, left[block, chosen].sum(1) + ties, -1.0)))
