@@ -1,30 +1,38 @@
 """Sphinx settings. Everything is local: no font, script or inventory is fetched while building."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import linattn
+from docutils import nodes
 from docutils.parsers.rst import directives
 from linattn_conformance import manifest, reading, rendering
 from sphinx.util.docutils import SphinxDirective
+
+sys.path.insert(0, str(Path(__file__).parent))
+import matrices
 
 project = "linattn"
 author = "the linattn authors"
 copyright = "the linattn authors"
 release = version = linattn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "equations"]
 exclude_patterns = [
     "_build",
     "experiments/**/*.table.md",
     "experiments/*.table.md",
-    "conformance/matrix.md",
+    "conformance/*.matrix.md",
 ]  # pages include these
 html_theme = "furo"
 html_title = f"linattn {release}"
 html_static_path = ["_static"]
 html_css_files = ["linattn.css"]
+html_js_files = [("sortable.js", {"defer": "defer"})]
+
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -99,23 +107,33 @@ class SideBySide(Made):
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+class SpeedUps(SphinxDirective):
+    """The front page's figure, in the page itself: it has the theme's colours, and its words are found and read aloud."""
+
+    def run(self) -> list[Any]:
+        relative, path = self.env.relfn2path("/_static/speedups.svg")
+        self.env.note_dependency(relative)
+        return [nodes.raw("", Path(path).read_text(encoding="utf-8"), format="html")]
+
+
 def render_reports(app: Any, failure: Exception | None) -> None:
-    """A page of each report of conformance, and the matrix of all, beside the pages that name them."""
+    """A page of each report of conformance, and the matrices, beside the pages that name them."""
     if failure or app.builder.format != "html":
         return
     folder = Path(app.outdir, "conformance", "reports")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = sorted(Path(app.srcdir, "conformance", "reports").glob("*.json.gz"))
+    paths = matrices.ordered(Path(app.srcdir, "conformance"))
     reports = [reading.read(path) for path in paths]
     for path, report in zip(paths, reports, strict=True):
         (folder / f"{path.name.removesuffix('.json.gz')}.html").write_text(rendering.html(report), encoding="utf-8")
-    (folder / "index.html").write_text(
-        rendering.matrix_html(reports, manifest.read(Path(app.srcdir, "conformance", "reports", "manifest.json"))),
-        encoding="utf-8",
-    )
+    held = manifest.read(Path(app.srcdir, "conformance", "reports", "manifest.json"))
+    for name, ours in {"index.html": True, "others.html": False}.items():
+        chosen = [report for report in reports if (report["backend"]["name"] in matrices.OURS) is ours]
+        (folder / name).write_text(rendering.matrix_html(chosen, held), encoding="utf-8")
 
 
 def setup(app: Any) -> None:
+    app.add_directive("figure-of-speed-ups", SpeedUps)
     app.add_directive("conformance-report", Report)
     app.add_directive("conformance-counts", Counts)
     app.add_directive("side-by-side", SideBySide)

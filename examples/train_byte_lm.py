@@ -30,7 +30,7 @@ import linattn
 import numpy as np
 import torch
 from linattn.demo import model
-from rich.progress import Progress
+from linattn.progress import bars
 
 PACKAGE = Path(model.__file__).parent
 LN2 = math.log(2.0)
@@ -248,7 +248,7 @@ def main() -> None:
     trainer = Trainer(options, "\n\n".join(training).encode())
     if options.resume and checkpoint.exists():
         trainer.load(checkpoint)
-    with Progress() as progress:
+    with bars(count=False) as progress:
         total = options.epochs * trainer.steps_per_epoch
         task = progress.add_task("training", total=total, completed=trainer.epoch * trainer.steps_per_epoch)
         while trainer.epoch < options.epochs:
@@ -256,10 +256,8 @@ def main() -> None:
             held = bits_per_byte(trainer.weights, validation)
             trainer.keep_best(held)
             trainer.save(checkpoint)
-            progress.print(
-                f"epoch {trainer.epoch:3d}: {trained:.3f} bits/byte in training, {held:.3f} in validation, "
-                f"{trainer.seconds:.0f} s"
-            )
+            told = f"{trained:.3f} bits/byte in training, {held:.3f} in validation, {trainer.seconds:.0f} s"
+            print(f"epoch {trainer.epoch:3d}: {told}", flush=True)
     write(options, trainer, (training, validation, test))
 
 

@@ -2,7 +2,8 @@
 
 Between ``<!-- results: NAME.json -->`` and ``<!-- end -->`` stands what :func:`render` makes of that file in
 ``benchmarks/results/``; after ``<!-- side by side: NAME.json -->`` their times, one column a library; after
-``<!-- memory: NAME.json -->`` memory and first calls.
+``<!-- speed-ups: NAME.json -->`` ours over the best other library's; after ``<!-- costs: NAME.json -->`` time and memory
+of every family; after ``<!-- memory: NAME.json -->`` memory and first calls.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from linattn_benchmarks import reports, table
 from linattn_benchmarks.environment import read
 from linattn_benchmarks.sections import grid, markdown
 
-from . import RESULTS
+from . import RESULTS, speedups
 
-BLOCK = re.compile(r"(<!-- (?P<view>results|side by side|memory): (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (?P<view>results|side by side|speed-ups|costs|memory): (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def fill(text: str, results: Path = RESULTS) -> str:
@@ -298,7 +301,7 @@ RENDERERS = {
 }
 
 
-VIEWS = {"side by side": side_by_side, "memory": memory}
+VIEWS = {"side by side": side_by_side, "speed-ups": speedups.markdown, "costs": speedups.costs, "memory": memory}
 """Of the general benchmark, beside the table of all its rows."""
 
 

@@ -15,6 +15,7 @@ from linattn.cli import SHORT_DTYPES
 from linattn.errors import LinattnError, OptionError
 from linattn.frameworks import FLOAT_DTYPES, KNOWN
 from linattn.ops._family import operator_named
+from linattn.progress import bars
 from rich.console import Console
 
 from . import commands, reports, rows, sections
@@ -153,7 +154,9 @@ def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Pa
         return
     if rest:
         raise OptionError(f"{name} takes no operators, got {', '.join(rest)}")
-    results = overhead() if name == "overhead" else torch_cpu()
+    with bars() as bar:
+        bar.add_task("measuring", total=None)
+        results = overhead() if name == "overhead" else torch_cpu()
     if out:
         write(out, name, results)
         typer.echo(f"wrote {out}")
@@ -232,8 +235,11 @@ def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path |
         errors.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
         if out:
             write(out, "operators", results)
+        bar.advance(task)
 
-    return document("operators", run(chosen, subjects, seconds, fresh, report))
+    with bars(errors) as bar:
+        task = bar.add_task("timing", total=len(chosen) * len(subjects))
+        return document("operators", run(chosen, subjects, seconds, fresh, report))
 
 
 def to_report(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linattn.errors import OptionError
+from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
@@ -90,10 +91,13 @@ def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     def report(row: Row) -> None:
         figures = "  ".join(f"{label} {us:.0f} µs" for label, us in row["us"].items())
         say.print(f"{row['family']}  {row['way']}  {figures}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        bar.advance(task)
 
     if asked.warm:
         heat([*host.cases(asked.settings).values()], asked, say)
-    found = document("host", host.run(asked.subjects, asked.settings, seconds=asked.seconds, report=report))
+    with bars(say) as bar:
+        task = bar.add_task("timing", total=len(host.cases(asked.settings)))
+        found = document("host", host.run(asked.subjects, asked.settings, seconds=asked.seconds, report=report))
     if asked.out:
         keep(asked.out, found)
     return found
@@ -138,9 +142,12 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
         if asked.out and time.monotonic() - saved > SAVED_EVERY:
             keep(asked.out, results(progress))
             saved = time.monotonic()
+        bar.update(task, total=progress.calls, completed=progress.done)
 
     budget = None if asked.budget is None else asked.budget - (time.monotonic() - started)
-    found = results(sweep.run(chosen, asked.subjects, asked.seconds, asked.check, budget, earlier, report))
+    with bars(say) as bar:
+        task = bar.add_task("timing", total=None)
+        found = results(sweep.run(chosen, asked.subjects, asked.seconds, asked.check, budget, earlier, report))
     if asked.out:
         keep(asked.out, found)
     return found
@@ -149,7 +156,9 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
 def heat(cases: Sequence[Case], asked: Asked, say: Console) -> None:
     """Make first calls, and say how long they took."""
     started = time.monotonic()
-    count = warm.first_calls(cases, asked.subjects, asked.warm)
+    with bars(say) as bar:
+        task = bar.add_task("first calls", total=None)
+        count = warm.first_calls(cases, asked.subjects, asked.warm, lambda done, of: bar.update(task, completed=done, total=of))
     say.print(f"{count} first calls in {time.monotonic() - started:.0f} s", style="dim", highlight=False)
 
 

@@ -62,11 +62,15 @@ class Progress:
         rows: One for each entry.
         refused: Why a subject was not called, by its label.
         left: How many calls the budget left untimed.
+        calls: How many there are to come or done, without those that were timed before.
+        done: How many of them are.
     """
 
     rows: list[Row]
     refused: dict[str, list[str]] = field(default_factory=dict)
     left: int = 0
+    calls: int = 0
+    done: int = 0
 
 
 def selected(entries: Sequence[Entry], patterns: Sequence[str]) -> list[Entry]:
@@ -106,6 +110,7 @@ def run(
     for entry, row in zip(entries, progress.rows, strict=True):
         row["found"] |= {label: x for label, x in known.get(entry.name, {}).items() if x["status"] not in AGAIN}
         pending += [(entry, row, subject) for subject in subjects if subject.label not in row["found"]]
+    progress.calls = len(pending)
     for place, (entry, row, subject) in enumerate(pending):
         now = clock()
         if budget is not None and now - started + (now - before) + RESERVE > budget:  # as long as the last one took
@@ -117,6 +122,7 @@ def run(
             reasons += [] if reason in reasons else [reason]
             continue
         row["found"][subject.label] = timed(entry, subject, seconds, check)
+        progress.done = place + 1
         report(row, subject.label, progress)
     return progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -14,8 +14,10 @@ from .cases import Case
 from .subjects import Subject, subject_named
 
 
-def first_calls(cases: Sequence[Case], subjects: Sequence[Subject], processes: int) -> int:
-    """Call every subject on every case once, and return how many calls there were.
+def first_calls(
+    cases: Sequence[Case], subjects: Sequence[Subject], processes: int, told: Callable[[int, int], None] = lambda done, of: None
+) -> int:
+    """Call every subject on every case once, and return how many calls there were. ``told`` hears how many of them are done.
 
     A call that fails here fails again where it is timed, and is reported there.
     """
@@ -27,7 +29,9 @@ def first_calls(cases: Sequence[Case], subjects: Sequence[Subject], processes: i
     ]
     random.Random(0).shuffle(jobs)  # neighbours compile the same kernels, and should not do so at once
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        return sum(1 for _ in pool.map(first_call, jobs))
+        for done, _ in enumerate(pool.map(first_call, jobs), start=1):
+            told(done, len(jobs))
+    return len(jobs)
 
 
 def identity(subject: Subject) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 from linattn.errors import LinattnError
+from linattn.progress import bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import known_failures, manifest, reading, report, resuming, verdict
@@ -118,7 +118,7 @@ def conformance(
         left = [other for other in wanted if other.id not in done]
         stack.enter_context(at_sigterm(lambda: pool.end("the run was ended by SIGTERM")))
         started = time.perf_counter()
-        now_found = progress(console, pool, by_profile(left) if budget else left)
+        now_found = progress(pool, by_profile(left) if budget else left)
         found = [*earlier.results, *now_found]
         took = time.perf_counter() - started
         printed = pool.log()
@@ -218,12 +218,11 @@ def generated(name: str) -> Case | None:
     return None if case in every_case() else case
 
 
-def progress(console: Console, pool: Pool, cases: list[Case]) -> list[Result]:
+def progress(pool: Pool, cases: list[Case]) -> list[Result]:
     """Run cases under a progress line that counts failures."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     results: list[Result] = []
     failures = 0
-    with Progress(*columns, console=console, transient=True) as bar:
+    with bars() as bar:
         task = bar.add_task("conformance", total=len(cases))
         for result in pool.run(cases):
             results.append(result)

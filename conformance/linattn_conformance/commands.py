@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from linattn.progress import bars
 
 from . import comparing, joining, manifest, packed, reading, rendering, report, signing, submissions
 
@@ -30,6 +31,12 @@ def unedited(path: Path) -> dict[str, Any]:
     for edit in reading.edits(found):
         raise typer.BadParameter(f"{path}: {edit}")
     return found
+
+
+def each(paths: Sequence[Path], load: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several reports; a large one takes a while."""
+    with bars() as progress:
+        return [load(path) for path in progress.track(paths, description="reading")]
 
 
 def write(path: Path, text: str) -> None:
@@ -111,7 +118,7 @@ def join_reports(
     They must be of one backend, suite, device, profile and kind of run, and agree on the cases that several of them ran.
     """
     try:
-        joined = joining.join([(str(path), read(path)) for path in parts], manifest.load())
+        joined = joining.join([(str(path), part) for path, part in zip(parts, each(parts, read), strict=True)], manifest.load())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     write(output, report.text(joined))
@@ -125,7 +132,7 @@ def render_report(
     """Make a page of a report, or of several the matrix of operators and backends."""
     if output.suffix not in (".html", ".md"):
         raise typer.BadParameter(f"--output {output}: expected a name that ends in .html or .md")
-    write(output, page([unedited(path) for path in reports], output.suffix))
+    write(output, page(each(reports, unedited), output.suffix))
     print(f"wrote {output}")
 
 

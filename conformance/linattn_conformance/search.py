@@ -80,6 +80,7 @@ class Search:
         pool: Runs the cases.
         families: What is searched; every family by default.
         dtypes: Short names; every dtype by default.
+        ran: Called after each case.
         examples: How many cases were run so far.
         seeds: The seeds of the rounds so far.
         findings: What was found.
@@ -88,6 +89,7 @@ class Search:
     pool: Pool
     families: tuple[str, ...] = tuple(FAMILIES)
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    ran: Callable[[Search], None] = lambda search: None
     examples: int = 0
     seeds: list[int] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -148,6 +150,7 @@ class Search:
         self.examples += 1
         self.pool.lost.clear()
         (result,) = self.pool.run([case])
+        self.ran(self)
         return result
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from linattn.progress import bars
 from linattn.spec import FAMILIES
 
 from . import packed
@@ -49,8 +50,14 @@ def conformance_soak(
     try:
         needs_hypothesis()
         setting = Setting(backend, framework, device)
-        with Pool(setting, 1, time_limit) as pool:
-            search = Search(pool, families, dtypes)
+        with Pool(setting, 1, time_limit) as pool, bars(count=False) as progress:
+            task = progress.add_task("searching", total=60.0 * minutes or None)
+
+            def ran(search: Search) -> None:
+                told = f"searching: {search.examples} cases, {len(search.findings)} found wrong"
+                progress.update(task, completed=time.perf_counter() - started, description=told)
+
+            search = Search(pool, families, dtypes, ran=ran)
             search.run(60.0 * minutes, first, lambda finding: tell(finding, setting))
     except (PoolError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from linattn.feature_maps import Performer, Rfa
+from linattn.progress import bars
 from matplotlib.figure import Figure
-from rich.progress import Progress
 
 from .record import COLOURS, Record, Tables, axes, options
 
@@ -44,7 +44,7 @@ def main() -> None:
     chosen = options(__doc__, K=16, norm=0.6, maps=100000, seed=0)
     record = Record("estimators", chosen, shown)
     results: dict[str, dict[str, float]] = {name: {} for name in WAYS}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         for cosine in progress.track(COSINES, description="estimating"):
             for name in WAYS:
                 work = lambda n=name, c=cosine: error(n, c, chosen)  # noqa: E731

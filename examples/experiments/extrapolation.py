@@ -11,10 +11,10 @@ from statistics import mean
 from typing import Any
 
 import torch
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import Attention, parameter_count, transformer
 from models.gla import GatedLinearAttention, RetNet, ScalarGate, Ungated
-from rich.progress import Progress
 from torch import nn
 
 from .language import Text, bits_by_place, read, train, windows
@@ -57,7 +57,7 @@ def main() -> None:
     mixers = chosen.mixers.split(";")
     runs = [(name, seed) for seed in numbers(chosen.seeds) for name in mixers]
     results: dict[str, list[Any]] = {name: [] for name in mixers}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)
         for i, (name, seed) in enumerate(runs):
             work = lambda n=name, s=seed: run(n, text, s, chosen, lambda: progress.advance(task))  # noqa: E731

@@ -13,10 +13,10 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import Attention, LanguageModel, parameter_count, transformer
 from models.flash import flash, flash_quad
-from rich.progress import Progress
 
 from .language import Text, bits_by_place, read, train, windows
 from .record import COLOURS, Record, Tables, axes, numbers, options
@@ -68,7 +68,7 @@ def main() -> None:
     runs = [(kind, seed) for seed in numbers(chosen.seeds) for kind in kinds]
     scores: dict[str, list[Any]] = {kind: [] for kind in kinds}
     times: dict[str, dict[str, float]] = {kind: {} for kind in TIMED}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)
         for i, (kind, seed) in enumerate(runs):
             work = lambda k=kind, s=seed: score(k, text, s, chosen, lambda: progress.advance(task))  # noqa: E731

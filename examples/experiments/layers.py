@@ -15,11 +15,11 @@ from typing import Any
 import linattn
 import torch
 from linattn.feature_maps import Hedgehog
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import Attention
 from models.gla import GatedLinearAttention
 from models.hedgehog import HedgehogAttention
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -106,7 +106,7 @@ def main() -> None:
     )  # fmt: skip
     record, contexts = Record("layers", chosen, shown), numbers(chosen.contexts)
     costs: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         for kind in progress.track(KINDS, description="layers"):
             for T in contexts:
                 costs[kind][str(T)] = record.once(f"{kind} at {T}", lambda k=kind, n=T: cost(k, n, chosen))

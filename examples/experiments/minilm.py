@@ -20,8 +20,8 @@ import linattn
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, Rebased, T2r
+from linattn.progress import bars
 from matplotlib.figure import Figure
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, gelu, layer_norm, linear
 
@@ -213,7 +213,7 @@ def main() -> None:
     conversions: dict[str, list[FeatureMap]] = {name: [make()] * LAYERS for name, make in FIXED.items()}
     conversions["hedgehog, not distilled"] = [Hedgehog(**p) for p in initial("hedgehog")]
     losses: dict[str, Any] = {}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("distilling", total=len(LEARNED) * LAYERS)
         for name, (make, _) in LEARNED.items():
             conversions[name], losses[name] = [], []

@@ -11,11 +11,11 @@ from statistics import mean
 from typing import Any
 
 import torch
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import Attention
 from models.delta import DeltaNet, GatedDeltaNet
 from models.gla import GatedLinearAttention, RetNet, Ungated
-from rich.progress import Progress
 from torch import nn
 
 from .recall import Recaller, Task, train
@@ -44,7 +44,7 @@ def main() -> None:
     record, settings = Record("mqar", chosen, shown), {f"{n} pairs": n for n in numbers(chosen.pairs)}
     runs = [(name, setting, seed) for setting in settings for seed in numbers(chosen.seeds) for name in MIXERS]
     results: dict[str, dict[str, list[Any]]] = {name: {setting: [] for setting in settings} for name in MIXERS}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("training", total=len(runs) * chosen.steps)
         for i, (name, setting, seed) in enumerate(runs):
             work = lambda given=(name, settings[setting], seed): run(*given, chosen, lambda: progress.advance(task))  # noqa: E731

@@ -13,9 +13,9 @@ import linattn
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import Attention, rotary
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from .recall import Recaller, Task, train
@@ -99,7 +99,7 @@ def main() -> None:
     record = Record("recall_by_map", chosen, shown)
     names = ["softmax", *MAPS]
     results = {}
-    with Progress() as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("training", total=len(names) * chosen.steps)
         for i, name in enumerate(names):
             advance = lambda: progress.advance(task)  # noqa: E731

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
+from linattn.progress import bars
 from matplotlib.figure import Figure
 from models.blocks import rotary
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
@@ -476,7 +476,7 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
         return {"tokens": tokens, "device": where, "ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
 
     record.once(ABOUT, about)
-    with Progress() as progress:
+    with bars(count=False) as progress:
 
         def learn(stage: str, name: str, work: Callable[[Show], Found]) -> Arrays:
             task = progress.add_task(f"{stage}: {name}", total=1.0)

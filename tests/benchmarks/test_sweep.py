@@ -113,7 +113,7 @@ def test_every_subject_on_every_row(timing, entries):
     run_sweep, called, _ = timing
     progress = run_sweep(entries=entries[:2], subjects=[Linattn("torch"), Linattn("numpy", "torch")])
     assert called == [(entry.name, label) for entry in entries[:2] for label in ("linattn:torch", "linattn:numpy")]
-    assert progress.left == 0
+    assert (progress.left, progress.done, progress.calls) == (0, 4, 4)
     assert progress.rows[0]["found"]["linattn:torch"]["ms"] == 0.1
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from linattn_conformance import manifest, reading, rendering
+from linattn_conformance import manifest, reading
 
-FOLDER = Path(__file__).parents[2] / "docs" / "conformance"
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+
+import matrices  # noqa: E402
+
+FOLDER = DOCS / "conformance"
 HELD = manifest.read(FOLDER / "reports" / "manifest.json")
 REPORTS = sorted((FOLDER / "reports").glob("*.json.gz"))
 
@@ -21,9 +27,17 @@ def test_a_report_is_of_the_cases_that_lie_beside_it(path):
     assert reading.verify(reading.read(path), HELD).faults == ()
 
 
-def test_the_matrix_is_theirs():
-    written = (FOLDER / "matrix.md").read_text(encoding="utf-8")
-    assert written == rendering.matrix_markdown([reading.read(path) for path in REPORTS], HELD)
+def test_the_matrices_are_theirs():
+    written = {name: (FOLDER / name).read_text(encoding="utf-8") for name in matrices.matrices()}
+    assert written == matrices.matrices(), "run: python docs/matrices.py"
+
+
+def test_a_file_is_named_after_its_backend_and_ours_come_first():
+    assert [matrices.backend(path) for path in REPORTS] == [reading.read(path)["backend"]["name"] for path in REPORTS]
+    order = [matrices.backend(path) in matrices.OURS for path in matrices.ordered()]
+    assert order == sorted(order, reverse=True)
+    assert len(order) == len(REPORTS)
+    assert set(matrices.OURS) <= set(map(matrices.backend, REPORTS))
 
 
 def test_every_report_is_named_on_the_page():

@@ -48,7 +48,7 @@ def test_readme_lists_every_family_and_its_arrays():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operators_page_has_the_equations(family: str):
-    text = " ".join(section(family).partition("```text")[2].partition("```")[0].split())
+    text = " ".join(section(family).partition("```{equation}")[2].partition("```")[0].split())
     assert text == " ".join(FAMILIES[family].recurrence.split())
 
 

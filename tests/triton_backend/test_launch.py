@@ -43,6 +43,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
 
     class Kernel:
+        __name__ = "noting"
         pre_run_hooks = ()
         params = tuple(SimpleNamespace(name=name) for name in ("x", "n", "C", "D"))
 

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..errors import UnknownBackend
+from ..progress import bars
 from .run import BLOCK, DECODED, NotRun, Result, parts, record, run
 
 __all__ = ["DEFAULT_LIMIT", "LARGEST_LIMIT", "demo"]
@@ -101,9 +101,7 @@ def _text_of_python(limit: int) -> tuple[str, bytes, int]:
 def _run(data: bytes, backends: list[str] | None, count: int) -> list[Result | NotRun]:
     """Run with a progress bar on standard error, where a person sees it."""
     results: list[Result | NotRun] = []
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description:<16}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bars(count=False) as progress:
         task = progress.add_task("starting", total=count * len(data))
         for done, result in enumerate(
             run(data, backends, lambda name, n: progress.update(task, description=name, advance=n)), start=2

@@ -36,9 +36,10 @@ class Properties(NamedTuple):
 
 
 class StandIn(Protocol):
-    """The device that ``meta`` tensors stand for."""
+    """The device that ``meta`` tensors stand for; ``family`` is that of the call that launched last."""
 
     properties: Properties
+    family: str
 
     def start(self, kernel: Any, count: int, args: tuple[Any, ...], config: dict[str, Any]) -> None:
         """Launch ``count`` programs of a kernel."""

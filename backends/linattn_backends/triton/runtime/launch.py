@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from .device import INTERPRETED, stand_in
+from .notice import compiling
 from .precompile import LOADING, precompile
 
 __all__ = ["launch", "start"]
@@ -39,6 +40,8 @@ def launch(kernel: Any, count: int, call: Launched, *args: Any, **config: Any) -
             with torch.cuda.device(device):
                 start(kernel, count, device, args, config)
         else:
+            if device.type == "meta":
+                stand_in().family = call.family
             start(kernel, count, device, args, config)
     except Exception as error:
         given = ((name, getattr(call, name, None)) for name in ARRAYS)
@@ -109,7 +112,7 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     ready = COMPILED.get(key)
     if ready is None:
         precompile(device)
-        with LOADING:
+        with LOADING, compiling(kernel.__name__):
             compiled = kernel[(count,)](*args, **config)
         if compiled is not None:  # else a hook of the compiler's cache took the kernel over
             COMPILED[key] = Ready.of(compiled, tuple(config[parameter.name] for parameter in kernel.params[len(args) :]))

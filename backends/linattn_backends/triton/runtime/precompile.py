@@ -21,6 +21,7 @@ import triton
 from torch import Tensor
 
 from .device import Properties, properties, standing_in
+from .notice import compiling
 
 __all__ = ["LOADING", "precompile", "precompiled"]
 
@@ -37,10 +38,11 @@ _running: ContextVar[tuple[Rehearse, tuple[Any, ...]] | None] = ContextVar("runn
 
 
 class Rehearsal:
-    """The device of a rehearsal, which notes what is launched there."""
+    """The device of a rehearsal, which notes what is launched there, and for which family."""
 
     def __init__(self, device: torch.device):
         self.properties: Properties = properties(device)
+        self.family = ""
         self.launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def start(self, kernel: Any, count: int, args: tuple[Any, ...], config: dict[str, Any]) -> None:
@@ -91,7 +93,8 @@ def precompile(device: torch.device) -> None:
     rehearsal = Rehearsal(device)
     with standing_in(rehearsal):
         rehearse(args)
-    Context().run(warm_up, device, rehearsal.launches)
+    with compiling(rehearsal.family):
+        Context().run(warm_up, device, rehearsal.launches)
 
 
 def warm_up(device: torch.device, launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]) -> None:
