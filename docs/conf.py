@@ -116,6 +116,33 @@ class SpeedUps(SphinxDirective):
         return [nodes.raw("", Path(path).read_text(encoding="utf-8"), format="html")]
 
 
+class Judged(Made):
+    """What ``tests/integrations/judges.py`` wrote: a row for each family."""
+
+    def text(self, files: list[Path]) -> str:
+        rows = [["family", "cases", "passed", "skipped", "failed", "passed with linattn", "end differently"]]
+        rows.append(["---", *["---:"] * 6])
+        for path in files:
+            for family, found in json.loads(path.read_text(encoding="utf-8"))["families"].items():
+                before, after = found["before"], found["with linattn"]
+                counts = [sum(before.values()), *(before.get(outcome, 0) for outcome in ("passed", "skipped", "failed"))]
+                rows.append([f"`{family}`", *map(str, [*counts, after.get("passed", 0), len(found["differing"])])])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+class JudgedFunctions(Made):
+    """What ``tests/integrations/kernel_judges.py`` wrote: a row for each file of tests."""
+
+    def text(self, files: list[Path]) -> str:
+        rows = [["judge", "cases", "passed", "refused", "failed"], ["---", *["---:"] * 4]]
+        for path in files:
+            for judge, found in json.loads(path.read_text(encoding="utf-8"))["judges"].items():
+                kinds = ("passed", "refused", "failed")
+                counts = [sum(n for outcome, n in found.items() if outcome.startswith(kind)) for kind in kinds]
+                rows.append([judge, *map(str, [sum(counts), *counts])])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def render_reports(app: Any, failure: Exception | None) -> None:
     """A page of each report of conformance, and the matrices, beside the pages that name them."""
     if failure or app.builder.format != "html":
@@ -137,4 +164,6 @@ def setup(app: Any) -> None:
     app.add_directive("conformance-report", Report)
     app.add_directive("conformance-counts", Counts)
     app.add_directive("side-by-side", SideBySide)
+    app.add_directive("judged", Judged)
+    app.add_directive("judged-functions", JudgedFunctions)
     app.connect("build-finished", render_reports)

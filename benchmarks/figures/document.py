@@ -37,7 +37,13 @@ def render(document: dict[str, Any], view: str = "results") -> str:
     return f"\n{body}\n\n{measured_on(document['environment'], PACKAGES.get(document['benchmark'], ('numpy', 'torch')))}\n\n"
 
 
-PACKAGES = {"mlx_memory": ("mlx",), "jax_cpu": ("jax", "torch"), "jax_cuda": ("jax", "triton"), "tpu_static": ("jax", "libtpu")}
+PACKAGES = {
+    "mlx_memory": ("mlx",),
+    "mlx_lm_training": ("mlx",),
+    "jax_cpu": ("jax", "torch"),
+    "jax_cuda": ("jax", "triton"),
+    "tpu_static": ("jax", "libtpu"),
+}
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 
 
@@ -284,6 +290,12 @@ def mlx_memory(results: list[dict[str, Any]]) -> str:
     return grid(("family", "way", "T", "inputs", "peak beyond them", "a token", "processor time"), lines)
 
 
+def mlx_lm_training(results: list[dict[str, Any]]) -> str:
+    """Forward and backward pass of mlx-lm's gated delta rule, its own and linattn's."""
+    lines = [(row["T"], row["way"], table.memory(row["peak"]), f"{row['cpu']:.1f} s") for row in results]
+    return grid(("T", "way", "peak beyond the inputs", "processor time"), lines)
+
+
 def seconds(s: float) -> str:
     """In milliseconds."""
     return f"{table.milliseconds(s * 1e3)} ms"
@@ -296,6 +308,7 @@ RENDERERS = {
     "jax_cpu": jax_cpu,
     "jax_cuda": jax_cuda,
     "mlx_memory": mlx_memory,
+    "mlx_lm_training": mlx_lm_training,
     "tpu_static": tpu_static,
     **{name: lambda results, name=name: markdown(reports.sections(name, results)) for name in reports.SECTIONS},
 }

@@ -1,4 +1,4 @@
-"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``new-backend``, and the commands that other packages add.
+"""The command line: ``linattn backends``, ``explain``, ``doctor``, ``new-backend``, ``run-with``, and what other packages add.
 
 A package adds a command with an entry point of the group ``linattn.commands`` whose object is a typer function.
 """
@@ -16,6 +16,8 @@ from .dispatch import plan_of
 from .errors import LinattnError, OptionError
 from .frameworks import FLOAT_DTYPES, KNOWN, Facts, check_device
 from .installed import show_backends, show_extras
+from .integrations.report import show_integrations
+from .integrations.run_with import run_with
 from .ops._family import operator_named
 from .planning import Plan
 from .plugin import API_VERSION
@@ -180,9 +182,12 @@ def doctor() -> None:
     show_extras()
     print()
     show_backends()
+    print()
+    show_integrations()
 
 
 app.command(name="new-backend")(new_backend)
+app.command(name="run-with")(run_with)
 
 
 def _add_commands() -> None:

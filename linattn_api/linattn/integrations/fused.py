@@ -1,0 +1,112 @@
+"""Forwards of transformers' mixers in which norm, gate and sigmoid are the operator's: ``enable(fuse=True)``.
+
+A mixer of transformers makes log decays and writing strengths out of its projections before it calls a recurrence, and norms
+what comes out after it. The forwards here give the projections to the operator as they are, so that a kernel may map them while
+it loads, and norm and gate the output in one pass. They compute the same; what is rounded in between may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..gates import Softplus
+from ..ops import gated_delta_rule, gated_rms_norm, kda
+from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+
+__all__ = ["FORWARDS"]
+
+
+def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+    """The forward of Qwen3-Next's and Qwen3.5's gated delta net, ``[B, T, D]`` to ``[B, T, D]``."""
+    x = _masked(hidden_states, attention_mask)
+    qkv, z, b, a = _projections(layer, x)
+    qkv, state = _convolved(layer, qkv, cache_params, kwargs)
+    q, k, v = qkv.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    o, state = gated_delta_rule(
+        q.unflatten(-1, (-1, layer.head_k_dim)),
+        k.unflatten(-1, (-1, layer.head_k_dim)),
+        v.unflatten(-1, (-1, layer.head_v_dim)),
+        a,
+        b,
+        qk_norm="l2",
+        gate=Softplus(layer.A_log, layer.dt_bias),
+        beta_map="sigmoid",
+        initial_state=state,
+        output_final_state=cache_params is not None,
+        cu_seqlens=kwargs.get("cu_seq_lens_q"),
+    )
+    if cache_params is not None:
+        cache_params.update_recurrent_state(state, layer.layer_idx)
+    o = gated_rms_norm(o, z.reshape(o.shape), layer.norm.weight, eps=layer.norm.variance_epsilon)
+    return layer.out_proj(o.flatten(2))
+
+
+def kimi_delta_attention(
+    layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any
+) -> Any:
+    """The forward of Kimi-Linear's delta attention, ``[B, T, D]`` to ``[B, T, D]``."""
+    import torch
+
+    x = _masked(hidden_states, attention_mask)
+    heads, gate = (layer.num_heads, layer.head_dim), layer.forget_gate
+    qkv = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
+    qkv, state = _convolved(layer, qkv, cache_params, kwargs)
+    q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, -1))
+    o, state = kda(
+        q,
+        k,
+        v,
+        gate.f_b_proj(gate.f_a_proj(x)).unflatten(-1, heads),
+        layer.b_proj(x),
+        qk_norm="l2",
+        gate=Softplus(gate.A_log.flatten(), gate.dt_bias.unflatten(0, heads)),
+        beta_map="sigmoid",
+        initial_state=state,
+        output_final_state=cache_params is not None,
+        cu_seqlens=kwargs.get("cu_seq_lens_q"),
+    )
+    if cache_params is not None:
+        cache_params.update_recurrent_state(state, layer.layer_idx)
+    z = layer.g_b_proj(layer.g_a_proj(x)).unflatten(-1, heads)
+    o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
+    return layer.o_proj(o.flatten(2))
+
+
+def _masked(x: Any, mask: Any) -> Any:
+    """Tokens of padding are zero."""
+    return x if mask is None else (x * mask[:, :, None]).to(x.dtype)
+
+
+def _projections(layer: Any, x: Any) -> tuple[Any, Any, Any, Any]:
+    """Queries, keys and values side by side ``[B, T, …]``; output gates; logits of ``beta`` and of decays ``[B, T, HV]``."""
+    if not hasattr(layer, "in_proj_qkvz"):
+        return layer.in_proj_qkv(x), layer.in_proj_z(x), layer.in_proj_b(x), layer.in_proj_a(x)
+    import torch
+
+    q, k, v, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
+    return torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], -1), z, b, a
+
+
+def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """``qkv [B, T, D]`` after the short convolution, whose state is the cache's; and the recurrent state, if there is one."""
+    weight, bias, tokens = layer.conv1d.weight.squeeze(1), layer.conv1d.bias, qkv.shape[1]
+    if cache is None:
+        return causal_conv1d_fn(qkv.mT, weight, bias, kwargs.get("seq_idx"), activation=layer.activation).mT, None
+    conv_state = cache.get_conv_state(layer.layer_idx, state_idx=0)
+    state = cache.get_recurrent_state(layer.layer_idx, state_idx=0)
+    recording = getattr(cache, "is_recording_past", None)
+    if conv_state is not None and tokens == 1 and not (recording and recording(layer.layer_idx)):
+        return causal_conv1d_update(qkv.mT, conv_state, weight, bias, layer.activation).mT, state
+    longer = cache.update_conv_state(qkv.mT, layer.layer_idx, conv_kernel_size=layer.conv_kernel_size)
+    y = causal_conv1d_fn(longer, weight, bias, kwargs.get("seq_idx"), activation=layer.activation)
+    return y[..., -tokens:].mT, state
+
+
+FORWARDS: dict[str, Callable[..., Any]] = {
+    "KimiLinearDeltaAttention": kimi_delta_attention,
+    "Qwen3NextGatedDeltaNet": gated_delta_net,
+    "Qwen3_5GatedDeltaNet": gated_delta_net,
+    "Qwen3_5MoeGatedDeltaNet": gated_delta_net,
+}
+"""Class names of transformers' mixers, and the forwards here that compute the same."""

@@ -1,0 +1,203 @@
+"""Functions that take the place of a package's own, in every module that holds these, and give it back.
+
+A function of a package is known by its dotted name, and found by identity: wherever a loaded module has that very object as
+a global, it gets ours. Modules that are imported later take it from where it is defined, and get ours too; a model that is
+already built calls the globals of the module it was written in. Ours remembers what it stands for: what it cannot serve
+goes there, and giving back is putting it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ..errors import ArgumentError, Unsupported
+
+__all__ = ["AfterImport", "FallbackWarning", "Integration", "globals_of_modules", "serving", "standing_for", "stood_for"]
+
+logger = logging.getLogger("linattn.integrations")
+
+Function = Callable[..., Any]
+
+
+class FallbackWarning(UserWarning):
+    """A call that linattn cannot serve goes where it went before. Said once for each function and reason."""
+
+
+def serving(before: Function, ours: Function, name: str, unless: Callable[[], bool] | None = None) -> Function:
+    """``ours`` in the place of ``before``: a call that linattn refuses goes to ``before``, and a warning says so once.
+
+    Args:
+        before: What it stands for, whose name, docstring and signature it has.
+        ours: What means the same. It refuses by :class:`linattn.Unsupported` or an ``ArgumentError``, before it writes to
+            anything; any other error is raised.
+        name: What to call it in a warning.
+        unless: Whether a call goes to ``before`` without a word.
+    """
+
+    def served(*args: Any, **kwargs: Any) -> Any:
+        if unless is not None and unless():
+            return before(*args, **kwargs)
+        try:
+            return ours(*args, **kwargs)
+        except (Unsupported, ArgumentError) as reason:
+            _warn_once(name, str(reason))
+        return before(*args, **kwargs)
+
+    return standing_for(before, served, name)
+
+
+def standing_for(before: Function, function: Function, name: str) -> Function:
+    """``function`` with the name and docstring of ``before`` and, for :func:`stood_for`, the memory of it."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        if hasattr(before, attribute):
+            setattr(function, attribute, getattr(before, attribute))
+    function.__dict__["__wrapped__"] = before
+    function.__dict__["linattn_name"] = name
+    return function
+
+
+@functools.cache
+def _warn_once(name: str, reason: str) -> None:
+    warnings.warn(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning, stacklevel=4)
+
+
+def stood_for(function: object) -> Function | None:
+    """What a function of :func:`standing_for` took the place of; ``None`` for any other object."""
+    attributes: dict[str, Any] = getattr(function, "__dict__", {})
+    return attributes["__wrapped__"] if "linattn_name" in attributes else None
+
+
+def globals_of_modules() -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """``(namespace, name, value)`` of whatever loaded modules hold that can be called; linattn's own are left out."""
+    for module in list(sys.modules.values()):
+        namespace: dict[str, Any] = getattr(module, "__dict__", {})  # some packages leave objects of their own there
+        if not str(namespace.get("__name__")).startswith("linattn"):
+            yield from ((namespace, name, value) for name, value in list(namespace.items()) if callable(value))
+
+
+class AfterImport:
+    """A hook that sees modules right after they were imported: a finder that stands before the others.
+
+    Args:
+        concerns: Whether a module of this name is of interest.
+        visit: What to call with it.
+    """
+
+    def __init__(self, concerns: Callable[[str], bool], visit: Callable[[ModuleType], None]) -> None:
+        self.concerns = concerns
+        self.visit = visit
+
+    def install(self) -> None:
+        """Start to see modules. Twice is once."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Stop to see them."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """What the other finders find, with a loader that shows the module when it has run it."""
+        if not self.concerns(name):
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self.visit(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+class Integration:
+    """Functions of one package and ours in their place: enabled, disabled, or for the time of a ``with`` block.
+
+    Args:
+        package: The package's import name.
+        distribution: What installs it.
+        functions: Its functions' dotted names, and ours.
+        prepare: What to call before anything changes.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        distribution: str,
+        functions: Mapping[str, Function],
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        self.package = package
+        self.distribution = distribution
+        self.functions = functions
+        self.prepare = prepare
+
+    def enable(self) -> Integration:
+        """Let ours take the place of the package's functions, wherever a loaded module holds one. Twice is once.
+
+        Returns:
+            Itself: ``with enable():`` disables at the end of the block.
+
+        Raises:
+            ModuleNotFoundError: The package is not installed.
+        """
+        importlib.import_module(self.package)
+        if self.prepare is not None:
+            self.prepare()
+        found = {name: _find(name) for name in self.functions}
+        ours = {
+            id(before): serving(before, self.functions[name], name)
+            for name, before in found.items()
+            if before is not None and stood_for(before) is None
+        }
+        for namespace, name, value in globals_of_modules():
+            if id(value) in ours:
+                namespace[name] = ours[id(value)]
+        self._say([name for name, before in found.items() if before is None])
+        return self
+
+    def disable(self) -> None:
+        """Give back what :meth:`enable` took the place of. Does nothing if it was not called."""
+        for namespace, name, value in globals_of_modules():
+            before = stood_for(value)
+            if before is not None and value.linattn_name in self.functions:
+                namespace[name] = before
+
+    def __enter__(self) -> Integration:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.disable()
+
+    def _say(self, missing: Sequence[str]) -> None:
+        served = [name for name in self.functions if name not in missing]
+        logger.info("%s %s on linattn: %s", self.package, metadata.version(self.distribution), ", ".join(served))
+        if missing:
+            logger.warning(
+                "%s %s has no %s: its callers go where they went before",
+                self.package,
+                metadata.version(self.distribution),
+                ", ".join(missing),
+            )
+
+
+def _find(name: str) -> Any:
+    """The object of a dotted name, or ``None`` where its module or the name in it is missing."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None

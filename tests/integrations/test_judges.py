@@ -1,0 +1,48 @@
+"""A part of the outside judges, where transformers' sdist can be had from a package index; all of it is ``judges.py``."""
+
+import subprocess
+from pathlib import Path
+
+import judges
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("parameterized", reason="transformers' tests need parameterized")
+
+PART = "training or determinism or batching or inputs_embeds or outputs_equivalence or hidden_states or can_init"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return judges.from_index(tmp_path_factory.mktemp("transformers"))
+    except subprocess.CalledProcessError:
+        pytest.skip("transformers' sdist cannot be had from a package index")
+
+
+def test_transformers_own_tests_end_as_they_end_without_linattn(root: Path) -> None:
+    families = ("qwen3_next", "kimi_linear", "bamba")
+    found = judges.judge(root, families, PART)
+    for family in families:
+        assert found[family]["differing"] == []
+        assert found[family]["with linattn"]["passed"] >= 10
+        assert found[family]["with linattn"].get("failed", 0) == 0
+
+
+def test_a_judge_that_sees_a_difference_says_so(root: Path) -> None:
+    """The suite has teeth: with a function of ours that gives no numbers, its tests end differently."""
+    broken = root / "broken"
+    broken.mkdir(exist_ok=True)
+    (broken / "sitecustomize.py").write_text(
+        "import linattn.integrations.transformers as integration\n"
+        "right = integration.FUNCTIONS['fla.chunk_gated_delta_rule']\n"
+        "def wrong(q, k, v, g, beta, *, output_final_state=False):\n"
+        "    o, state = right(q, k, v, g, beta, output_final_state=output_final_state)\n"
+        "    return o * float('nan'), state\n"
+        "integration.FUNCTIONS['fla.chunk_gated_delta_rule'] = wrong\n"
+        "integration.enable()\n"
+    )
+    case = ["tests/test_judge_models.py::Test_qwen3_next", "-k", "batching_equivalence"]
+    assert set(judges.run(root, case, []).values()) == {"passed"}
+    assert set(judges.run(root, case, ["env", f"PYTHONPATH={broken}:{judges.path()}"]).values()) == {"failed"}

@@ -1,0 +1,215 @@
+import importlib
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tiny_models
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import linattn.integrations.transformers as integration  # noqa: E402
+from linattn.errors import Unsupported  # noqa: E402
+from linattn.integrations.seams import FallbackWarning, stood_for  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
+pytestmark = pytest.mark.filterwarnings(
+    "default", "error::linattn.integrations.seams.FallbackWarning"
+)  # transformers' own warnings are its own
+
+
+class Run(NamedTuple):
+    logits: Any
+    gradients: dict[str, Any]
+    tokens: Any
+
+
+def run(model: Any) -> Run:
+    """What a model computes, is taught by, and says."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, 99, (2, 21), device=model.device)
+    model.zero_grad()
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    tokens = model.generate(ids[:, :9], max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    return Run(out.logits.detach(), gradients, tokens)
+
+
+def module_of(family: str) -> Any:
+    return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+def functions_of(family: str) -> list[Any]:
+    return [getattr(module_of(family), seam.name) for seam in integration.seams_of_models() if seam.model == family]
+
+
+FUSED = ("kimi_linear", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("family", "fuse"), [(family, False) for family in tiny_models.FAMILIES] + [(family, True) for family in FUSED]
+)
+def test_a_model_computes_learns_and_says_the_same_on_linattn(family: str, fuse: bool, device: str) -> None:
+    model = tiny_models.model_of(family).to(device)
+    theirs = run(model)
+    with integration.enable(fuse=fuse):
+        ours = run(model)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-5)
+    assert ours.gradients.keys() == theirs.gradients.keys()
+    for name, gradient in theirs.gradients.items():
+        torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max().item(), msg=name)
+    assert ours.tokens.tolist() == theirs.tokens.tolist()
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_while_enabled_every_served_function_of_a_model_is_ours_and_afterwards_none(family: str) -> None:
+    tiny_models.model_of(family)
+    served = {seam.name for seam in integration.served(integration.seams_of_models()) if seam.model == family}
+    before = functions_of(family)
+    with integration.enable():
+        for seam in integration.seams_of_models():
+            if seam.model == family:
+                assert (stood_for(getattr(module_of(family), seam.name)) is not None) == (seam.name in served)
+    assert all(now is then for now, then in zip(functions_of(family), before, strict=True))
+
+
+def test_a_mixers_forward_is_ours_only_where_it_was_asked_for(said: pytest.LogCaptureFixture) -> None:
+    tiny_models.model_of("qwen3_next")
+    mixer = module_of("qwen3_next").Qwen3NextGatedDeltaNet
+    before = mixer.forward
+    with integration.enable():
+        assert mixer.forward is before
+        integration.enable(fuse=True)
+        assert stood_for(mixer.forward) is before
+    assert mixer.forward is before
+    first, second = (record.getMessage() for record in said.records)
+    assert "forwards of" not in first
+    assert second == f"{first}; forwards of {', '.join(integration.FORWARDS)}"
+
+
+def test_enabled_twice_is_enabled_once() -> None:
+    tiny_models.model_of("qwen3_next")
+    before = functions_of("qwen3_next")
+    integration.enable()
+    once = functions_of("qwen3_next")
+    integration.enable()
+    assert functions_of("qwen3_next") == once
+    integration.disable()
+    assert functions_of("qwen3_next") == before
+
+
+def test_mamba_1s_step_is_left_alone() -> None:
+    served = {(seam.model, seam.function) for seam in integration.served(integration.seams_of_models())}
+    assert ("mamba2", "selective_state_update") in served
+    assert not {(model, "selective_state_update") for model in ("mamba", "jamba", "falcon_mamba")} & served
+
+
+def test_what_is_served_is_said_in_one_line(said: pytest.LogCaptureFixture) -> None:
+    integration.enable()
+    (line,) = [record.getMessage() for record in said.records]
+    assert line.startswith(f"transformers {transformers.__version__} on linattn, on cpu by torch")
+    assert re.search(r"chunk_kda of bailing_hybrid, glm5_next, kimi_linear(;|$)", line)
+    assert "selective_scan_fn" not in line
+
+
+def test_a_seam_that_is_gone_is_said_by_name(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = integration.seams_of_models()
+    monkeypatch.setattr(integration, "seams_of_models", lambda: tuple(seam for seam in found if "kda" not in seam.function))
+    integration.enable()
+    assert [record.getMessage() for record in said.records if record.levelname == "WARNING"] == [
+        f"transformers {transformers.__version__} has no seam for fla.chunk_kda, fla.fused_recurrent_kda: these run where they "
+        "ran. linattn looks for @use_kernel_func_from_hub_with_fallback in models/*/modeling_*.py"
+    ]
+
+
+def test_a_call_that_linattn_refuses_goes_where_it_went_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(q: Any, k: Any, v: Any, **options: Any) -> None:
+        raise Unsupported("nothing here runs it")
+
+    model = tiny_models.model_of("olmo_hybrid")
+    theirs = run(model)
+    monkeypatch.setitem(integration.FUNCTIONS, "fla.chunk_gated_delta_rule", refuse)
+    with integration.enable(), pytest.warns(FallbackWarning) as warned:
+        ours = run(model)
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-5)
+    assert [str(warning.message) for warning in warned if warning.category is FallbackWarning] == [
+        "transformers.models.olmo_hybrid: chunk_gated_delta_rule runs where it ran before, not on linattn: nothing here runs it"
+    ]
+
+
+def test_packed_sequences_are_kept_apart_without_fla() -> None:
+    """transformers' own code refuses them; on linattn each row of the pack is what it is alone."""
+    model = tiny_models.model_of("qwen3_next")
+    ids = torch.randint(3, 99, (1, 12))
+    seq_idx = torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32)
+    layer = model.model.layers[0].linear_attn
+    x = torch.randn(1, 12, 32)
+    with pytest.raises(ValueError, match="packed"):
+        layer(x, seq_idx=seq_idx, cu_seq_lens_q=offsets)
+    with integration.enable(), torch.no_grad():
+        packed = layer(x, seq_idx=seq_idx, cu_seq_lens_q=offsets)
+        alone = torch.cat([layer(x[:, :5]), layer(x[:, 5:])], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
+    assert ids.shape == (1, 12)
+
+
+@pytest.mark.parametrize(("family", "fuse"), [("olmo_hybrid", False), ("qwen3_5", True)])
+def test_a_step_is_one_graph(family: str, fuse: bool) -> None:
+    model = tiny_models.model_of(family)
+    ids = torch.randint(3, 99, (1, 12))
+    with integration.enable(fuse=fuse), torch.no_grad():
+        eager = model(ids, use_cache=False).logits
+        compiled = torch.compile(model, fullgraph=True, backend="eager")(ids, use_cache=False).logits
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_model_does_not_need_linattn() -> None:
+    layer = tiny_models.model_of("qwen3_next").model.layers[0].linear_attn
+    with integration.enable():
+        exported = torch.export.export(layer, (torch.randn(1, 6, 32),), strict=False)
+    assert "linattn" not in str(exported.graph)
+
+
+SCRIPT = """
+import torch, linattn.integrations.transformers as integration
+integration.enable()
+from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
+model = OlmoHybridForCausalLM(OlmoHybridConfig(
+    vocab_size=99, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    layer_types=["linear_attention", "full_attention"], linear_key_head_dim=16, linear_value_head_dim=16,
+    linear_num_key_heads=2, linear_num_value_heads=2, pad_token_id=0))
+ids = torch.randint(99, (1, 8))
+model(ids, labels=ids).loss.backward()
+print(model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape)
+"""
+
+
+@pytest.mark.parametrize("hidden", [(), ("fla", "causal_conv1d", "mamba_ssm")], ids=["as installed", "nothing installed"])
+def test_enabled_before_the_models_are_imported(hidden: tuple[str, ...]) -> None:
+    """In a process of its own: with fla installed, transformers calls kernels of it, which no CPU runs."""
+    script = "import sys\n" + f"sys.modules.update(dict.fromkeys({hidden!r}))" + SCRIPT
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "torch.Size([1, 12])\n", done.stderr
+
+
+def test_run_with_serves_a_program_that_knows_nothing_of_linattn(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(SCRIPT).replace("integration.enable()", "print(__name__)"))
+    done = subprocess.run(
+        [sys.executable, "-m", "linattn", "run-with", "transformers", "--", sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["__main__", "torch.Size([1, 12])"]
+    assert f"linattn: transformers {transformers.__version__} on linattn, on cpu by torch" in done.stderr
