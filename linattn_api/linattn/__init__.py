@@ -3,7 +3,7 @@
 >>> o, state = linattn.chunk_gla(q, k, v, g, output_final_state=True)
 """
 
-from . import errors, feature_maps, gates, ops, plugin
+from . import errors, feature_maps, gates, nn, ops, plugin
 from .dispatch import use_backend
 from .errors import LinattnError, Unsupported
 from .guards import debug
@@ -108,6 +108,7 @@ __all__ = [
     "kda",
     "linear_attn",
     "mixed_attn",
+    "nn",
     "ops",
     "parallel_delta_rule",
     "parallel_dplr",

@@ -1,0 +1,88 @@
+# pyright: basic
+"""Linear attention with any feature map (Katharopoulos et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import feature_maps
+from ..grouped import SharedByQueries
+from ..mixer import choice
+from ..span import Span
+
+LEARNED = {"hedgehog": "HedgehogMap", "t2r": "T2rMap", "elementwise_product": "ProductMap"}
+"""Maps with matrices of their own for queries and for keys, by the name and the part."""
+
+
+class LinearAttention(SharedByQueries):
+    """Linear attention: ``S = S⁻ + φ(k)ᵀ v``, ``o = φ(q) S / φ(q)·z`` with ``z = Σ φ(k)``
+    (Katharopoulos et al. 2020, eqs. 9 and 18-20).
+
+    The output of each head is normed and projected. Matrices are drawn uniformly from ``±1/√in``.
+
+    Args:
+        hidden_size: ``D``. Default 1024.
+        expand_k: Width of all keys over ``D``. Default 1.
+        expand_v: Width of all values over ``D``. Default 1.
+        num_heads: Heads of queries. Default 8.
+        num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
+        feature_map: ``φ``: a name or an object of :mod:`linattn.feature_maps`, or a map that learns matrices for queries and
+            for keys, which all heads share: ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai et al. 2021) or
+            ``"elementwise_product"``, the product of two projections. Default ``"elu1"``.
+        tie_feature_map_qk: Whether such matrices are the same for both. Default False.
+        normalize: Whether to divide by ``φ(q)·z``; without it outputs are scaled by ``K^{-1/2}``. Default True.
+        norm_q: Whether the features of a query are divided by their sum. Default False.
+        norm_k: Likewise of a key. Default False.
+        output_norm: ``"rmsnorm"`` or ``"identity"``. Default ``"rmsnorm"``.
+        elementwise_affine: Whether that norm has a weight. Default True.
+        norm_eps: Its ``ε``. Default 1e-5.
+        layer_idx: Index of the layer in its model. Default 0.
+    """
+
+    operator, paper = "linear_attn", "Katharopoulos et al. 2020, eqs. 18-20"
+
+    def __init__(
+        self,
+        hidden_size: int = 1024,
+        *,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        feature_map: Any = "elu1",
+        tie_feature_map_qk: bool = False,
+        normalize: bool = True,
+        norm_q: bool = False,
+        norm_k: bool = False,
+        output_norm: str = "rmsnorm",
+        elementwise_affine: bool = True,
+        norm_eps: float = 1e-5,
+        layer_idx: int = 0,
+        **framework: Any,
+    ) -> None:
+        make = self.start(hidden_size, layer_idx, framework)
+        self.project(make, expand_k, expand_v, num_heads, num_kv_heads)
+        self.normalize, self.norm_q, self.norm_k = normalize, norm_q, norm_k
+        self.output_norm = choice("LinearAttention", "output_norm", output_norm, ("rmsnorm", "identity"))
+        self.learned = isinstance(feature_map, str) and feature_map in LEARNED
+        if self.learned:
+            self.feature_map_q = make.part(LEARNED[feature_map], self.head_k_dim)
+            same = tie_feature_map_qk
+            self.feature_map_k = self.feature_map_q if same else make.part(LEARNED[feature_map], self.head_k_dim)
+        self.feature_map = None if self.learned else feature_maps.resolve(feature_map)
+
+        if output_norm == "rmsnorm":
+            self.norm = make.part("RMSNorm", self.head_v_dim, norm_eps, elementwise_affine)
+
+    def mix(self, x: Any, span: Span) -> Any:
+        q, k = (self.heads(y, self.head_k_dim) for y in (self.q_proj(x), self.k_proj(x)))
+        v = self.heads(self.v_proj(x), self.head_v_dim)
+        k, v = self.grouped(k, q.shape[2]), self.grouped(v, q.shape[2])
+        feature_map: Any = self.feature_map
+        if self.learned:
+            q, k = self.feature_map_q(q), self.feature_map_k(k)
+        elif self.norm_q or self.norm_k:
+            q, k, feature_map = feature_map(q), feature_map(k), None
+        q, k = q / (q.sum(-1)[..., None] + 1e-4) if self.norm_q else q, k / (k.sum(-1)[..., None] + 1e-4) if self.norm_k else k
+        o = span.attend("linear_attn", q, k, v, feature_map=feature_map, normalize=self.normalize)
+        return self.o_proj(self.flat(self.norm(o) if self.output_norm == "rmsnorm" else o))

@@ -1,0 +1,101 @@
+"""What two processes check together; ``test_distributed.py`` starts them. Each check prints nothing, or fails."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from linattn import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.nn.functional import cross_entropy
+
+WIDTH, T = 32, 13
+SPLIT = {
+    "DeltaNet": {"num_heads": 2},
+    "GatedDeltaNet": {"num_heads": 2, "head_dim": 8, "num_v_heads": 4},
+    "GatedLinearAttention": {"num_heads": 4, "num_kv_heads": 2, "use_short_conv": True},
+    "KimiDeltaAttention": {"num_heads": 2, "head_dim": 8},
+    "LinearAttention": {"num_heads": 2},
+    "RetNet": {"num_heads": 2},
+}
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def compare(layer, x, split, inputs):
+    """Outputs and every gradient of a distributed layer are those of the whole one."""
+    y = layer(x)
+    gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+    found = split(inputs)
+    close(found.full_tensor(), y)
+    for (name, _), g, expected in zip(
+        split.named_parameters(), torch.autograd.grad(found.square().sum(), list(split.parameters())), gradients, strict=True
+    ):
+        torch.testing.assert_close(g.full_tensor(), expected, rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def by_heads(mesh):
+    for name, options in SPLIT.items():
+        layer, x = getattr(nn, name)(WIDTH, **options, dtype=torch.float64), torch.randn(4, T, WIDTH, dtype=torch.float64)
+        split = nn.shard_by_heads(copy.deepcopy(layer), mesh)
+        local = split.q_proj.weight.to_local()
+        assert 2 * len(local) == len(layer.q_proj.weight), name
+        compare(layer, x, split, distribute_tensor(x, mesh, [Replicate()]))
+
+
+def by_batch(mesh):
+    for name, options in {**SPLIT, "Mamba2": {"head_dim": 8, "state_size": 8}, "Lightning": {"num_heads": 2}}.items():
+        layer, x = getattr(nn, name)(WIDTH, **options, dtype=torch.float64), torch.randn(4, T, WIDTH, dtype=torch.float64)
+        compare(layer, x, distribute_module(copy.deepcopy(layer), mesh), distribute_tensor(x, mesh, [Shard(0)]))
+
+
+def decoding(mesh):
+    layer, x = nn.GatedDeltaNet(WIDTH, num_heads=2, head_dim=8, dtype=torch.float64), torch.randn(2, 4, WIDTH).double()
+    split, cache = nn.shard_by_heads(copy.deepcopy(layer), mesh), nn.Cache()
+    with torch.no_grad():
+        inputs = distribute_tensor(x, mesh, [Replicate()])
+        pieces = [split(inputs[:, :2], cache=cache), *(split(inputs[:, t : t + 1], cache=cache) for t in (2, 3))]
+        close(torch.cat([y.full_tensor() for y in pieces], 1), layer(x))
+    assert cache.layers[0]["recurrent_state"].to_local().shape[1] == 1
+
+
+def fsdp(mesh):
+    options = {"mixer": "GatedDeltaNet", "mixer_options": {"num_heads": 2, "head_dim": 8}, "intermediate_size": 64}
+    whole = nn.LanguageModel(11, WIDTH, 2, **options, dtype=torch.float64)
+    sharded = copy.deepcopy(whole)
+    for block in sharded.model.layers.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    ids = torch.randint(11, (4, T))
+    mine = ids[2 * dist.get_rank() :][:2]
+    for model, read in ((whole, ids), (sharded, mine)):
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(2):
+            loss = cross_entropy(model(read[:, :-1]).flatten(0, 1), read[:, 1:].flatten())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    for name, p in sharded.named_parameters():
+        torch.testing.assert_close(p.full_tensor(), whole.get_parameter(name), rtol=1e-9, atol=1e-11)
+
+
+def main(check: str, rank: str, file: str) -> None:
+    """Run one check as one of two processes that meet at a file."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", f"file://{file}", rank=int(rank), world_size=2, timeout=timedelta(seconds=90))
+    try:
+        globals()[check](init_device_mesh("cpu", (2,)))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
