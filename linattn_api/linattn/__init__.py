@@ -4,6 +4,7 @@
 """
 
 from . import errors, feature_maps, gates, nn, ops, plugin
+from .affine import compose
 from .dispatch import use_backend
 from .errors import LinattnError, Unsupported
 from .guards import debug
@@ -60,6 +61,15 @@ from .ops import (
     short_conv,
     simple_gla,
     ssd,
+    summary_delta_rule,
+    summary_dplr,
+    summary_gated_delta_rule,
+    summary_gla,
+    summary_kda,
+    summary_linear_attn,
+    summary_rwkv6,
+    summary_simple_gla,
+    summary_ssd,
 )
 from .ops._family import explain
 from .planning import Plan
@@ -85,6 +95,7 @@ __all__ = [
     "chunk_rwkv6",
     "chunk_simple_gla",
     "chunk_ssd",
+    "compose",
     "debug",
     "decode_delta_rule",
     "decode_dplr",
@@ -137,6 +148,15 @@ __all__ = [
     "short_conv",
     "simple_gla",
     "ssd",
+    "summary_delta_rule",
+    "summary_dplr",
+    "summary_gated_delta_rule",
+    "summary_gla",
+    "summary_kda",
+    "summary_linear_attn",
+    "summary_rwkv6",
+    "summary_simple_gla",
+    "summary_ssd",
     "unregister_backend",
     "use_backend",
 ]

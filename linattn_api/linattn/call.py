@@ -10,10 +10,11 @@ from .gate_maps import GateKind
 
 __all__ = ["FORMS", "BetaKind", "Call", "DecayKind", "Form", "StateKind", "method_name"]
 
-Form = Literal["recurrent", "chunk", "parallel", "decode", "direct"]
+Form = Literal["recurrent", "chunk", "parallel", "decode", "summary", "direct"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunk", "parallel")
-"""The forms that share one signature and one meaning. ``"decode"`` is the recurrent form on states that it overwrites, and a
-companion of the operators, which has one form only, is ``"direct"``."""
+"""The forms that share one signature and one meaning. ``"decode"`` is the recurrent form on states that it overwrites,
+``"summary"`` what a span of tokens does to the state, and a companion of the operators, which has one form only, is
+``"direct"``."""
 
 DecayKind = Literal["none", "fixed", "scalar", "vector"]
 """Of ``g``: not there, one number a head, one a token and head, or one a token, head and key channel."""
@@ -36,7 +37,7 @@ class Call:
 
     Attributes:
         op: Name of the family, e.g. ``"gla"``, or of a companion, e.g. ``"short_conv"``.
-        form: ``"recurrent"``, ``"chunk"``, ``"parallel"``, ``"decode"`` or, of a companion, ``"direct"``.
+        form: ``"recurrent"``, ``"chunk"``, ``"parallel"``, ``"decode"``, ``"summary"`` or, of a companion, ``"direct"``.
         framework: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"mlx"``.
         device: Kind of device, e.g. ``"cpu"``, ``"cuda"``, ``"tpu"``, ``"metal"``.
         arrays: ``(name, symbolic shape, dtype)`` of every array given, e.g. ``("g", "B T HV K", "float32")``; optional

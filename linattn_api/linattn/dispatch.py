@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, guards, preference
 from .call import Call, method_name
+from .context import Context
 from .errors import FrameworkError, OptionError, ShapeError, SignedWeightsWarning, Unsupported
 from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .planning import Answer, Plan, Route, answer_of, decide
@@ -231,6 +232,7 @@ def run(
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
     backend: str | Sequence[str] | None,
+    context: Context | None = None,
 ) -> Any:
     """Run one call: what every public operator does.
 
@@ -241,7 +243,10 @@ def run(
         keywords: Every keyword of the spec.
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
+        context: How the tokens are spread over devices, for a call on one device's own.
     """
+    if context is not None:
+        return _spread(spec, form, context).run(spec, form, arrays, keywords, feature_map, backend)
     function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
     if rewriting is None:
         results = function(*arrays, **keywords)
@@ -250,6 +255,16 @@ def run(
     if guards.debug_was_entered:
         guards.check_results(spec, _name(spec, form), framework, arrays, keywords, results)
     return results
+
+
+def _spread(spec: OpSpec, form: str | None, context: Any) -> Context:
+    """The context, if it is one."""
+    if isinstance(context, Context):
+        return context
+    raise OptionError(
+        f"{_name(spec, form)}: context must be what linattn.distributed makes (context_parallel, shard_axis), "
+        f"got {type(context).__name__}"
+    )
 
 
 def resolve(
@@ -498,8 +513,14 @@ def explain_call(
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
     backend: str | Sequence[str] | None,
+    context: Context | None = None,
 ) -> Plan:
-    """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it."""
+    """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it.
+
+    With a context, that of the call on the device's own tokens, whatever enters them.
+    """
+    if context is not None:
+        _spread(spec, form, context)
     arrays, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
     plan = _look_up(spec, form, framework, leaves, static, backend).plan
     if spec.index is not None and keywords[spec.index.name] is not None:

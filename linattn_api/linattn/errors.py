@@ -8,7 +8,8 @@
     │   ├── DtypeError       (TypeError)            a dtype
     │   ├── DeviceError                             arrays on different devices
     │   ├── FrameworkError   (TypeError)            not an array, or arrays of different frameworks
-    │   └── OptionError                             a flag, form, feature map or combination of flags
+    │   ├── OptionError                             a flag, form, feature map or combination of flags
+    │   └── ContextError                            how a sequence is spread over devices, or ranks that disagree about it
     └── BackendError         (RuntimeError)         the choice of backend is wrong
         ├── UnknownBackend   (LookupError)          no backend of that name
         ├── BackendConflict                         two distributions claim one name
@@ -56,6 +57,10 @@ class FrameworkError(ArgumentError, TypeError):
 
 class OptionError(ArgumentError):
     """A flag, form or feature map is wrong, or two of them exclude each other."""
+
+
+class ContextError(ArgumentError):
+    """How a sequence is spread over devices is wrong, or the ranks that share it do not agree. Every rank raises it."""
 
 
 class BackendError(LinattnError, RuntimeError):

@@ -152,6 +152,10 @@ class Framework:
         """A new float32 array of these numbers on the device of ``like``."""
         return self.module.array(values, dtype=self.module.float32)
 
+    def integers(self, values: Sequence[int], like: Any) -> Any:
+        """A new int32 array of these numbers on the device of ``like``."""
+        return self.module.array(values, dtype=self.module.int32)
+
     def repeat_heads(self, x: Any, heads: int) -> Any:
         """``[B, T, H, …]`` to ``[B, T, heads, …]``: value head ``j`` reads head ``j // (heads / H)``."""
         B, T, H, *rest = x.shape
@@ -393,6 +397,9 @@ class Torch(Framework):
 
     def numbers(self, values: Sequence[float], like: Any) -> Any:
         return self.module.tensor(values, dtype=self.module.float32, device=like.device)
+
+    def integers(self, values: Sequence[int], like: Any) -> Any:
+        return self.module.tensor(values, dtype=self.module.int32, device=like.device)
 
     def softmax(self, x: Any) -> Any:
         return self.module.softmax(x, -1)

@@ -76,8 +76,8 @@ class Plan:
     @property
     def route(self) -> Route | None:
         """From the call to the method; ``None`` where that gets the call's own arguments."""
-        on_copies = self.form != self.call.form == "decode"
-        direct = len(self.steps) == 1 and not self.applied and not on_copies
+        rewritten = self.form != self.call.form and self.call.form in ("decode", "summary")
+        direct = len(self.steps) == 1 and not self.applied and not rewritten
         return None if direct else Route(self.form, self.applied, self.steps, self.omitted)
 
     @property
@@ -96,6 +96,7 @@ class Plan:
             notes = [f"linattn applies {', '.join(self.applied)}"] if self.applied else []
             notes += [f"lowered: {' → '.join(self.steps)}"] if len(self.steps) > 1 else []
             notes += ["on copies of the states, written back"] if self.form != self.call.form == "decode" else []
+            notes += ["read off the state of a wider call"] if self.form != self.call.form == "summary" else []
             rewritten = f" ({'; '.join(notes)})" if notes else ""
             details = f": {self.details}" if self.details else ""
             lines.append(f"  runs         {self.backend}.{self.method}{rewritten}{details}")
@@ -187,6 +188,9 @@ def _ways(call: Call, bare: bool) -> list[Call]:
     """The calls that do what was asked for, best first: other forms of a bare name; decoding by the recurrent form."""
     if call.form == "decode" and call.op not in COMPANIONS:
         return [call, as_recurrent(call)]
+    otherwise = spec_of(call.op, call.form).otherwise
+    if otherwise is not None:
+        return [call, otherwise(call)]
     return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
 
 
@@ -224,7 +228,7 @@ def _fit(backend: Backend, call: Call, reasons: list[str]) -> Fit | None:
     asked = _to_apply(call)
     seen: set[tuple[Any, ...]] = set()
     for keep in (True, False) if asked else (True,):
-        for steps in _chain(call.op):
+        for steps in _chain(call.op, call.form):
             taken = keywords_of(backend, method_name(call.form, steps[-1])) if keep else frozenset[str]()
             applied = tuple(name for name in asked if name not in taken)
             lowered = _lowered(call, applied, steps, reasons)
@@ -245,12 +249,12 @@ def _to_apply(call: Call) -> tuple[str, ...]:
     return tuple(option.name for option in spec_of(call.op, call.form).options if option.lowering and option.asked(call))
 
 
-def _chain(op: str) -> Iterator[tuple[str, ...]]:
-    """The families down to ``op`` itself, then down to each more general one."""
+def _chain(op: str, form: str) -> Iterator[tuple[str, ...]]:
+    """The families down to ``op`` itself, then down to each more general one, but for summaries, which differ in shape."""
     steps = (op,)
     while True:
         yield steps
-        lowering = spec_of(steps[-1], None).lowering
+        lowering = spec_of(steps[-1], form).lowering
         if lowering is None or lowering.to is None:
             return
         steps = (*steps, lowering.to)

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .frameworks import KNOWN
 from .plugin import API_VERSION, Backend
-from .spec import COMPANIONS, DECODING, FAMILIES, OpSpec
+from .spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec
 from .suggestions import closest
 
 if TYPE_CHECKING:  # importing it takes as long as the rest of linattn, and only discovery needs it
@@ -343,7 +343,8 @@ def check_contract(backend: Backend) -> None:
 def _check_methods(backend: Backend) -> None:
     known = {f"{form}_{op}": spec for op, spec in FAMILIES.items() for form in FORMS}
     known |= {f"decode_{op}": spec for op, spec in DECODING.items()} | COMPANIONS
-    prefixes = tuple(f"{form}_" for form in (*FORMS, "decode"))
+    known |= {f"summary_{op}": spec for op, spec in SUMMARIES.items()}
+    prefixes = tuple(f"{form}_" for form in (*FORMS, "decode", "summary"))
     names = [name for name in dir(backend) if name in COMPANIONS or name.startswith(prefixes)]
     kind = type(backend).__qualname__
     if not names:

@@ -14,6 +14,7 @@ __all__ = [
     "COMPANIONS",
     "DECODING",
     "FAMILIES",
+    "SUMMARIES",
     "SYMBOLS",
     "Arg",
     "Holder",
@@ -25,6 +26,7 @@ __all__ = [
     "decoding_of",
     "lowerings_of",
     "spec_of",
+    "summary_of",
 ]
 
 SYMBOLS = {
@@ -77,6 +79,11 @@ def no_size_complaint(options: Options, sizes: Sizes) -> str | None:
 def no_complaint(form: str | None, options: Options) -> str | None:
     """Allow every combination."""
     return None
+
+
+def stateless(options: Options) -> tuple[Arg, ...]:
+    """No state is taken."""
+    return ()
 
 
 def never_blocked(call: Call) -> str | None:
@@ -272,6 +279,8 @@ COMMON_OPTIONS = (SCALE, OUTPUT_FINAL_STATE, CHUNK_SIZE)
 MATRIX_STATE = (Arg("initial_state", "N HV K V", "float", optional=True),)
 CU_SEQLENS = Arg("cu_seqlens", "N+1", "index", optional=True)
 STATE_INDICES = Arg("state_indices", "N", "index", optional=True)
+OF_OUTPUTS = ("q", "u", "C", "D", "z", "scale", "causal", "output_final_state")
+"""Arguments that read a state, or add to what is read: what a span does to the state does not depend on them."""
 OF_SEQUENCES = ("output_final_state", "chunk_size", "causal")
 """Options that a token by itself has no use for."""
 STATE_ARRAYS = ("initial_state", "cu_seqlens", "state", "state_indices")
@@ -284,6 +293,9 @@ COMPANIONS: dict[str, OpSpec] = {}
 
 DECODING: dict[str, OpSpec] = {}
 """What ``decode_*`` takes, for every family that has it: those whose state is one array."""
+
+SUMMARIES: dict[str, OpSpec] = {}
+"""What ``summary_*`` takes, for every family that is affine in its state."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +320,7 @@ class OpSpec:
         check_sizes: From the options and the sizes, the complaint about sizes that do not go together, or ``None``.
         longest: Two sizes of which the first must be no smaller than the second, e.g. ``("L", "W-1")``.
         lowering: The more general family that can run this one, if any.
+        otherwise: From a call, the call of another form that does the same for a backend without this one, if any.
     """
 
     name: str
@@ -327,6 +340,7 @@ class OpSpec:
     check_sizes: Callable[[Options, Sizes], str | None] = no_size_complaint
     longest: tuple[str, str] | None = None
     lowering: Lowering | None = None
+    otherwise: Callable[[Call], Call] | None = None
     parameters: tuple[str, ...] = field(init=False)
     """Names of the parameters of a backend's method, in order; all after the positional arrays are keyword-only."""
     keywords: tuple[str, ...] = field(init=False)
@@ -381,6 +395,8 @@ def spec_of(op: str, form: str | None) -> OpSpec:
     """What an operator of family ``op`` takes in this form."""
     if form == "decode":
         return DECODING[op]
+    if form == "summary":
+        return SUMMARIES[op]
     return COMPANIONS[op] if op in COMPANIONS else FAMILIES[op]
 
 
@@ -402,6 +418,31 @@ def decoding_of(spec: OpSpec) -> OpSpec:
 
     kept = tuple(option for option in spec.options if option.name not in OF_SEQUENCES)
     return replace(spec, options=kept, state=state, state_name="state", index=STATE_INDICES, check=no_complaint)
+
+
+def summary_of(spec: OpSpec, otherwise: Callable[[Call], Call]) -> OpSpec:
+    """What ``summary_*`` takes: of the family's arguments, those that change the state.
+
+    Args:
+        spec: The family.
+        otherwise: From a summary, the call of the chunk form that it is read off.
+    """
+
+    def kept(named: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(item for item in named if item.name not in OF_OUTPUTS)
+
+    return replace(
+        spec,
+        args=kept(spec.args),
+        keyword_args=kept(spec.keyword_args),
+        options=kept(spec.options),
+        state=stateless,
+        mapped=tuple(name for name in spec.mapped if name not in OF_OUTPUTS),
+        resolve=no_resolution,
+        check=no_complaint if "causal" in spec.option_names else spec.check,
+        lowering=None,
+        otherwise=otherwise,
+    )
 
 
 def as_recurrent(call: Call) -> Call:

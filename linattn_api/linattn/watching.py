@@ -14,11 +14,16 @@ from .call import FORMS
 from .ops._family import OPERATORS
 from .plugin import Backend
 from .registry import registry
-from .spec import COMPANIONS, DECODING, FAMILIES
+from .spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES
 
 __all__ = ["watched"]
 
-METHODS = (*(f"{form}_{op}" for form in FORMS for op in FAMILIES), *(f"decode_{op}" for op in DECODING), *COMPANIONS)
+METHODS = (
+    *(f"{form}_{op}" for form in FORMS for op in FAMILIES),
+    *(f"decode_{op}" for op in DECODING),
+    *(f"summary_{op}" for op in SUMMARIES),
+    *COMPANIONS,
+)
 
 Function = Callable[..., Any]
 

@@ -19,7 +19,7 @@ import linattn
 import typer
 from linattn import cli, errors, feature_maps, gates, plugin
 from linattn.feature_maps import MAPS
-from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
+from linattn.spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec
 
 FILE = Path(__file__).with_name("public_api.txt")
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -50,7 +50,7 @@ def names(module: ModuleType) -> Iterator[str]:
         if inspect.isclass(value):
             lines["\n".join(class_lines(name, value))] = []
         elif inspect.isfunction(value):
-            family = value.spec.name if getattr(value, "form", "decode") != "decode" else name
+            family = name if getattr(value, "form", "decode") in ("decode", "summary") else value.spec.name
             lines.setdefault(f"{family}{signature(value)}", []).append(name)
         else:
             lines[f"{name}: {type(value).__name__}"] = []
@@ -96,6 +96,8 @@ def family(spec: OpSpec) -> Iterator[str]:
     yield f"    method: {', '.join(spec.parameters)}"
     if spec.name in DECODING:
         yield f"    decode method: {', '.join(DECODING[spec.name].parameters)}"
+    if spec.name in SUMMARIES:
+        yield f"    summary method: {', '.join(SUMMARIES[spec.name].parameters)}"
 
 
 def commands() -> Iterator[str]:

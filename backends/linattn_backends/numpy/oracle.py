@@ -39,11 +39,11 @@ def forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> t
         o, state = companions.conv(arrays, options)
         return o, state if options.get("output_final_state") else None
     if op == "ssd":
-        o, state = _forward("simple_gla", *ssd.inner(arrays, options))
+        o, state = forward_matrix("simple_gla", *ssd.inner(arrays, options))
         return ssd.after(arrays, o), state if options.get("output_final_state") else None
     if maps.asked(options):
         arrays, options = maps.apply(arrays, options)
-    o, state = mixed.forward(arrays, options) if op == "mixed_attn" else _forward(op, arrays, options)
+    o, state = mixed.forward(arrays, options) if op == "mixed_attn" else forward_matrix(op, arrays, options)
     return o, state if options.get("output_final_state") else None
 
 
@@ -71,11 +71,11 @@ def vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any
     if op == "ssd":
         given, inside = ssd.inner(arrays, options)
         do = np.zeros_like(arrays["x"]) if d_o is None else d_o
-        pulled = _vjp("simple_gla", given, inside, ssd.pull_back_output(arrays, do), d_state)
-        return ssd.pull_back(arrays, options, _forward("simple_gla", given, inside)[0], do, pulled)
+        pulled = vjp_matrix("simple_gla", given, inside, ssd.pull_back_output(arrays, do), d_state)
+        return ssd.pull_back(arrays, options, forward_matrix("simple_gla", given, inside)[0], do, pulled)
     if not maps.asked(options):
-        return _vjp(op, arrays, options, d_o, d_state)
-    return maps.pull_back(arrays, options, _vjp(op, *maps.apply(arrays, options), d_o, d_state))
+        return vjp_matrix(op, arrays, options, d_o, d_state)
+    return maps.pull_back(arrays, options, vjp_matrix(op, *maps.apply(arrays, options), d_o, d_state))
 
 
 def float64(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def as_float64(array: Any) -> Any:
 # The eight families whose state is a matrix.
 
 
-def _forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
+def forward_matrix(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
     if options.get("normalize"):
         return _forward_normalized(op, arrays, options)
     x, S0 = spread(arrays)
@@ -113,7 +113,7 @@ def _forward(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> 
     return scale(arrays, options) * o, S
 
 
-def _vjp(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
+def vjp_matrix(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
     if options.get("normalize"):
         return _vjp_normalized(op, arrays, options, d_o, d_state)
     x, S0 = spread(arrays)
@@ -196,18 +196,18 @@ VALUES = {"v": 1.0, "gv": 0.0}
 
 
 def _forward_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Array, Array]:
-    o, S = _forward(op, *with_ones(arrays, options))
+    o, S = forward_matrix(op, *with_ones(arrays, options))
     numerator, denominator = o[..., :-1], o[..., -1:]
     return divide(numerator, denominator), S
 
 
 def _vjp_normalized(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d_o: Any, d_state: Any) -> dict[str, Array]:
     arrays, options = with_ones(arrays, options)
-    o, _ = _forward(op, arrays, options)
+    o, _ = forward_matrix(op, arrays, options)
     numerator, denominator = o[..., :-1], o[..., -1:]
     d_numerator = divide(np.zeros_like(numerator) if d_o is None else d_o, denominator)
     d_denominator = -(d_numerator * divide(numerator, denominator)).sum(-1, keepdims=True)
-    gradients = _vjp(op, arrays, options, np.concatenate([d_numerator, d_denominator], -1), d_state)
+    gradients = vjp_matrix(op, arrays, options, np.concatenate([d_numerator, d_denominator], -1), d_state)
     return {name: x[..., :-1] if name in VALUES else x for name, x in gradients.items()}
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from .. import decoding as in_place
+from .. import summarizing
 from ..call import FORMS, Form, method_name
 from ..dispatch import explain_call, run
 from ..errors import OptionError
 from ..planning import Plan
 from ..sources import compiled
-from ..spec import COMPANIONS, DECODING, FAMILIES, OpSpec, decoding_of
+from ..spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec, decoding_of, summary_of
 from ..suggestions import closest
+from ._summary import as_chunk, kind_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +27,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 _TEMPLATE = """\
 def {name}({signature}):
     # declared in {module}
-    return target(spec, form, ({arrays},), {{{keywords}}}, {feature_map}, backend)
+    return target(spec, form, ({arrays},), {{{keywords}}}, {feature_map}, backend{context})
 """
 
 _FORM_NOTES: dict[Form | None, str] = {
@@ -61,6 +63,41 @@ Raises:
     BackendError: The backend asked for cannot be used; ``Unsupported`` if none can run the call.
 """
 
+_SUMMARY = """\
+What a span of tokens does to the state, whatever came before it: ``S_out = A ∘ S_in + b``.
+
+``{recurrence}``
+
+Args:
+{arguments}
+
+Returns:
+    ``(A, b)``, float32 (float64 for float64 inputs). ``b [N, HV, K, V]`` is what becomes of a state of zeros.
+    {action}
+
+Raises:
+    ArgumentError: An argument is wrong, as for ``{family}``.
+    BackendError: The backend asked for cannot be used; ``Unsupported`` if none can run the call. A backend without
+        ``summary_{family}`` runs its chunk form on wider values.
+
+``linattn.compose`` chains summaries: linear scans across devices, or across pieces of a prompt, are made of them (Martin and
+Cundy 2018, §2.1).
+"""
+
+_ACTIONS = {
+    "one": "``A [N, HV]`` is 1.",
+    "head": "``A [N, HV]`` multiplies the state of a head, ``e^{Σ g}``.",
+    "keys": "``A [N, HV, K]`` multiplies its rows, ``e^{Σ g}``{each}.",
+    "matrix": "``A [N, HV, K, K]`` multiplies it from the left{each}.",
+}
+_EACH = {
+    "gla": "; with ``gv``, ``A [N, HV, K+V]`` is followed by what multiplies its columns",
+    **dict.fromkeys(
+        ("delta_rule", "gated_delta_rule", "kda"),
+        "; with ``beta`` per value channel, ``A [N, HV, V, K, K]`` has a matrix for each of its columns",
+    ),
+}
+
 _NORMALIZE = """
     normalize: As in ``linear_attn``; a state then has ``V+1`` value columns."""
 
@@ -74,6 +111,8 @@ _KEYWORDS = {
     "cu_seqlens": "Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.",
     "chunk_size": "A hint for the chunk form; never changes the result beyond rounding. Default: the backend's choice.",
     "feature_map": "Applied to {mapped} first: a name or an object from ``linattn.feature_maps``.",
+    "context": "How the tokens are spread over devices, from ``linattn.distributed``: this call has one device's own.\n"
+    "        Default: they are all here.",
     "backend": 'A name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the\n'
     '        environment variable ``LINATTN_BACKEND``, else ``"auto"``.',
 }
@@ -95,9 +134,11 @@ def _document(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> 
         return own
     if form == "decode":
         return f"{own}\n\n{_document_decoding(spec)}"
+    if form == "summary":
+        return f"{own}\n\n{_document_summary(spec)}"
     state = "``[N, HV, K, V]``" if spec.state_type is None else f"a ``linattn.{spec.state_type.__name__}``"
     mapped = " and ".join(f"``{name}``" for name in spec.mapped)
-    taken = (*spec.keywords, *(("feature_map",) if spec.mapped else ()), "backend")
+    taken = (*spec.keywords, *(("feature_map",) if spec.mapped else ()), "context", "backend")
     keywords = [
         f"    {name}: {text.format(state=state, mapped=mapped)}"
         for name, text in _KEYWORDS.items()
@@ -123,6 +164,7 @@ def family(
         FAMILIES[spec.name] = spec
         if spec.state_type is None:
             DECODING[spec.name] = decoding_of(spec)
+            SUMMARIES[spec.name] = summary_of(spec, as_chunk)
         return tuple(_compile(spec, form, function) for form in (None, "chunk", "recurrent", "parallel"))  # type: ignore[return-value]
 
     return declare
@@ -143,7 +185,8 @@ def _check_declared(spec: OpSpec, declared: Callable[..., Any]) -> None:
     """The parameters of a spec, in its order and with its defaults."""
     parameters = inspect.signature(declared).parameters
     mapped = ("feature_map",) if spec.mapped else ()
-    assert tuple(parameters) == (*spec.parameters, *mapped, "backend"), (spec.name, *parameters)
+    context = ("context",) if "context" in parameters else ()
+    assert tuple(parameters) == (*spec.parameters, *mapped, *context, "backend"), (spec.name, *parameters)
     for option in spec.options:
         assert parameters[option.name].default == option.default, (spec.name, option)
 
@@ -153,6 +196,29 @@ def decoding(declared: Callable[P, R]) -> Callable[P, R]:
     spec = DECODING[declared.__name__.removeprefix("decode_")]
     _check_declared(spec, declared)
     return _compile(spec, "decode", declared)
+
+
+def summary(declared: Callable[P, R]) -> Callable[P, R]:
+    """Make ``summary_*`` of a declared family. The declaration has the public signature, a line of docstring and no body."""
+    spec = SUMMARIES[declared.__name__.removeprefix("summary_")]
+    _check_declared(spec, declared)
+    return _compile(spec, "summary", declared)
+
+
+def _document_summary(spec: OpSpec) -> str:
+    """What is the same for every family, with its own arrays and equation."""
+    same = f"as in ``{spec.name}``."
+    shaped = {arg.name: f"``[{', '.join(arg.shapes[0])}]``, {same}" for arg in (*spec.args, *spec.keyword_args)}
+    own = {"normalize": f"{same.capitalize()} ``b`` then has ``V+1`` value columns.", "dt_softplus": same, "dt_limit": same}
+    taken = (*spec.parameters, *(("feature_map",) if spec.mapped else ()), "backend")
+    mapped = " and ".join(f"``{name}``" for name in spec.mapped)
+    texts = {**_KEYWORDS, **own, **shaped}
+    return _SUMMARY.format(
+        recurrence=spec.recurrence,
+        arguments="\n".join(f"    {name}: {texts[name].format(mapped=mapped)}" for name in taken),
+        action=_ACTIONS[kind_of(spec.name, value_gate=False, value_beta=False)].replace("{each}", _EACH.get(spec.name, "")),
+        family=spec.name,
+    )
 
 
 def _document_decoding(spec: OpSpec) -> str:
@@ -167,10 +233,16 @@ def _document_decoding(spec: OpSpec) -> str:
     )
 
 
+_RUNNERS: dict[Form | None, tuple[Any, Any]] = {
+    "decode": (in_place.run, in_place.explain_call),
+    "summary": (summarizing.run, explain_call),
+}
+
+
 def _compile(spec: OpSpec, form: Form | None, declared: Callable[..., Any]) -> Callable[..., Any]:
     """One public function; its ``explain`` attribute takes the same arguments and returns the plan."""
     name = method_name(form, spec.name)
-    runs, explains = (in_place.run, in_place.explain_call) if form == "decode" else (run, explain_call)
+    runs, explains = _RUNNERS.get(form, (run, explain_call))
     operator = _bound_to(runs, f"linattn.{name}", name, spec, form, declared)
     operator.__doc__ = _document(spec, form, declared)
     operator.explain = _bound_to(explains, f"linattn.{name}.explain", "explain", spec, form, declared)
@@ -190,6 +262,7 @@ def _bound_to(target: Any, path: str, name: str, spec: OpSpec, form: Form | None
         arrays=", ".join(arg.name for arg in spec.args),
         keywords=", ".join(f"{key!r}: {key}" for key in spec.keywords),
         feature_map="feature_map" if spec.mapped else None,
+        context=", context" if "context" in signature.parameters else "",
     )
     # the names in the annotations, for typing.get_type_hints; not __name__, since Dynamo would look for target in that module
     named = {key: value for key, value in declared.__globals__.items() if not key.startswith("__")}

@@ -12,7 +12,15 @@ from ..call import Call
 from ..gate_maps import GATES, Gate, GateKind, softplus
 from ..spec import Holder, Lowered, Lowering, Option, redescribe, unchanged
 
-__all__ = ["BETA_MAP", "GATE", "QK_NORM"]
+__all__ = [
+    "BETA_MAP",
+    "GATE",
+    "QK_NORM",
+    "apply_beta_map",
+    "apply_gate",
+    "describe_beta_map",
+    "describe_gate",
+]
 
 EPSILON = 1e-6
 """What ``qk_norm="l2"`` adds to the sum of squares."""
@@ -27,7 +35,7 @@ def _normalize(xp: Any, x: Any) -> Any:
 
 def apply_qk_norm(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """Unit queries and keys, a token and head at a time."""
-    unit = {name: _normalize(xp, arrays[name]) for name in ("q", "k")}
+    unit = {name: _normalize(xp, arrays[name]) for name in ("q", "k") if name in arrays}  # a summary has no queries
     return Lowered({**arrays, **unit}, {**options, "qk_norm": None}, unchanged)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..call import Call
-from ..spec import MATRIX_STATE, Arg, Lowered, Lowering, Option, Options, accumulation_dtype, redescribe
+from ..spec import MATRIX_STATE, Arg, Lowered, Lowering, Option, Options, accumulation_dtype, redescribe, unchanged
 
-__all__ = ["NORMALIZE", "normalized_state"]
+__all__ = ["NORMALIZE", "normalized_state", "with_column"]
 
 WITH_NORMALISER = (Arg("initial_state", "N HV K V+1", "float", optional=True),)
 
@@ -24,29 +24,36 @@ def normalized_state(options: Options) -> tuple[Arg, ...]:
 def describe(call: Call) -> Call:
     """What :func:`apply` gives, as static facts."""
     wide, shapes = accumulation_dtype(call), call.shapes
-    operands = {name: (shapes[name], wide) for name in ("q", "k", "v")}
+    operands = {name: (shapes[name], wide) for name in ("q", "k", "v") if name in shapes}
     states = [name for name in ("initial_state", "state") if call.has(name)]
     give = operands | {name: (shapes[name].removesuffix("+1"), call.dtypes[name]) for name in states}
-    unset = {"normalize": False, "scale": None}
+    unset = {"normalize": False, "scale": None}  # a summary has no scale
     return redescribe(call, call.op, give, dims={"V": call.V + 1}, options=unset)
 
 
 def apply(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """Add the column of ones, which nothing decays along the values; divide by what comes of it.
 
-    Both stay in the accumulation dtype until they are divided, and so do the operands. ``scale`` cancels.
+    Both stay in the accumulation dtype until they are divided, and so do the operands. ``scale`` cancels. A summary reads
+    nothing, and so divides nothing.
     """
-    q, k, v, gv = (arrays.get(name) for name in ("q", "k", "v", "gv"))
-    out_dtype = xp.dtype(v)
-    q, k, v = (xp.astype(x, xp.accumulation(x)) for x in (q, k, v))
-    wider = {"q": q, "k": k, "v": xp.concat([v, xp.full((*v.shape[:-1], 1), 1.0, like=v)], axis=-1)}
-    if gv is not None:
-        wider["gv"] = xp.concat([gv, xp.full((*gv.shape[:-1], 1), 0.0, like=gv)], axis=-1)
+    out_dtype = xp.dtype(arrays["v"])
+    wide = {name: xp.astype(x, xp.accumulation(x)) for name, x in arrays.items() if name in ("q", "k", "v")}
+    wide["v"], gv = with_column(xp, wide["v"], arrays.get("gv"))
+    wider = {**arrays, **wide, **({} if gv is None else {"gv": gv})}
+    if "q" not in arrays:
+        return Lowered(wider, {**options, "normalize": False}, unchanged)
 
     def finish(o: Any, state: Any) -> tuple[Any, Any]:
         return xp.astype(divide(xp, o), out_dtype), state
 
-    return Lowered({**arrays, **wider}, {**options, "normalize": False, "scale": k.shape[-1] ** -0.5}, finish)
+    return Lowered(wider, {**options, "normalize": False, "scale": wide["k"].shape[-1] ** -0.5}, finish)
+
+
+def with_column(xp: Any, v: Any, gv: Any) -> tuple[Any, Any]:
+    """Values with a column of ones, and their log decays, if any, with one of zeros."""
+    v = xp.concat([v, xp.full((*v.shape[:-1], 1), 1.0, like=v)], axis=-1)
+    return v, None if gv is None else xp.concat([gv, xp.full((*gv.shape[:-1], 1), 0.0, like=gv)], axis=-1)
 
 
 def divide(xp: Any, o: Any) -> Any:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..call import Call
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe, unchanged
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import BETA_MAP, QK_NORM
 
 Array = TypeVar("Array")
@@ -56,6 +57,7 @@ def _delta_rule(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Delta rule: ``S_t = S_{t-1} + k_tᵀ (beta_t ∘ (v_t − k_t S_{t-1}))``, ``o_t = scale · q_t S_t`` (DeltaNet, Schlag et
@@ -89,4 +91,21 @@ def decode_delta_rule(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``delta_rule`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_delta_rule(
+    k: Array,
+    v: Array,
+    beta: Array,
+    *,
+    qk_norm: str | None = None,
+    beta_map: str | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``delta_rule`` as an affine map of the state."""
     ...

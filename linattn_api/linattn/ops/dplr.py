@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, OpSpec
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import GATE, QK_NORM
 
 Array = TypeVar("Array")
@@ -45,6 +46,7 @@ def _dplr(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Diagonal plus low rank: ``S_t = Diag(e^{g_t}) S_{t-1} + b_tᵀ (a_t S_{t-1}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t``
@@ -82,4 +84,23 @@ def decode_dplr(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``dplr`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_dplr(
+    k: Array,
+    v: Array,
+    g: Array,
+    a: Array,
+    b: Array,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``dplr`` as an affine map of the state."""
     ...

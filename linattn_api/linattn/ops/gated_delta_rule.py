@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import BETA_MAP, GATE, QK_NORM
 
 Array = TypeVar("Array")
@@ -52,6 +53,7 @@ def _gated_delta_rule(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Gated delta rule: ``S' = e^{g_t} S_{t-1}``, ``S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))``, ``o_t = scale · q_t S_t``
@@ -88,4 +90,23 @@ def decode_gated_delta_rule(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``gated_delta_rule`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_gated_delta_rule(
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``gated_delta_rule`` as an affine map of the state."""
     ...

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, OpSpec
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import GATE, QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
@@ -46,6 +47,7 @@ def _gla(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Vector gate: ``S_t = Diag(e^{g_t}) S_{t-1} Diag(e^{gv_t}) + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (GLA, Yang et al.
@@ -85,4 +87,23 @@ def decode_gla(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``gla`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_gla(
+    k: Array,
+    v: Array,
+    g: Array,
+    gv: Array | None = None,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    normalize: bool = False,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``gla`` as an affine map of the state."""
     ...

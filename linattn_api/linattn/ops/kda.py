@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..call import Call
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, accumulation_dtype, redescribe
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import BETA_MAP, GATE, QK_NORM
 
 Array = TypeVar("Array")
@@ -77,6 +78,7 @@ def _kda(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Kimi Delta Attention: ``S' = Diag(e^{g_t}) S_{t-1}``, ``S_t = S' + k_tᵀ (beta_t ∘ (v_t − k_t S'))``,
@@ -113,4 +115,23 @@ def decode_kda(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``kda`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_kda(
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    beta_map: str | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``kda`` as an affine map of the state."""
     ...

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..call import Call
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, Option, Options, accumulation_dtype, redescribe, unchanged
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
@@ -69,6 +70,7 @@ def _linear_attn(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Linear attention: ``S_t = S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (Katharopoulos et al. 2020, eqs. 18-20).
@@ -103,4 +105,20 @@ def decode_linear_attn(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``linear_attn`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_linear_attn(
+    k: Array,
+    v: Array,
+    *,
+    qk_norm: str | None = None,
+    normalize: bool = False,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``linear_attn`` as an affine map of the state."""
     ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..plugin import MixedState
 from ..spec import OUTPUT_FINAL_STATE, Arg, OpSpec, Option, Options, Sizes
@@ -86,6 +87,7 @@ def _mixed_attn(
     cu_seqlens: Array | None = None,
     chunk_size: int = 256,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, MixedState[Array] | None]:
     """Mixed chunk attention (FLASH, Hua et al. 2022, eqs. 7 and 8). With ``c(t) = t // C`` and ``C = chunk_size``:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, OpSpec
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import GATE, QK_NORM
 
 Array = TypeVar("Array")
@@ -43,6 +44,7 @@ def _rwkv6(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """RWKV-6: ``S_t = Diag(e^{g_t}) S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t (S_{t-1} + Diag(u) k_tᵀ v_t)`` (Peng et al.
@@ -78,4 +80,21 @@ def decode_rwkv6(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``rwkv6`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_rwkv6(
+    k: Array,
+    v: Array,
+    g: Array,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``rwkv6`` as an affine map of the state."""
     ...

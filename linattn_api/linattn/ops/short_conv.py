@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ..context import Context
 from ..spec import DECODING, OUTPUT_FINAL_STATE, STATE_INDICES, Arg, OpSpec, Option, Options, no_resolution
 from ._family import companion, decoding
 
@@ -51,6 +52,7 @@ def short_conv(
     initial_state: Array | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Causal depthwise convolution: ``y_t = act(bias + Σ_{i<W} weight[:, i] · x_{t−W+1+i})`` (Mamba, Gu & Dao 2023, §3.4).
@@ -65,6 +67,8 @@ def short_conv(
         initial_state: The ``W−1`` inputs before the first of each sequence ``[N, D, W−1]``, oldest first. Default zeros.
         output_final_state: Return the last ``W−1`` inputs ``[N, D, W−1]``, else ``None`` in their place. Default False.
         cu_seqlens: Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.
+        context: How the tokens are spread over devices, from ``linattn.distributed``: this call has one device's own.
+            Default: they are all here.
         backend: Array name (strict), a sequence in order of preference, or ``"auto"``. Default: ``use_backend``, else the
             environment variable ``LINATTN_BACKEND``, else ``"auto"``.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ..context import Context
 from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
-from ._family import decoding, family
+from ._family import decoding, family, summary
 from ._input_maps import GATE, QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
@@ -48,6 +49,7 @@ def _simple_gla(
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
     feature_map: str | FeatureMap | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """Scalar gate: ``S_t = e^{g_t} S_{t-1} + k_tᵀ v_t``, ``o_t = scale · q_t S_t`` (RetNet; Mamba-2, Dao & Gu 2024).
@@ -84,4 +86,22 @@ def decode_simple_gla(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``simple_gla`` token by token, on states that it overwrites."""
+    ...
+
+
+@summary
+def summary_simple_gla(
+    k: Array,
+    v: Array,
+    g: Array,
+    *,
+    qk_norm: str | None = None,
+    gate: Gate | None = None,
+    normalize: bool = False,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    feature_map: str | FeatureMap | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``simple_gla`` as an affine map of the state."""
     ...

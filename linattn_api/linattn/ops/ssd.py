@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..call import Call
+from ..context import Context
 from ..gate_maps import softplus
 from ..spec import CHUNK_SIZE, OUTPUT_FINAL_STATE, Arg, Lowered, Lowering, OpSpec, Option, Options, no_resolution, redescribe
-from ._family import decoding, family
+from ._family import decoding, family, summary
 
 Array = TypeVar("Array")
 
@@ -122,6 +123,7 @@ def _ssd(
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
     chunk_size: int | None = None,
+    context: Context | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[Array, Array | None]:
     """State-space duality: ``Δ = clip(softplus?(dt + dt_bias))``, ``S_t = e^{Δ_t A} S_{t-1} + Δ_t B_tᵀ x_t``,
@@ -163,4 +165,22 @@ def decode_ssd(
     backend: str | Sequence[str] | None = None,
 ) -> Array:
     """``ssd`` token by token, on states that it overwrites; what others call a selective state update."""
+    ...
+
+
+@summary
+def summary_ssd(
+    x: Array,
+    dt: Array,
+    A: Array,
+    B: Array,
+    *,
+    dt_bias: Array | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[Array, Array]:
+    """``ssd`` as an affine map of the state."""
     ...

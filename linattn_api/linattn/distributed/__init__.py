@@ -1,0 +1,28 @@
+"""One sequence over many devices: what operators take as ``context=``.
+
+>>> plan = linattn.distributed.context_parallel(mesh["cp"])
+>>> o, _ = linattn.chunk_gla(q, k, v, g, context=plan)  # each rank has its own tokens
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..context import Context
+from .simulation import simulate
+
+if TYPE_CHECKING:
+    from .on_torch import ContextPlan, context_parallel
+
+__all__ = ["Context", "ContextPlan", "context_parallel", "simulate"]
+
+_HOMES = {"ContextPlan": "on_torch", "context_parallel": "on_torch"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a framework's part when it is asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,0 +1,305 @@
+"""The exchanges as custom ops on torch's process groups: one node each for every tracer, with their gradients.
+
+States, summaries and their gradients are gathered, small as they are, and every rank computes what it needs in the order of the
+spans. So results repeat bit for bit, and so do gradients. A ring hands one state from span to span instead, which takes less
+memory and fewer bytes, and a round trip for every span.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import (
+    _resolve_process_group,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+)
+
+from ..affine import act, act_transposed, gradient_of
+from ..errors import ContextError
+from ..frameworks import framework_of
+from .agreement import agree
+
+__all__ = ["chain", "combine", "total", "watch"]
+
+_cpu_groups: dict[str, Any] = {}
+_agreed: set[tuple[Any, ...]] = set()
+
+
+def watch(name: str, cpu_group: Any) -> None:
+    """Compare the first call of each signature over ``cpu_group``; ``name`` is that of the group which the calls use."""
+    _cpu_groups[name] = cpu_group
+
+
+def _first_time(name: str, label: str, *tensors: Tensor) -> None:
+    """The ranks compare what they contribute to a call of a kind that they have not made yet."""
+    facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
+    key = (name, label, facts)
+    if key not in _agreed:
+        agree(_cpu_groups[name], label, f"{label} with states and summaries of {facts}")
+        _agreed.add(key)
+
+
+class _named_failure:
+    """What a collective raises when a rank is gone, with the name of the operator and of the rank that noticed."""
+
+    def __init__(self, label: str, group: Any) -> None:
+        self.label, self.group = label, group
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, ContextError):
+            raise ContextError(
+                f"{self.label}: rank {dist.get_rank(self.group)} waited for the {dist.get_world_size(self.group)} ranks of its "
+                f"group, and one of them died or is late: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
+    """``[ranks, ...]``: what every rank has."""
+    x = x.contiguous()
+    found = x.new_empty((dist.get_world_size(group), *x.shape))
+    with _named_failure(label, group):
+        dist.all_gather(list(found.unbind(0)), x, group=group)
+    return found
+
+
+# -- chain -----------------------------------------------------------------------------------------------------------
+#
+# The state after span j is S_j = A_j ∘ S_{j-1} + b_j, and S_j = b_j where the sequence that leaves it started in it. What
+# enters span j is S_{j-1} where a sequence comes in. Backward, with D_j the gradient of S_j:
+# D_{j-1} = dE_j + A_jᵀ D_j, dE_j being the gradient of what enters; db_j = D_j and dA_j that of A_j ∘ S_{j-1}.
+
+
+def _rounds(order: Sequence[int]) -> list[tuple[int, int]]:
+    """Rank, and number among its spans, of every span; ``order`` has the ranks of the spans, as a flat list of integers."""
+    seen: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
+    for rank in order:
+        found.append((rank, seen.get(rank, 0)))
+        seen[rank] = seen.get(rank, 0) + 1
+    return found
+
+
+@torch.library.custom_op("linattn::chain", mutates_args=())
+def _chain(
+    A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
+) -> tuple[Tensor, Tensor]:
+    """What enters this rank's spans, and the ``A`` of all spans (of its own, in a ring), for the backward."""
+    group = _resolve_process_group(group_name)
+    _first_time(group_name, label, A, b)
+    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(b)
+    entering = torch.zeros_like(b)
+    own = [j for j, (rank, _) in enumerate(places) if rank == me]
+    if ring:
+        state: Any = None
+        for j, (rank, number) in enumerate(places):
+            if rank == me:
+                if enters[j]:
+                    state = _received(state, places[j - 1][0], me, b[number], group, label)
+                    entering[number] = state
+                state = b[number] if starts[j] else act(xp, A[number], entering[number]) + b[number]
+                if j + 1 < len(places) and enters[j + 1]:
+                    _sent(state, places[j + 1][0], me, group, label)
+        return entering, A.clone()
+    all_A, all_b = _gathered(A, group, label), _gathered(b, group, label)
+    state = torch.zeros_like(b[0])
+    for j, (rank, number) in enumerate(places[: max(own) + 1]):
+        if enters[j] and rank == me:
+            entering[number] = state
+        state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
+    return entering, all_A
+
+
+@_chain.register_fake
+def _(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group_name: str, label: str, ring: bool) -> Any:
+    ranks = len(order) // A.shape[0]
+    return torch.empty_like(b), A.new_empty(A.shape if ring else (ranks, *A.shape))
+
+
+def _sent(state: Tensor, there: int, me: int, group: Any, label: str) -> None:
+    if there != me:
+        with _named_failure(label, group):
+            dist.send(state.contiguous(), group_dst=there, group=group)
+
+
+def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: str) -> Tensor:
+    if there == me:
+        return state
+    found = torch.empty_like(like)
+    with _named_failure(label, group):
+        dist.recv(found, group_src=there, group=group)
+    return found
+
+
+@torch.library.custom_op("linattn::chain_backward", mutates_args=())
+def _chain_backward(
+    d: Tensor,
+    entering: Tensor,
+    A: Tensor,
+    order: list[int],
+    enters: list[bool],
+    starts: list[bool],
+    group_name: str,
+    label: str,
+    ring: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``A`` and ``b``, in the shape of this rank's own."""
+    group = _resolve_process_group(group_name)
+    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(d)
+    dA, db = torch.zeros_like(A if ring else A[0]), torch.zeros_like(d)
+    if ring:
+        flow: Any = None
+        for j, (rank, number) in reversed(list(enumerate(places))):
+            if rank != me:
+                continue
+            leaves = j + 1 < len(places) and enters[j + 1]
+            flow = _received(flow, places[j + 1][0], me, d[number], group, label) if leaves else torch.zeros_like(d[number])
+            db[number] = flow
+            before = d[number]
+            if not starts[j]:
+                dA[number] = gradient_of(xp, A[number], entering[number], flow)
+                before = before + act_transposed(xp, A[number], flow)
+            if enters[j]:
+                _sent(before, places[j - 1][0], me, group, label)
+                flow = before
+        return dA, db
+    all_d = _gathered(d, group, label)
+    flow = torch.zeros_like(d[0])
+    first = min(j for j, (rank, _) in enumerate(places) if rank == me)
+    for j, (rank, number) in reversed(list(enumerate(places))[first:]):
+        if rank == me:
+            db[number] = flow
+            if not starts[j]:
+                dA[number] = gradient_of(xp, A[rank, number], entering[number], flow)
+        before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
+        flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
+    return dA, db
+
+
+@_chain_backward.register_fake
+def _(d: Tensor, entering: Tensor, A: Tensor, *rest: Any) -> Any:
+    return A.new_empty(A.shape if rest[-1] else A.shape[1:]), torch.empty_like(d)
+
+
+def _keep_chain(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.rest = inputs[2:]
+    ctx.save_for_backward(*output)
+
+
+def _chain_vjp(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
+    entering, A = ctx.saved_tensors
+    return *_chain_backward(d.contiguous(), entering, A, *ctx.rest), *(None for _ in ctx.rest)
+
+
+_chain.register_autograd(_chain_vjp, setup_context=_keep_chain)
+
+
+def chain(
+    A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
+) -> Tensor:
+    """The states that enter this rank's spans, differentiable in ``A`` and ``b`` of all ranks.
+
+    Args:
+        A: Transitions of its spans ``[spans, ...]``.
+        b: What they leave behind ``[spans, ..., K, V]``.
+        order: For every span of all ranks, in order, its rank.
+        enters: For every span, whether a state comes in.
+        starts: For every span, whether what leaves it started in it.
+        group_name: Name of the process group.
+        label: What messages call the call.
+        ring: Hand one state from span to span, instead of gathering all summaries.
+    """
+    return _chain(A, b, order, enters, starts, group_name, label, ring)[0]
+
+
+# -- combine ---------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _passes(pairs: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Pairs of target and source, as passes in which no target comes twice: adding them up takes a fixed order."""
+    passes: list[tuple[list[int], list[int]]] = []
+    met: dict[int, int] = {}
+    for target, source in zip(pairs[::2], pairs[1::2], strict=True):
+        turn = met.get(target, 0)
+        met[target] = turn + 1
+        if turn == len(passes):
+            passes.append(([], []))
+        passes[turn][0].append(target)
+        passes[turn][1].append(source)
+    return passes
+
+
+def _added(x: Tensor, pairs: Sequence[int], count: int) -> Tensor:
+    """``[count, ...]``: of ``x``, for each target the sum of its sources."""
+    found = x.new_zeros((count, *x.shape[1:]))
+    for targets, sources in _passes(tuple(pairs)):
+        found[targets] = found[targets] + x[sources]
+    return found
+
+
+@torch.library.custom_op("linattn::combine", mutates_args=())
+def _combine(x: Tensor, wanted: list[int], given: list[int], outputs: int, group_name: str, label: str) -> Tensor:
+    """``wanted``: pairs of this rank's output, and part of all ranks. ``given``: pairs of its part, and output of all ranks."""
+    group = _resolve_process_group(group_name)
+    _first_time(group_name, label, x)
+    return _added(_gathered(x, group, label).flatten(0, 1), wanted, outputs)
+
+
+@_combine.register_fake
+def _(x: Tensor, wanted: Any, given: Any, outputs: int, group_name: str, label: str) -> Tensor:
+    return x.new_empty((outputs, *x.shape[1:]))
+
+
+def _keep_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.wanted, ctx.given, _, ctx.group_name, ctx.label = inputs
+    ctx.parts = x.shape[0]
+
+
+def _combine_vjp(ctx: Any, d: Tensor) -> tuple[Any, ...]:
+    dx = _combine(d.contiguous(), ctx.given, ctx.wanted, ctx.parts, ctx.group_name, ctx.label)
+    return dx, None, None, None, None, None
+
+
+_combine.register_autograd(_combine_vjp, setup_context=_keep_combine)
+
+
+def combine(x: Tensor, sources: Any, rank: int, group_name: str, label: str) -> Tensor:
+    """This rank's sums of what all ranks contribute, differentiable.
+
+    Args:
+        x: What it contributes ``[parts, ...]``.
+        sources: For every rank and output, the parts that it is the sum of, as ``rank · parts + part``.
+        rank: This rank.
+        group_name: Name of the process group.
+        label: What messages call the call.
+    """
+    parts, outputs = x.shape[0], len(sources[rank])
+    wanted, given = _pairs(sources, rank, parts)
+    return _combine(x, list(wanted), list(given), outputs, group_name, label)
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(sources: Any, rank: int, parts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    wanted = [i for output, own in enumerate(sources[rank]) for source in own for i in (output, source)]
+    given = [
+        i
+        for other, outputs in enumerate(sources)
+        for output, own in enumerate(outputs)
+        for source in own
+        if source // parts == rank
+        for i in (source % parts, other * len(outputs) + output)
+    ]
+    return tuple(wanted), tuple(given)
+
+
+def total(x: Tensor, ranks: int, rank: int, group_name: str, label: str) -> Tensor:
+    """The sum over all ranks, in their order, differentiable."""
+    everyone = ((tuple(range(ranks)),),) * ranks
+    return combine(x[None], everyone, rank, group_name, label)[0]

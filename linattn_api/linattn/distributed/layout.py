@@ -1,0 +1,210 @@
+"""Which tokens of which sequences a rank holds, and which states go from span to span: plain integers, the same on every rank.
+
+The tokens of all ranks are cut into *spans* of equal length, in order. ``"contiguous"``: rank ``r`` of ``R`` holds span ``r``.
+``"zigzag"``: it holds spans ``r`` and ``2R−1−r``, as balanced causal softmax attention lays them out. A *segment* is what a
+span holds of one sequence; a state crosses from one span to the next where a sequence does.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from ..errors import ContextError
+
+__all__ = ["LAYOUTS", "Layout", "Segment", "Shard", "Span", "chain_of", "rank_order", "shard_of"]
+
+Layout = Literal["contiguous", "zigzag"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
+
+
+class Segment(NamedTuple):
+    """What a span holds of one sequence.
+
+    Attributes:
+        sequence: Number of the sequence; ``-1`` for none, where a rank holds padding only.
+        start: First of the rank's tokens.
+        stop: Behind the last one.
+        span: Number of the span among those of the rank.
+        first: Whether it holds the first token of the sequence: the initial state belongs here.
+        last: Whether it holds the last one: the final state comes from here.
+    """
+
+    sequence: int
+    start: int
+    stop: int
+    span: int
+    first: bool
+    last: bool
+
+
+class Span(NamedTuple):
+    """A stretch of the rank's tokens.
+
+    Attributes:
+        index: Number of the span among those of all ranks.
+        start: First of the rank's tokens.
+        stop: Behind the last one.
+        tail: The segment that goes on in the next span, if any.
+    """
+
+    index: int
+    start: int
+    stop: int
+    tail: Segment | None
+
+
+class Chain(NamedTuple):
+    """How states go from span to span.
+
+    Attributes:
+        order: For every span in order, the rank that holds it and its number there.
+        enters: For every span, whether a sequence comes in from the one before.
+        starts: For every span, whether the sequence that leaves it started in it, so that nothing before it counts.
+    """
+
+    order: tuple[tuple[int, int], ...]
+    enters: tuple[bool, ...]
+    starts: tuple[bool, ...]
+
+    @property
+    def needed(self) -> bool:
+        """Whether any state crosses."""
+        return any(self.enters)
+
+
+class Shard(NamedTuple):
+    """What one rank holds.
+
+    Attributes:
+        ranks: Number of ranks.
+        rank: This one.
+        spans: Its spans.
+        segments: What it holds of packed sequences, in order; empty where none are packed.
+        offsets: ``cu_seqlens`` of the segments.
+        chain: How states go from span to span.
+        count: Number of packed sequences, on all ranks; 0 where none are packed.
+        layout: How spans are dealt out.
+        tokens: Tokens of a rank; counts for packed sequences only.
+        cu_seqlens: Offsets of packed sequences among the tokens of all ranks.
+    """
+
+    ranks: int
+    rank: int
+    spans: tuple[Span, ...]
+    segments: tuple[Segment, ...]
+    offsets: tuple[int, ...]
+    chain: Chain
+    count: int
+    layout: Layout
+    tokens: int
+    cu_seqlens: tuple[int, ...] | None
+
+    @property
+    def peers(self) -> list[Shard]:
+        """What every rank holds, in order."""
+        return [shard_of(self.ranks, rank, self.layout, self.tokens, self.cu_seqlens) for rank in range(self.ranks)]
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences are packed."""
+        return self.count > 0
+
+    def holds(self, index: int) -> int | None:
+        """The number, among the rank's spans, of the span with this index."""
+        return next((i for i, span in enumerate(self.spans) if span.index == index), None)
+
+
+@functools.cache
+def rank_order(ranks: int, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """For every span in order, the rank that holds it and its number there."""
+    there = tuple((rank, 0) for rank in range(ranks))
+    return there if layout == "contiguous" else (*there, *((rank, 1) for rank in reversed(range(ranks))))
+
+
+@functools.lru_cache(maxsize=256)
+def chain_of(ranks: int, layout: Layout, length: int, cu_seqlens: tuple[int, ...] | None) -> Chain:
+    """How states go from span to span; a span has ``length`` tokens, which counts for packed sequences only."""
+    order = rank_order(ranks, layout)
+    count = len(order)
+    if cu_seqlens is None:
+        return Chain(order, tuple(j > 0 for j in range(count)), tuple(j == 0 for j in range(count)))
+    enters, starts = [False] * count, [True] * count
+    for start, stop in pairwise(cu_seqlens):
+        if start == stop or not length:
+            continue
+        first, last = start // length, (stop - 1) // length
+        for j in range(first + 1, last + 1):
+            enters[j] = True
+            starts[j] = j == last  # another sequence may leave it, or none
+    return Chain(order, tuple(enters), tuple(starts))
+
+
+@functools.lru_cache(maxsize=256)
+def shard_of(ranks: int, rank: int, layout: Layout, tokens: int, cu_seqlens: tuple[int, ...] | None) -> Shard:
+    """What one rank holds.
+
+    Args:
+        ranks: Number of ranks.
+        rank: The one asked for.
+        layout: How spans are dealt out.
+        tokens: Tokens of a rank; counts for packed sequences only.
+        cu_seqlens: Offsets of packed sequences among the tokens of all ranks.
+
+    Raises:
+        ContextError: The sequences do not fit the tokens.
+    """
+    order = rank_order(ranks, layout)
+    own = [j for j, (holder, _) in enumerate(order) if holder == rank]
+    length = tokens // len(own)
+    chain = chain_of(ranks, layout, length, cu_seqlens)
+    if cu_seqlens is None:
+        return Shard(ranks, rank, tuple(Span(j, 0, 0, None) for j in own), (), (), chain, 0, layout, tokens, None)
+    _check(ranks, tokens, layout, cu_seqlens)
+    segments: list[Segment] = []
+    spans: list[Span] = []
+    for number, j in enumerate(own):
+        found = _segments(cu_seqlens, j * length, (j + 1) * length, number, last_span=j == len(order) - 1)
+        segments += found
+        tail = next((segment for segment in found if not segment.last), None)
+        spans.append(Span(j, number * length, (number + 1) * length, tail))
+    segments = segments or [Segment(-1, 0, 0, 0, first=True, last=True)]
+    offsets = (*(segment.start for segment in segments), segments[-1].stop)
+    return Shard(ranks, rank, tuple(spans), tuple(segments), offsets, chain, len(cu_seqlens) - 1, layout, tokens, cu_seqlens)
+
+
+def _segments(cu_seqlens: tuple[int, ...], low: int, high: int, number: int, last_span: bool) -> list[Segment]:
+    """What the span of tokens ``low … high`` holds; an empty sequence belongs where its offset is."""
+    moved = number * (high - low) - low
+    found: list[Segment] = []
+    for n, (start, stop) in enumerate(pairwise(cu_seqlens)):
+        if start == stop:
+            if low <= start < high or (last_span and start >= high):
+                place = min(start, high) + moved
+                found.append(Segment(n, place, place, number, first=True, last=True))
+        elif max(start, low) < min(stop, high):
+            begin, end = max(start, low) + moved, min(stop, high) + moved
+            found.append(Segment(n, begin, end, number, first=start >= low, last=stop <= high))
+    return found
+
+
+def _check(ranks: int, tokens: int, layout: Layout, cu_seqlens: tuple[int, ...]) -> None:
+    total = ranks * tokens
+    if len(cu_seqlens) < 2:
+        raise ContextError(f"cu_seqlens must hold the offsets of one sequence or more, got {list(cu_seqlens)}")
+    if cu_seqlens[0] != 0 or any(later < earlier for earlier, later in pairwise(cu_seqlens)):
+        raise ContextError(
+            f"cu_seqlens must start at 0 and not decrease, got {list(cu_seqlens[:8])}{' …' * (len(cu_seqlens) > 8)}"
+        )
+    if cu_seqlens[-1] > total:
+        raise ContextError(
+            f"cu_seqlens must not pass the tokens of all ranks, {ranks} · {tokens} = {total}, got {cu_seqlens[-1]}"
+        )
+    if layout == "zigzag":
+        if tokens % 2:
+            raise ContextError(f"layout 'zigzag' halves a rank's tokens, and {tokens} are odd: pad them")
+        if 2 * cu_seqlens[-1] <= total and cu_seqlens[-1] < total:
+            raise ContextError(
+                f"layout 'zigzag' takes padding of less than half of the {total} tokens, got {cu_seqlens[-1]} tokens"
+            )

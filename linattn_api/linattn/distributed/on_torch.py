@@ -1,0 +1,277 @@
+"""Context parallelism on torch's process groups: a plan that says who has which tokens, and runs calls on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+
+from ..context import Context
+from ..errors import ContextError, OptionError
+from ..feature_maps import FeatureMap
+from ..spec import OpSpec
+from . import collectives, lowering
+from .agreement import agree
+from .layout import LAYOUTS, Layout, Shard, shard_of
+
+__all__ = ["ContextPlan", "context_parallel"]
+
+Way = Literal["auto", "gather", "ring"]
+GATHERED = 1 << 28
+"""Bytes of summaries that ``"auto"`` gathers at most; beyond them a ring takes less memory and time."""
+
+
+class ContextPlan(Context, lowering.Exchange):
+    """Who has which tokens: what operators on torch tensors take as ``context=``. Made by :func:`context_parallel`.
+
+    Attributes:
+        ranks: Number of ranks that share the tokens.
+        rank: This one.
+        layout: ``"contiguous"`` or ``"zigzag"``.
+        cu_seqlens: Offsets of packed sequences among the tokens of all ranks, or None.
+        replicate_states: Whether every rank gets every final state.
+        way: ``"auto"``, ``"gather"`` or ``"ring"``.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        layout: Layout,
+        cu_seqlens: tuple[int, ...] | None,
+        replicate_states: bool,
+        way: Way,
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.layout, self.cu_seqlens = layout, cu_seqlens
+        self.replicate_states, self.way = replicate_states, way
+        self.group_name, self.mesh = group.group_name, mesh
+
+    def __repr__(self) -> str:
+        packed = (
+            "" if self.cu_seqlens is None else f", {len(self.cu_seqlens) - 1} packed sequences of {self.cu_seqlens[-1]} tokens"
+        )
+        states = ", states replicated" if self.replicate_states else ""
+        return f"<ContextPlan: rank {self.rank} of {self.ranks}, {self.layout}{packed}, exchange {self.way!r}{states}>"
+
+    def shard(self, tokens: int) -> Shard:
+        """What this rank holds if it has ``tokens`` of them."""
+        return shard_of(self.ranks, self.rank, self.layout, 0 if self.cu_seqlens is None else tokens, self.cu_seqlens)
+
+    def run(
+        self,
+        spec: OpSpec,
+        form: str | None,
+        arrays: tuple[Any, ...],
+        keywords: dict[str, Any],
+        feature_map: str | FeatureMap | None,
+        backend: str | Sequence[str] | None,
+    ) -> Any:
+        """Run one call on this rank's tokens."""
+        if not isinstance(arrays[0], Tensor):
+            raise ContextError(
+                f"{spec.name}: a plan of context_parallel takes torch tensors, got {type(arrays[0]).__name__}: "
+                f"for JAX, pass shard_axis(name)"
+            )
+        if any(isinstance(x, DTensor) for x in (*arrays, *keywords.values())):
+            return self._run_dtensors(spec, form, arrays, keywords, feature_map, backend)
+        rest = (spec, form, arrays, keywords, feature_map, backend)
+        return lowering.run(self, self.shard, self.replicate_states, *rest)
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def chain(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> Tensor:
+        """The states that enter this rank's spans."""
+        chain = call.shard.chain
+        summaries = (A.numel() * A.element_size() + b.numel() * b.element_size()) * self.ranks
+        ring = self.way == "ring" or (self.way == "auto" and summaries > GATHERED)
+        order = [rank for rank, _ in chain.order]
+        b = _of_inputs(call, b)
+        return collectives.chain(A, b, order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring)
+
+    def combine(self, call: lowering.ShardCall, x: Tensor, sources: lowering.Sources) -> Tensor:
+        """This rank's sums of what all ranks contribute."""
+        return collectives.combine(_of_inputs(call, x), sources, self.rank, self.group_name, call.label)
+
+    def total(self, call: lowering.ShardCall, x: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        return collectives.total(_of_inputs(call, x), self.ranks, self.rank, self.group_name, call.label)
+
+    def tied(self, x: Tensor, exchanged: Tensor) -> Tensor:
+        """``x``, whose gradient is not had without that of ``exchanged``."""
+        return _Tied.apply(x, exchanged)
+
+    # -- DTensor -----------------------------------------------------------------------------------------------------
+
+    def _run_dtensors(
+        self,
+        spec: OpSpec,
+        form: str | None,
+        arrays: tuple[Any, ...],
+        keywords: dict[str, Any],
+        feature_map: str | FeatureMap | None,
+        backend: str | Sequence[str] | None,
+    ) -> Any:
+        """On the local tensors; the output is placed as the values are, and states along with their heads."""
+        label = spec.name
+        if self.mesh is None:
+            raise ContextError(f"{label}: DTensors need a plan of a DeviceMesh: context_parallel(mesh[name])")
+        args = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
+        named = {**dict(zip((arg.name for arg in spec.args), arrays, strict=True)), **keywords}
+        like = named[spec.like]
+        if not isinstance(like, DTensor):
+            raise ContextError(
+                f"{label}: {spec.like} is a plain tensor and another array is a DTensor: make all of them DTensors"
+            )
+        own = like.device_mesh.mesh_dim_names.index(self._axis(like))  # type: ignore[union-attr]
+        local: dict[str, Any] = {}
+        for name, x in named.items():
+            if not isinstance(x, DTensor):
+                local[name] = x
+                continue
+            by_token = name in args and lowering.has_tokens(args[name], x)
+            if by_token != x.placements[own].is_shard(1):
+                expected = "Shard(1)" if by_token else "Replicate()"
+                raise ContextError(f"{label}: {name} must be {expected} along {self._axis(like)!r}, got {x.placements[own]}")
+            gradients = [Partial() if i == own and not by_token else place for i, place in enumerate(x.placements)]
+            local[name] = x.to_local(grad_placements=gradients)
+        given = tuple(local[arg.name] for arg in spec.args)
+        rest = (spec, form, given, {name: local[name] for name in keywords}, feature_map, backend)
+        o, final = lowering.run(self, self.shard, self.replicate_states, *rest)
+        o = DTensor.from_local(o, like.device_mesh, like.placements)
+        if final is None:
+            return o, None
+        places: list[Placement] = [_of_state(place, spec) for place in like.placements]
+        places[own] = Replicate() if self.replicate_states else Partial()
+        return o, DTensor.from_local(final, like.device_mesh, places)
+
+    def _axis(self, like: DTensor) -> str:
+        names = self.mesh.mesh_dim_names if self.mesh is not None else None
+        known = like.device_mesh.mesh_dim_names or ()
+        if not names or names[0] not in known:
+            raise ContextError(
+                f"the plan is of mesh axis {names and names[0]!r}, and the arrays are on a mesh of {list(known)}"
+            )
+        return names[0]
+
+
+class _Tied(torch.autograd.Function):
+    """An array that has a gradient wherever one of others has, and gives them none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.shapes = [(other.shape, other.dtype, other.device) for other in others]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *d: Tensor) -> Any:
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.shapes]
+        return d[0], *zeros
+
+
+def _of_inputs(call: lowering.ShardCall, x: Tensor) -> Tensor:
+    """What a rank contributes, with a gradient wherever an input of the call has one: the same on every rank."""
+    if x.requires_grad or not torch.is_grad_enabled():
+        return x
+    given = [y for y in (*call.arrays.values(), *call.keywords.values()) if isinstance(y, Tensor) and y.requires_grad]
+    return _Tied.apply(x, *given[:1]) if given else x
+
+
+def _of_state(place: Placement, spec: OpSpec) -> Placement:
+    """Where a state ``[N, HV, K, V]`` is, if the values ``[B, T, HV, V]`` are there: heads move from axis 2 to 1."""
+    from torch.distributed.tensor import Shard as Sharded
+
+    return Sharded(1) if place.is_shard(2) else place
+
+
+def context_parallel(
+    mesh_or_group: Any = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    layout: Layout = "contiguous",
+    *,
+    replicate_states: bool = False,
+    exchange: Way = "auto",
+    check: bool = True,
+    timeout: timedelta | None = None,
+) -> ContextPlan:
+    """Plan how ranks share the tokens of sequences; every one of them calls this with the same arguments.
+
+    Args:
+        mesh_or_group: A one-dimensional ``DeviceMesh``, such as ``mesh["cp"]``, or a process group, of gloo or NCCL. Default:
+            the default group.
+        cu_seqlens: Offsets ``[N+1]`` of sequences packed end to end over the tokens of *all* ranks; each rank then has as many
+            tokens, ``B`` is 1, and what is behind the last sequence is padding. Default: ``B`` sequences, each over all ranks.
+        layout: ``"contiguous"``: rank ``r`` has the ``r``-th of equal parts. ``"zigzag"``: of twice as many, the ``r``-th and
+            the ``r``-th from the end, one behind the other.
+        replicate_states: Return every final state on every rank. Default: a final state belongs to the rank of a sequence's
+            last token, and the others have zeros in its place.
+        exchange: ``"gather"`` all summaries; hand one state on in a ``"ring"``; ``"auto"`` takes a ring where the summaries
+            of all ranks are more than 256 MiB.
+        check: Compare the plan across ranks, over a CPU group. Default True; without it, the first call of each signature is
+            compared all the same.
+        timeout: How long the CPU group waits for a rank. Default: torch's.
+
+    Returns:
+        What operators take as ``context=``. An initial state ``[N, HV, K, V]`` has a row for every sequence, of which a rank
+        reads those whose first token it has. The loss is taken to be the sum of what the ranks compute.
+
+    Raises:
+        ContextError: The ranks do not agree; said on each of them. Or the sequences do not fit.
+        OptionError: An option is wrong.
+    """
+    if layout not in LAYOUTS:
+        raise OptionError(f"context_parallel: layout must be 'contiguous' or 'zigzag', got {layout!r}")
+    if exchange not in ("auto", "gather", "ring"):
+        raise OptionError(f"context_parallel: exchange must be 'auto', 'gather' or 'ring', got {exchange!r}")
+    if not dist.is_initialized():
+        raise ContextError(
+            "context_parallel: torch.distributed is not initialised: call torch.distributed.init_process_group()"
+        )
+    mesh = mesh_or_group if isinstance(mesh_or_group, DeviceMesh) else None
+    if mesh is not None and mesh.ndim != 1:
+        raise ContextError(
+            f"context_parallel: the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or ())}: pass the one that "
+            f"shares the tokens, mesh[name]"
+        )
+    group = mesh.get_group() if mesh is not None else mesh_or_group or dist.group.WORLD
+    cpu_group = _cpu_group(group, timeout)
+    collectives.watch(group.group_name, cpu_group)
+    offsets = None if cu_seqlens is None else _plain(cu_seqlens)
+    plan = ContextPlan(group, layout, offsets, replicate_states, exchange, mesh)
+    if check:
+        packed = "no packed sequences" if offsets is None else f"packed sequences at {_shown(offsets)}"
+        states = "replicated states" if replicate_states else "states of their own"
+        agree(cpu_group, "context_parallel", f"layout {layout!r}, exchange {exchange!r}, {states}, {packed}")
+    return plan
+
+
+def _plain(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
+    values = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    return tuple(int(value) for value in values)
+
+
+def _shown(offsets: tuple[int, ...]) -> str:
+    """All offsets, or of many the first and a number that tells others apart."""
+    if len(offsets) <= 16:
+        return str(list(offsets))
+    return f"[{', '.join(map(str, offsets[:8]))} … {offsets[-1]}] ({len(offsets) - 1} of them, {hash(offsets):x})"
+
+
+_groups: dict[str, Any] = {}
+
+
+def _cpu_group(group: Any, timeout: timedelta | None) -> Any:
+    """A group of the same ranks that talks through the CPU; the group itself if it does."""
+    if timeout is None and "gloo" in dist.get_backend_config(group):
+        return group
+    if group.group_name not in _groups:
+        ranks = dist.get_process_group_ranks(group)
+        made = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        _groups[group.group_name] = made
+    return _groups[group.group_name]

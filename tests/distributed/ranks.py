@@ -1,0 +1,172 @@
+"""What the processes of a gloo group run: every case in turn, each rank holding its result against one device's.
+
+A job is a name and keywords of a function in this module. The processes of a group are started once, and run all of its jobs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sequence_cases import VARIANTS, arguments, draw, operator
+
+Job = tuple[str, str, dict[str, Any]]
+"""Its id, the function, and the keywords."""
+
+SECONDS = 240
+"""For one group to do all of its jobs; a busy machine is slow."""
+
+
+def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 120) -> dict[str, list[str]]:
+    """Run jobs on ``world`` processes; return what each rank says to each job: nothing if all is well, else a traceback."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "meeting"
+        processes = [
+            context.Process(target=_member, args=(rank, world, str(meeting), list(jobs), queue, timeout), daemon=True)
+            for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        found: dict[str, list[str]] = {name: ["not run"] * world for name, _, _ in jobs}
+        finished = 0
+        while finished < world:
+            message = queue.get(timeout=SECONDS)
+            if message is None:
+                finished += 1
+            else:
+                rank, name, said = message
+                found[name][rank] = said
+        for process in processes:
+            process.join(timeout=SECONDS)
+    return found
+
+
+def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, timeout: float) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+    )
+    for name, function, keywords in jobs:
+        try:
+            globals()[function](**keywords)
+            said = ""
+        except Exception:
+            said = traceback.format_exc()
+        queue.put((rank, name, said))
+    queue.put(None)
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    name: str,
+    variant: str = "",
+    cu_seqlens: list[int] | None = None,
+    layout: str = "contiguous",
+    exchange: str = "gather",
+    replicate_states: bool = False,
+    state: bool = True,
+    compiled: bool = False,
+    case: Any = None,
+    T: int = 24,
+) -> None:
+    """Outputs, final states and gradients of the operator on this rank's tokens against those of one device."""
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+    from linattn.distributed.layout import rank_order
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    case = case or draw(variant, cu_seqlens=cu_seqlens, state=state, T=T)
+    function = operator(f"{name}_{case.family}" if name else case.family)
+    plan = context_parallel(cu_seqlens=cu_seqlens, layout=layout, exchange=exchange, replicate_states=replicate_states)
+    order = rank_order(ranks, layout)
+    own = [j for j, (holder, _) in enumerate(order) if holder == rank]
+    length = T // len(order)
+    tokens = torch.cat([torch.arange(j * length, (j + 1) * length) for j in own])
+
+    def leaves() -> dict[str, Any]:
+        found = {key: torch.from_numpy(x.copy()) for key, x in case.arrays.items()}
+        return {key: x.requires_grad_() if x.is_floating_point() else x for key, x in found.items()}
+
+    def call(x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
+        given = arguments(case, x, function)
+        if case.options.get("causal", True):
+            given["output_final_state"] = True
+        return function(**given | more)
+
+    whole = leaves()
+    o, final = call(whole)
+    weights = torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1))
+    state_weights = (
+        None if final is None else torch.randn(final.shape, dtype=final.dtype, generator=torch.Generator().manual_seed(2))
+    )
+    loss = (o * weights).sum() + (0 if final is None else (final * state_weights).sum())
+    loss.backward()
+
+    mine = leaves()
+    spec = function.spec
+    with_tokens = {arg.name for arg in (*spec.args, *spec.keyword_args) for shape in arg.shapes if shape[1:2] == ("T",)}
+    with_tokens = {key for key in with_tokens if key in mine and mine[key].dim() >= 3}
+    local = {key: x[:, tokens] if key in with_tokens else x for key, x in mine.items() if key != "cu_seqlens"}
+
+    def spread(x: dict[str, Any]) -> tuple[Any, Any]:
+        return call(x, context=plan)
+
+    run = torch.compile(spread, fullgraph=True, backend="aot_eager") if compiled else spread
+    o_here, final_here = run(local)
+    torch.testing.assert_close(o_here, o[:, tokens], rtol=1e-9, atol=1e-9)
+    loss = (o_here * weights[:, tokens]).sum()
+    if final is not None:
+        everyone = final_here.detach().clone()
+        if replicate_states:
+            loss = loss + (final_here * state_weights).sum() / ranks
+        else:
+            dist.all_reduce(everyone)
+            loss = loss + (final_here * state_weights).sum()
+        torch.testing.assert_close(everyone, final, rtol=1e-9, atol=1e-9)
+    loss.backward()
+    for key, x in mine.items():
+        if not x.is_floating_point() or whole[key].grad is None:
+            continue
+        gradient = torch.zeros_like(x) if x.grad is None else x.grad.clone()
+        dist.all_reduce(gradient)
+        torch.testing.assert_close(gradient, whole[key].grad, rtol=1e-8, atol=1e-8, msg=lambda text, key=key: f"{key}: {text}")
+    again, _ = run(local)
+    assert torch.equal(again, o_here), "the same call gave other bits"
+
+
+def convolve(cu_seqlens: list[int] | None = None, W: int = 4, **options: Any) -> None:
+    """``short_conv`` against one device."""
+    import numpy as np
+    from sequence_cases import Case
+
+    rng = np.random.default_rng(W)
+    B, N = (1, len(cu_seqlens) - 1) if cu_seqlens else (2, 2)
+    arrays = dict(x=rng.standard_normal((B, 24, 5)), weight=rng.standard_normal((5, W)), bias=rng.standard_normal(5))
+    arrays["initial_state"] = rng.standard_normal((N, 5, W - 1))
+    if cu_seqlens:
+        arrays["cu_seqlens"] = np.array(cu_seqlens)
+    compare("", cu_seqlens=cu_seqlens, case=Case("short_conv", arrays, {"activation": "silu"}), **options)
+
+
+def everywhere(cu_seqlens: list[int] | None = None, normalize: bool = False, **options: Any) -> None:
+    """``causal=False`` against one device."""
+    case = draw("normalized" if normalize else "linear_attn", cu_seqlens=cu_seqlens, state=False)
+    compare("chunk", cu_seqlens=cu_seqlens, case=case._replace(options=case.options | {"causal": False}), **options)
+
+
+__all__ = ["VARIANTS", "Job", "run_jobs"]

@@ -1,0 +1,69 @@
+"""Every family and flag on simulated ranks is what one device gives, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from linattn.distributed import simulate
+from sequence_cases import VARIANTS, Case, arguments, draw, operator
+
+torch = pytest.importorskip("torch")
+
+PACKINGS = {
+    "batch": None,
+    "packed": [0, 3, 3, 4, 15, 16, 16, 22],
+    "one": [0, 24],
+    "aligned": [0, 6, 12, 18, 24],
+    "ends": [0, 0, 1, 23, 23],
+}
+
+
+def tensors(case: Case) -> dict[str, Any]:
+    found = {name: torch.from_numpy(np.array(x)) for name, x in case.arrays.items()}
+    return {name: x.requires_grad_() if x.is_floating_point() else x for name, x in found.items()}
+
+
+def both(case: Case, name: str, cu_seqlens: list[int] | None, **options: Any):
+    """Outputs and gradients of the plain call, and of the simulated one."""
+    results = []
+    for spread in (False, True):
+        x = tensors(case)
+        function = operator(name)
+        given = arguments(case, x, function)
+        if "output_final_state" in function.spec.parameters and case.options.get("causal", True):
+            given["output_final_state"] = True
+        if spread:
+            given.pop("cu_seqlens", None)
+            found = simulate(function, **given, cu_seqlens=cu_seqlens, **options)
+        else:
+            found = function(**given)
+        found = [y for y in found if y is not None]
+        torch.manual_seed(0)
+        loss = sum((y * torch.randn(y.shape, dtype=y.dtype)).sum() for y in found)
+        leaves = {name: y for name, y in x.items() if y.requires_grad}
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        results.append((found, dict(zip(leaves, gradients, strict=True))))
+    return results
+
+
+def assert_same(plain: Any, spread: Any) -> None:
+    for x, y in zip(plain[0], spread[0], strict=True):
+        torch.testing.assert_close(y, x, rtol=1e-9, atol=1e-9)
+    for name, gradient in plain[1].items():
+        if gradient is not None:
+            torch.testing.assert_close(
+                spread[1][name], gradient, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ranks_give_what_one_device_gives(variant: str, packing: str):
+    cu_seqlens = PACKINGS[packing]
+    case = draw(variant, cu_seqlens=cu_seqlens)
+    ranks, layout = (
+        (3, "contiguous") if packing in ("batch", "ends") else (2, "zigzag") if packing == "packed" else (4, "contiguous")
+    )
+    assert_same(*both(case, f"chunk_{case.family}", cu_seqlens, ranks=ranks, layout=layout))
