@@ -1,9 +1,9 @@
 """The process that a backend runs in: it makes the calls of cases, and asks the judge's process for all that they need.
 
-Messages to it are pairs, ``("ask", Case)`` or ``("run", Case)``, and None at the end. Messages from it: ``("ready", Subject)``
-or ``("refused", text)`` once; then, for a case, any number of ``("drawn", Case)`` and ``("truth", Case)``, which are answered
-with what that case computes with and what its truth is called, and of ``("claim", Claim)``, which are not answered; at last
-``("done", Result)``. ``("ends", text)`` if it cannot go on.
+Messages to it are ``("ask", Case, answers)`` or ``("run", Case, answers)``, with what the case will ask for, and None at the
+end. Messages from it: ``("ready", Subject)`` or ``("refused", text)`` once; then, for a case, any number of ``("drawn", Case)``
+and ``("truth", Case)``, which are answered with what that case computes with and what its truth is called, and of
+``("claim", Claim)``, which are not answered; at last ``("done", Result)``. ``("ends", text)`` if it cannot go on.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def one_accelerator(turn: int) -> dict[str, str]:
 def run(connection: Connection, runner: Runner, output: Output, desk: Desk) -> None:
     """Make the calls of cases until told to stop."""
     while (asked := received(connection)) is not None:
-        way, case = asked
+        way, case, foreseen = asked
         act = runner.ask if way == "ask" else runner.run_one
         output.forget()
-        with desk.open():
-            result = act(case)
+        desk.had = foreseen
+        result = act(case)
         runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
         printed = output.printed()
         if printed and result.status == "passed":
@@ -127,6 +127,7 @@ class Desk:
 
     Attributes:
         connection: To the judge.
+        had: The answers so far, for one case, by what was asked about which case.
     """
 
     connection: Connection
@@ -137,12 +138,6 @@ class Desk:
         from . import calls
 
         calls.drawn, calls.truth, calls.claimed = self.drawn, self.truth, self.claimed
-
-    @contextlib.contextmanager
-    def open(self) -> Any:
-        """For one case; what one got is not kept for the next."""
-        self.had.clear()
-        yield
 
     def drawn(self, case: Case, adapter: Any) -> Any:
         """The problem of a case and its rounded inputs."""

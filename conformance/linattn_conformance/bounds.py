@@ -88,7 +88,8 @@ class Truth:
 
 def replicas(problem: Problem) -> int:
     """How many perturbed copies there are."""
-    narrowest = min(problem.sizes[symbol] for symbol in ("K", "L", "V", "D") if symbol in problem.sizes)
+    sums = [1] if problem.options.get("normalize") else []  # the column of a state that holds them
+    narrowest = min(sums + [problem.sizes[symbol] for symbol in ("K", "L", "V", "D") if symbol in problem.sizes])
     return max(REPLICAS, -(-CHANGES // narrowest))
 
 

@@ -106,8 +106,8 @@ TRANSFORMS = {
 """Transforms, and the frameworks that have them."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
-CORE = 48
-"""Rows of a covering array that the profile ``core`` has: the first, which cover most."""
+CORE = 40
+"""Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them."""
 FLAG = re.compile(r"[\w.]+")
 OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "subnormal", "only", "constant"}
 WORDS = {
@@ -411,7 +411,7 @@ def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Cal
     """The rows of an array, and of each the narrowest profile that has it."""
     plan = plan_of(spec, form, seed, CORE if profile == "core" else 0, triples=profile == "full")
     for i, row in enumerate(plan.calls):
-        within = "core" if i < CORE else "training" if i < plan.covering.pairs else "full"
+        within = "core" if i in plan.spanning(CORE) else "training" if i < plan.covering.pairs else "full"
         if WITHIN.index(within) <= WITHIN.index("training" if profile == "inference" else profile):
             yield row, within
 

@@ -22,6 +22,8 @@ TRIES = 3
 """Rows that are made for each one that is kept."""
 OF_A_RARE_LEVEL = 6
 """Rows that have it."""
+FIRST_OF_A_RARE_LEVEL = 2
+"""Those of them that a part of an array has."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,15 @@ class Covering:
 
     Attributes:
         rows: The rows, in the order in which they were made.
+        usual: How many of them have no rare level and no late one. Behind them stand those with a rare level, the first
+            rows of each level first.
         early: How many of them have no late level.
         pairs: How many of them cover all pairs; those after them are for the triples.
         missing: What meets in no row, as ``factor=level`` texts, and why.
     """
 
     rows: list[Row]
+    usual: int
     early: int
     pairs: int
     missing: dict[tuple[str, ...], str]
@@ -80,16 +85,18 @@ def cover(
         limit: Most that a row may cost.
         seed: Of the choices between equals.
         triples: Names of three factors each.
-        most: At most so many rows; 0 for as many as it takes.
+        most: Only so many rows, without late levels, and beside them a few of each rare level; 0 for as many as it takes.
     """
     made = _Maker(factors, refuses, limit, np.random.default_rng(seed), most)
     made.pass_over_pairs(late=False)
+    usual = len(made.rows)
     made.add_rare()
     early = len(made.rows)
-    made.pass_over_pairs(late=True)
+    if not most:
+        made.pass_over_pairs(late=True)
     pairs = len(made.rows)
-    made.pass_over_triples(triples)
-    return Covering(made.rows, early, pairs, made.missing | made.missing_of_rare())
+    made.pass_over_triples(() if most else triples)
+    return Covering(made.rows, usual, early, pairs, made.missing | made.missing_of_rare())
 
 
 class _Maker:
@@ -144,10 +151,10 @@ class _Maker:
 
     def add_rare(self) -> None:
         """Some rows of each rare level, with other levels every time."""
-        for i in np.flatnonzero(self.rare):
-            factor, level = self.of[i]
-            for _ in range(OF_A_RARE_LEVEL):
-                row = None if self.full else self._best({factor.name: level}, self.dear, False)
+        for _ in range(FIRST_OF_A_RARE_LEVEL if self.most else OF_A_RARE_LEVEL):
+            for i in np.flatnonzero(self.rare):
+                factor, level = self.of[i]
+                row = self._best({factor.name: level}, self.dear, False)
                 if row is not None:
                     self.add(row)
 
@@ -168,7 +175,7 @@ class _Maker:
             met = {tuple(row[factor.name] for factor in chosen) for row in self.rows}
             for levels in product(*(factor.levels for factor in chosen)):
                 begun = {factor.name: level for factor, level in zip(chosen, levels, strict=True)}
-                if levels in met or any(level in f.rare for f, level in zip(chosen, levels, strict=True)) or self.full:
+                if levels in met or any(level in f.rare for f, level in zip(chosen, levels, strict=True)):
                     continue
                 places = self._places(begun)
                 together = all(self.wanted[i, j] for i, j in combinations(places, 2))

@@ -288,8 +288,9 @@ def flagged(x: Array, name: str, symbols: tuple[str, ...], case: Case, dtype: st
     if f"subnormal.{name}" in flags:
         x = np.where(np.indices(x.shape).sum(0) % 5 == 2, np.sign(x) * 3 * SMALLEST[dtype], x)
     if any(flag in ("expanded", f"expanded.{name}") for flag in flags) and x.size and name != "state":
-        axis = next((i for i, size in enumerate(x.shape) if size > 1), 0)
-        x = np.repeat(x.take([0], axis), x.shape[axis], axis)
+        # not along tokens: of equal terms the roundings are equal, and do not average out
+        for axis in [i for i, symbol in enumerate(symbols) if symbol != "T" and x.shape[i] > 1][:1]:
+            x = np.repeat(x.take([0], axis), x.shape[axis], axis)
     return x
 
 
@@ -327,7 +328,7 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     if "carry" in flags:
         return 0.03 * g
     if "deep" in flags:
-        g[:, 0] = -60.0
+        g[:, :1] = -60.0
         return g
     draw = rng.random(x.shape)
     if "long" in flags:

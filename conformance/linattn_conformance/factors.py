@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 
-from .covering import Covering, Factor, Row, cover
+from .covering import FIRST_OF_A_RARE_LEVEL, Covering, Factor, Row, cover
 from .packings import KINDS
 
 __all__ = ["LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
@@ -423,13 +423,17 @@ class Plan:
     Attributes:
         covering: The rows as levels.
         calls: The same as parts of ids.
-        spanning: How many of the first rows have every level of every factor; those with late or rare levels aside.
     """
 
     dimensions: tuple[Dimension, ...]
     covering: Covering
     calls: tuple[Call, ...]
-    spanning: int
+
+    def spanning(self, first: int) -> set[int]:
+        """The places of the ``first`` rows, and of some rows of each rare level."""
+        rare = sum(len(dimension.factor.rare) for dimension in self.dimensions)
+        start = self.covering.usual
+        return {*range(min(first, start)), *range(start, min(start + FIRST_OF_A_RARE_LEVEL * rare, self.covering.early))}
 
 
 def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples: bool = True) -> Plan:
@@ -448,20 +452,7 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
     covering = cover([dimension.factor for dimension in found], rules, log2(COST), begun, TRIPLES if triples else (), most)
     rng = np.random.default_rng(begun + 1)
     calls = tuple(call_of(row, rules, rng) for row in covering.rows)
-    return Plan(tuple(found), covering, calls, spanning(covering.rows, found, covering.early))
-
-
-def spanning(rows: Sequence[Row], found: Sequence[Dimension], early: int) -> int:
-    """How many rows it takes until every usual level has stood in two of them."""
-    factors = [dimension.factor for dimension in found]
-    counts = {(f.name, level): 0 for f in factors for level in f.levels if level not in f.late and level not in f.rare}
-    for i, row in enumerate(rows[:early]):
-        for item in row.items():
-            if item in counts:
-                counts[item] += 1
-        if min(counts.values()) >= 2:
-            return i + 1
-    return early
+    return Plan(tuple(found), covering, calls)
 
 
 def call_of(row: Row, rules: Rules, rng: np.random.Generator) -> Call:
@@ -517,7 +508,7 @@ def coverage(plan: Plan) -> dict[str, Any]:
         reasons.setdefault(reason, []).append(" × ".join(told))
     return {
         "factors": {dimension.name: [level.name for level in dimension.levels] for dimension in plan.dimensions},
-        "rows": {"core": plan.spanning, "training": plan.covering.pairs, "full": len(plan.calls)},
+        "rows": {"training": plan.covering.pairs, "full": len(plan.calls)},
         "pairs": sum(counts) ** 2 // 2 - sum(n * n for n in counts) // 2,
         "covered": len(pairs),
         "not covered": {reason: sorted(told) for reason, told in sorted(reasons.items())},

@@ -1,26 +1,20 @@
-"""The lists of what a profile demands, as files: ``must_pass/<suite version>/<profile>.txt.gz``, an id a line.
+"""The lists of what a profile demands, as files: ``<suite version>/<profile>.txt``, an id a line.
 
-``python -m linattn_conformance.must_pass`` writes them again from the manifest. They are of all frameworks and devices; which
-of their cases are for one of these, ``linattn conformance --list`` says.
+``python -m linattn_conformance.must_pass FOLDER`` writes those of this suite from its manifest; a release has them beside its
+wheel. They are of all frameworks and devices; which of their cases are for one of these, ``linattn conformance --list`` says.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import manifest, packed
-from .manifest import SUITE_VERSION, Manifest
+from . import manifest
+from .manifest import Manifest
 from .verdict import PROFILES, cases_of
 
-__all__ = ["lists", "path_of", "read", "write"]
-
-FOLDER = Path(__file__).parent / "must_pass"
-
-
-def path_of(profile: str, suite: str = SUITE_VERSION) -> Path:
-    """Where the list of a profile lies."""
-    return FOLDER / suite / f"{profile}.txt.gz"
+__all__ = ["lists", "write"]
 
 
 def lists(held: Manifest) -> Iterator[tuple[str, list[str]]]:
@@ -29,29 +23,18 @@ def lists(held: Manifest) -> Iterator[tuple[str, list[str]]]:
         yield profile, sorted(cases_of(profile, held.entries))
 
 
-def read(profile: str, suite: str = SUITE_VERSION) -> list[str]:
-    """The ids of a list.
-
-    Raises:
-        ValueError: There is no list of this profile, or of this version of the suite.
-    """
-    path = path_of(profile, suite)
-    if not path.exists():
-        known = ", ".join(sorted(found.name for found in FOLDER.iterdir() if found.is_dir()))
-        raise ValueError(f"no list for profile {profile!r} of suite {suite}: there are {', '.join(PROFILES)} of {known}")
-    return packed.read(path).splitlines()
-
-
-def write() -> list[Path]:
-    """Write the lists of this suite again."""
+def write(folder: Path, held: Manifest) -> list[Path]:
+    """Write the lists of a manifest into the folder of its version."""
     made: list[Path] = []
-    for profile, ids in lists(manifest.load()):
-        path = path_of(profile)
+    for profile, ids in lists(held):
+        path = folder / held.suite / f"{profile}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        packed.write(path, "".join(f"{name}\n" for name in ids))
+        path.write_text("".join(f"{name}\n" for name in ids), encoding="utf-8")
         made.append(path)
     return made
 
 
 if __name__ == "__main__":
-    print(*(f"wrote {path}" for path in write()), sep="\n")
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m linattn_conformance.must_pass FOLDER")
+    print(*(f"wrote {path}" for path in write(Path(sys.argv[1]), manifest.load())), sep="\n")

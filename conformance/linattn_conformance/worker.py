@@ -19,7 +19,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -82,15 +82,21 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
     connection.send((kind, what))
     if kind == "refused":
         os._exit(0)
+    from .cases import named
     from .judge import Judge
 
     judge = Judge(what.framework, what.device, setting.tighten)
-    while (asked := received(connection)) is not None:
+    while (asked := received(connection, there)) is not None:
         way, ids = asked
-        for name in ids:
-            connection.send(("started", name))
-            result = judged(connection, there, judge, way, name)
-            connection.send(("open", name) if way == "ask" and result.status == "passed" else ("done", result))
+        cases = [named(name) for name in ids]
+        answers = foreseen(judge, way, cases[0]) if cases else {}
+        for case, following in zip(cases, [*cases[1:], None], strict=True):
+            connection.send(("started", case.id))
+            judge.begin(case)
+            there.tell((way, case, answers))
+            answers = foreseen(judge, way, following) if following else {}  # while the backend is at work
+            result = judged(connection, there, judge, way)
+            connection.send(("open", case.id) if way == "ask" and result.status == "passed" else ("done", result))
     there.process.kill()
     os._exit(0)
 
@@ -117,7 +123,7 @@ class Bench:
             self.connection.poll(None)
             kind, what = sealed.receive(self.connection)
         except (EOFError, ConnectionError):
-            self._end_alike()
+            self.end_alike()
         except Exception:  # the backend has written there, and nothing that comes after it can be read
             self.process.kill()
             os.write(parent.fileno(), NO_MESSAGE)  # which says so
@@ -125,10 +131,11 @@ class Bench:
         if kind == "ends":
             with contextlib.suppress(OSError):
                 parent.send((kind, what))
-            self._end_alike()
+            self.end_alike()
         return kind, what
 
-    def _end_alike(self) -> NoReturn:
+    def end_alike(self) -> NoReturn:
+        """End this process as that one did."""
         self.process.join()
         code = self.process.exitcode or 0
         if code < 0:
@@ -139,13 +146,8 @@ class Bench:
         os._exit(code)
 
 
-def judged(connection: Connection, there: Bench, judge: Judge, way: str, name: str) -> Result:
-    """Have a case asked about, or run, and judge what comes back."""
-    from .cases import named
-
-    case: Case = named(name)
-    judge.begin(case)
-    there.tell((way, case))
+def judged(connection: Connection, there: Bench, judge: Judge, way: str) -> Result:
+    """Judge what comes back of a case that was asked about, or is run."""
     while True:
         kind, what = there.hear(connection)
         if kind in ("drawn", "truth"):
@@ -154,6 +156,18 @@ def judged(connection: Connection, there: Bench, judge: Judge, way: str, name: s
             judge.hear(what)
         elif kind == "done":
             return judge.end(what) if way == "run" else judge.asked(what)
+
+
+ASKS_FOR_TRUTH = ("bad-input", "large", "leak", "leak-backward")
+"""Checks that need none, or that of another case."""
+
+
+def foreseen(judge: Judge, way: str, case: Case) -> dict[tuple[str, Case], tuple[bool, Any]]:
+    """What a case will ask for, given along with it: a question and its answer take longer than most cases."""
+    if case.check == "bad-input":
+        return {}
+    whats = ["drawn", *(["truth"] if way == "run" and case.check not in ASKS_FOR_TRUTH else [])]
+    return {(what, case.block): answer(judge, what, case.block) for what in whats}
 
 
 def answer(judge: Judge, kind: str, case: Case) -> tuple[bool, Any]:
@@ -167,8 +181,11 @@ def answer(judge: Judge, kind: str, case: Case) -> tuple[bool, Any]:
         )
 
 
-def received(connection: Connection) -> tuple[str, list[str]] | None:
-    """The next message; None as well if the parent is gone."""
+def received(connection: Connection, there: Bench) -> tuple[str, list[str]] | None:
+    """The next message; None as well if the parent is gone. Where the backend's process ends first, so does this one."""
+    wait([connection, there.process.sentinel])
+    if not connection.poll():
+        there.end_alike()
     try:
         return connection.recv()
     except (EOFError, OSError):

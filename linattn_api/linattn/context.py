@@ -17,7 +17,7 @@ __all__ = ["Context"]
 
 
 class Context:
-    """Base class of what ``context=`` takes: ``linattn.distributed.context_parallel`` and ``shard_axis`` make one."""
+    """Base class of what ``context=`` takes: ``linattn.distributed.context_parallel`` makes one."""
 
     def run(
         self,
@@ -28,5 +28,5 @@ class Context:
         feature_map: str | FeatureMap | None,
         backend: str | Sequence[str] | None,
     ) -> Any:
-        """Run one call on this device's shard; arguments as those of :func:`linattn.dispatch.run`."""
+        """Run one call on this device's shard; arguments as those of ``linattn.dispatch.run``."""
         raise NotImplementedError(f"{type(self).__name__} must define run")

@@ -204,8 +204,8 @@ def _look_up(
     try:
         options = spec.pick_options(keywords)
         # with the types of the options, because True == 1 == 1.0 and only one of them is right
-        typed = (options, tuple(map(type, options)))
-        key = (spec.name, form, wanted, context, environment, registry.generation, typed, framework.key(leaves))
+        types = tuple(map(type, options))
+        key = (spec.name, form, wanted, context, environment, registry.generation, options, types, framework.key(leaves))
         decided = _decided.get(key)
     except (TypeError, AttributeError):  # a symbolic size, or no array at all: the long way round
         key = None
@@ -262,8 +262,7 @@ def _spread(spec: OpSpec, form: str | None, context: Any) -> Context:
     if isinstance(context, Context):
         return context
     raise OptionError(
-        f"{_name(spec, form)}: context must be what linattn.distributed makes (context_parallel, shard_axis), "
-        f"got {type(context).__name__}"
+        f"{_name(spec, form)}: context must be what linattn.distributed.context_parallel makes, got {type(context).__name__}"
     )
 
 

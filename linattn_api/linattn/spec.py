@@ -188,7 +188,8 @@ class Option:
         choices: The values of a string.
         hint: It never changes a result, and is not passed to a method that does not take it, whatever its value.
         lowering: Applies it for a method that does not take it.
-        holder: What its objects are, if they hold arrays; its value in a :class:`Call` is then the kind of the object.
+        holder: What its objects are, if they hold arrays; its value in a :class:`~linattn.plugin.Call` is then the kind of the
+            object.
     """
 
     name: str

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 from linattn_conformance import factors
+from linattn_conformance.cases import CORE
 from linattn_conformance.covering import Factor, cover
 from linattn_conformance.factors import plan_of
 
@@ -76,7 +77,7 @@ def test_triples():
 def test_equal_seeds_give_equal_rows_and_others_do_not():
     assert made(3).rows == made(3).rows
     assert made(3).rows != made(4).rows
-    assert made(3, most=5).rows == made(3).rows[:5]
+    assert made(3, most=5).rows[:5] == made(3).rows[:5]
 
 
 def test_a_pair_that_no_row_has_room_for_is_listed():
@@ -113,7 +114,7 @@ def test_the_table_of_what_is_covered():
         "initial_state" in pair for pair in told["not covered"]["initial_state is not given"]
     )
     assert told["covered"] + sum(len(pairs) for pairs in told["not covered"].values() if " × " in pairs[0]) >= told["pairs"]
-    assert told["rows"]["core"] < told["rows"]["training"] <= told["rows"]["full"]
+    assert told["rows"]["training"] <= told["rows"]["full"]
 
 
 def test_every_level_of_every_factor_has_a_row():
@@ -121,6 +122,16 @@ def test_every_level_of_every_factor_has_a_row():
         plan = plan_of(*OPERATORS[name])
         for dimension in plan.dimensions:
             assert {row[dimension.name] for row in plan.covering.rows} == {level.name for level in dimension.levels}, name
+
+
+@pytest.mark.parametrize("name", ["gla", "mixed_attn", "ssd", "gated_rms_norm", "decode_kda"])
+def test_the_first_rows_and_some_of_each_rare_level_have_every_level_but_the_late_ones(name):
+    plan = plan_of(*OPERATORS[name])
+    chosen = [plan.covering.rows[i] for i in plan.spanning(CORE)]
+    assert len(chosen) < 2 * CORE
+    for dimension in plan.dimensions:
+        factor = dimension.factor
+        assert set(factor.levels) - factor.late <= {row[factor.name] for row in chosen}, factor.name
 
 
 def test_sizes_are_drawn_from_their_level_and_differ():

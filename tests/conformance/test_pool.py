@@ -270,7 +270,8 @@ def test_what_a_backend_does_when_it_is_asked_is_a_failure_of_the_case(body, mes
 
 
 def test_several_workers_share_the_cases():
-    ids = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.check == "forward"]
+    mine = [case for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.applies("numpy", "cpu")]
+    ids = [case.id for case in mine if case.check == "forward"]
     results, complaints = run("Crashes", *ids, workers=2)
     assert set(results) == set(ids)
     failed = {name for name, result in results.items() if result.status == "failed"}

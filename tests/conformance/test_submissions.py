@@ -6,7 +6,7 @@ import pytest
 import report_cases
 import typer
 from linattn_conformance import commands, frozen, manifest, must_pass, packed, report
-from linattn_conformance.verdict import verdict
+from linattn_conformance.verdict import PROFILES, verdict
 from typer.testing import CliRunner
 
 ABOUT = """vendor = "Acme"
@@ -86,12 +86,13 @@ def test_what_is_no_submission(submission, tmp_path):
 # -- lists of the suite ------------------------------------------------------------------------------------------------
 
 
-def test_the_lists_of_what_must_pass_are_those_of_the_manifest():
-    """Otherwise: python -m linattn_conformance.must_pass."""
-    for profile, ids in must_pass.lists(manifest.load()):
-        assert must_pass.read(profile) == ids
-    with pytest.raises(ValueError, match=r"no list for profile 'core' of suite 0\.1: there are core, .* of 1\.0\.0"):
-        must_pass.read("core", "0.1")
+def test_the_lists_of_what_must_pass_are_files_one_a_profile(tmp_path):
+    held = manifest.load()
+    written = must_pass.write(tmp_path, held)
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == [f"{held.suite}/{name}.txt" for name in PROFILES]
+    ids = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in written}
+    assert ids["full"] == sorted(held.entries)
+    assert set(ids["core"]) < set(ids["inference"]) < set(ids["training"]) <= set(ids["full"])
 
 
 def test_a_suite_that_is_released_does_not_change(monkeypatch):

@@ -19,11 +19,11 @@ from sequence_cases import VARIANTS, arguments, draw, operator
 Job = tuple[str, str, dict[str, Any]]
 """Its id, the function, and the keywords."""
 
-SECONDS = 240
+SECONDS = 100
 """For one group to do all of its jobs; a busy machine is slow."""
 
 
-def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 120) -> dict[str, list[str]]:
+def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30) -> dict[str, list[str]]:
     """Run jobs on ``world`` processes; return what each rank says to each job: nothing if all is well, else a traceback."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -65,7 +65,10 @@ def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, ti
         except Exception:
             said = traceback.format_exc()
         queue.put((rank, name, said))
+        if said:  # the ranks are out of step now, and what follows would wait for nothing
+            break
     queue.put(None)
+    dist.destroy_process_group()
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
@@ -170,3 +173,39 @@ def everywhere(cu_seqlens: list[int] | None = None, normalize: bool = False, **o
 
 
 __all__ = ["VARIANTS", "Job", "run_jobs"]
+
+
+# -- faults: each returns what it raised, as the error of the job ----------------------------------------------------
+
+
+def other_plan() -> None:
+    """Rank 1 has another layout."""
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+
+    context_parallel(layout="zigzag" if dist.get_rank() == 1 else "contiguous")
+
+
+def other_shape() -> None:
+    """Rank 1 has twice the heads."""
+    import linattn
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+
+    x = torch.ones(1, 4, 2 if dist.get_rank() == 1 else 1, 2)
+    linattn.chunk_linear_attn(x, x, x, context=context_parallel())
+
+
+def dead_rank() -> None:
+    """Rank 1 is gone before the exchange."""
+    import linattn
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+
+    plan = context_parallel()
+    if dist.get_rank() == 1:
+        raise SystemError("gone")
+    x = torch.ones(1, 4, 1, 2)
+    linattn.chunk_linear_attn(x, x, x, context=plan)

@@ -21,7 +21,7 @@ def jobs_of(world: int) -> list[Job]:
     if world == 2:
         jobs += [("compare", dict(name="chunk", variant=variant)) for variant in VARIANTS]
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING, layout="zigzag")) for variant in VARIANTS]
-        jobs += [("compare", dict(name="chunk", variant=v, compiled=True)) for v in ("mapped_delta", "value_gate")]
+        jobs += [("compare", dict(name="chunk", variant="value_gate", compiled=True))]
     if world == 3:
         ring = dict(exchange="ring", replicate_states=True)
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING, **ring)) for variant in VARIANTS]
@@ -30,7 +30,6 @@ def jobs_of(world: int) -> list[Job]:
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING)) for variant in VARIANTS]
         jobs += [("compare", dict(name="", variant=v, layout="zigzag", state=False)) for v in ("linear_attn", "dplr", "rwkv6")]
         jobs += [("compare", dict(name="parallel", variant="gla", cu_seqlens=ONE, replicate_states=True))]
-        jobs += [("compare", dict(name="chunk", variant="kda", cu_seqlens=CROSSING, compiled=True))]
     for packing in (None, CROSSING, ONE):
         for layout in ("contiguous", "zigzag"):
             jobs += [("convolve", dict(cu_seqlens=packing, W=W, layout=layout)) for W in (1, 4, 8)]

@@ -64,3 +64,8 @@ def test_operators_page_has_the_chains_of_lowering():
     for name, spec in FAMILIES.items():
         if spec.lowering:
             assert f"{name} → {spec.lowering.to}" in OPERATORS
+
+
+def test_readmes_smoke_run_names_what_there_is():
+    (paths,) = re.findall(r"a smoke run [^`]*`\.venv/bin/python -m pytest ([^`]*)`", README)
+    assert [path for path in paths.split() if not (ROOT / path).exists()] == []

@@ -1,6 +1,7 @@
-"""Outside judges: transformers' own tests, unchanged, on a CPU, once as transformers is and once with linattn in it.
+"""Outside judges: transformers' own tests, unchanged, on a CPU, as it is and with linattn in it; and those of fla.
 
-    python tests/integrations/judges.py --json docs/judges.json
+    python tests/integrations/judges.py --json docs/judges/transformers.json
+    python tests/integrations/judges.py --fla flash-linear-attention --json docs/judges/fla.json
 
 A case counts by what becomes of it: passed, failed, skipped. linattn may change nothing of that.
 
@@ -8,6 +9,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 (``tests/test_modeling_common.py``), but not the files that apply them to each model. These are made up for by
 ``judge_models.py`` and ``tiny_models.py``; two modules of further tests that the sdist lacks, by empty classes. With
 ``--checkout``, a clone of transformers at the same version, ``tests/models/FAMILY/test_modeling_FAMILY.py`` runs as it is.
+
+``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
 """
@@ -26,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import tiny_models
@@ -38,13 +42,23 @@ MISSING = {
 }
 """Modules of the tests that the sdist lacks and its files import."""
 
-CONFTEST = """\
-import sys
-import torch
-if not torch.cuda.is_available():
-    # installed, they are called, and no CPU runs their kernels
-    sys.modules.update(dict.fromkeys(("fla", "causal_conv1d", "mamba_ssm")))
-"""
+FLA_FILES = [
+    "gla",
+    "simple_gla",
+    "gdn",
+    "kda",
+    "delta",
+    "linear_attn",
+    "retention",
+    "rwkv6",
+    "rwkv7",
+    "dplr_delta",
+    "iplr_delta",
+    "lightning_attn",
+]
+"""fla's test files of the families that linattn has."""
+FLA_SHORT = "(T63 or T15 or T16 or T60 or T64 or T100) and not T1000 and not T1024 and not 2048 and not 8192 and not T4"
+"""Their cases that a CPU manages, as pytest's -k."""
 
 Outcomes = dict[str, str]
 """What became of each case, by its name."""
@@ -85,29 +99,32 @@ def path() -> str:
     return os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def run(root: Path, arguments: list[str], prefix: list[str]) -> Outcomes:
-    """Run their tests in a process of its own."""
-    (root / "conftest.py").write_text(CONFTEST)
-    report = root / "report.xml"
-    report.unlink(missing_ok=True)
-    command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:linattn_conformance"]
-    environment = os.environ | {"PYTHONPATH": path(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    log = subprocess.run(
-        [*command, f"--junitxml={report}", *arguments], cwd=root, env=environment, capture_output=True, text=True
-    )
-    if not report.exists():
-        raise RuntimeError(f"{root}: pytest wrote no report\n{log.stdout[-3000:]}{log.stderr[-3000:]}")
-    return {
-        f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in ElementTree.parse(report).iter("testcase")
-    }
+def run(root: Path, arguments: list[str], prefix: list[str], plugin: str = "without_kernels") -> Outcomes:
+    """Run their tests in a process of its own, with a plug-in of ours, and write nothing where they are."""
+    plugins = [f"-p{name}" for name in (plugin, "no:cacheprovider", "no:linattn_conformance")]
+    command = [*prefix, sys.executable, "-m", "pytest", "-q", *plugins]
+    environment = os.environ | {"PYTHONPATH": path(), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command += [f"--junitxml={report}", *arguments]
+        log = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if not report.exists():
+            raise RuntimeError(f"{root}: pytest wrote no report\n{log.stdout[-3000:]}{log.stderr[-3000:]}")
+        cases = ElementTree.parse(report).iter("testcase")
+        return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
 
 
 def _outcome(case: ElementTree.Element) -> str:
-    names = {child.tag for child in case}
-    return "failed" if names & {"failure", "error"} else "skipped" if "skipped" in names else "passed"
+    """What became of a case. One that came to a kernel, which no CPU runs, was refused by linattn or calls none of its own."""
+    for child in case:
+        if child.tag in ("failure", "error"):
+            return "refused: left to a kernel" if "0 active drivers" in child.get("message", "") else "failed"
+        if child.tag == "skipped":
+            return "skipped"
+    return "passed"
 
 
-def judge(root: Path, families: Iterable[str], expression: str = "", checkout: bool = False) -> dict[str, dict[str, object]]:
+def judge(root: Path, families: Iterable[str], expression: str = "", checkout: bool = False) -> dict[str, dict[str, Any]]:
     """What becomes of each family's cases, with linattn and without, and which differ."""
     pattern = "tests/models/{0}/test_modeling_{0}.py" if checkout else "tests/test_judge_models.py::Test_{0}"
     chosen = [*(pattern.format(family) for family in families), *(["-k", expression] if expression else [])]
@@ -122,7 +139,18 @@ def _of(family: str, outcomes: Outcomes) -> Outcomes:
     return {name: outcome for name, outcome in outcomes.items() if any(mark in name for mark in marks)}
 
 
-def _compared(before: Outcomes, after: Outcomes) -> dict[str, object]:
+def judge_fla(checkout: Path) -> dict[str, dict[str, int]]:
+    """What becomes of fla's operator tests of linattn's families, at the lengths that a CPU manages, by file."""
+    files = [f"tests/ops/test_{name}.py" for name in FLA_FILES]
+    linattn = [sys.executable, "-m", "linattn", "run-with", "fla", "--"]
+    found: dict[str, dict[str, int]] = {}
+    for name, outcome in run(checkout, [*files, "-k", FLA_SHORT], linattn, "fla_on_cpu").items():
+        counts = found.setdefault(f"fla, {name.partition('::')[0].rpartition('.')[2]}.py", {})
+        counts[outcome] = counts.get(outcome, 0) + 1
+    return found
+
+
+def _compared(before: Outcomes, after: Outcomes) -> dict[str, Any]:
     differing = sorted(name for name in before | after if before.get(name) != after.get(name))
     return {"before": Counter(before.values()), "with linattn": Counter(after.values()), "differing": differing}
 
@@ -131,21 +159,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="transformers' own tests, with linattn and without")
     parser.add_argument("--families", default=",".join(tiny_models.FAMILIES), help="with commas between them")
     parser.add_argument("--checkout", type=Path, help="a clone of transformers at the installed version")
+    parser.add_argument(
+        "--fla", type=Path, help="a clone of fla: run its operator tests instead, with linattn's functions in it"
+    )
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        root = options.checkout or from_index(Path(folder))
-        families = judge(root, options.families.split(","), options.expression, options.checkout is not None)
-    source = "a checkout" if options.checkout else "the sdist"
-    versions = {name: metadata.version(name) for name in ("transformers", "torch")}
-    record = {"tests": source, "versions": versions, "families": families}
-    for family, row in families.items():
-        print(f"{family}: {dict(row['before'])}, with linattn {dict(row['with linattn'])}, differing {row['differing']}")
+    if options.fla:
+        record: dict[str, Any] = {"fla": metadata.version("flash-linear-attention"), "judges": judge_fla(options.fla.resolve())}
+        print(*(f"{name}: {counts}" for name, counts in record["judges"].items()), sep="\n")
+    else:
+        record = transformers_record(options)
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    if any(row["differing"] for row in families.values()):
+    if any(row["differing"] for row in record.get("families", {}).values()):
         sys.exit("some cases end differently with linattn")
+
+
+def transformers_record(options: argparse.Namespace) -> dict[str, Any]:
+    """What there is to write of transformers' tests, after saying it."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.checkout.resolve() if options.checkout else from_index(Path(folder))
+        families = judge(root, options.families.split(","), options.expression, options.checkout is not None)
+    for family, row in families.items():
+        print(f"{family}: {dict(row['before'])}, with linattn {dict(row['with linattn'])}, differing {row['differing']}")
+    versions = {name: metadata.version(name) for name in ("transformers", "torch")}
+    return {"tests": "a checkout" if options.checkout else "the sdist", "versions": versions, "families": families}
 
 
 if __name__ == "__main__":

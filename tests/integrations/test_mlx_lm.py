@@ -232,3 +232,17 @@ print(stood_for(kimi_linear.gated_delta_update), stood_for(nemotron_h.ssm_update
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["mlx_lm.models.gated_delta mlx_lm.models.ssm", "None None"]
+
+
+def test_the_backend_that_adapts_mlx_lm_keeps_its_functions():
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    code = """
+import linattn, mlx.core as mx
+from linattn.integrations import mlx_lm
+mlx_lm.enable()
+q = k = mx.ones((1, 4, 1, 32)) / 32**0.5
+v, g, beta = mx.ones((1, 4, 1, 8)), -mx.ones((1, 4, 1)), mx.ones((1, 4, 1))
+print(linattn.recurrent_gated_delta_rule(q, k, v, g, beta, backend="mlx_lm")[0].shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(1, 4, 1, 8)\n"

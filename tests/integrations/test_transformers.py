@@ -129,6 +129,31 @@ def test_a_seam_that_is_gone_is_said_by_name(said: pytest.LogCaptureFixture, mon
     ]
 
 
+def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    integration.seams_of_models.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ModuleNotFoundError, match="needs transformers: pip install transformers"):
+            integration.enable()
+    assert integration._INTEGRATION.hook not in sys.meta_path
+
+
+def test_a_module_whose_source_is_gone_is_said_and_left(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(module: Any) -> str:
+        raise OSError("could not get source code")
+
+    tiny_models.model_of("lfm2")
+    before = functions_of("lfm2")
+    monkeypatch.setattr(integration.inspect, "getsource", gone)
+    integration.enable()
+    assert functions_of("lfm2") == before
+    assert "transformers.models.lfm2.modeling_lfm2: could not get source code, and its functions run where they ran" in [
+        record.getMessage() for record in said.records if record.levelname == "WARNING"
+    ]
+
+
 def test_a_call_that_linattn_refuses_goes_where_it_went_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(q: Any, k: Any, v: Any, **options: Any) -> None:
         raise Unsupported("nothing here runs it")

@@ -146,3 +146,20 @@ def test_no_module_imports_the_framework_of_another(module, forbidden):
     code = f"import sys, {module}; print([n for n in {forbidden.split()} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_without_pytorch_its_layers_say_what_to_do():
+    code = "import sys; sys.modules['torch'] = None; import linattn; linattn.nn.GatedDeltaNet"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    message = (
+        "ImportError: linattn.nn.GatedDeltaNet needs PyTorch: pip install 'linattn[torch]'; "
+        "linattn.nn.flax, linattn.nn.equinox and linattn.nn.mlx have the layers of other frameworks"
+    )
+    assert done.stderr.strip().endswith(message)
+
+
+def test_there_is_nothing_else():
+    nn = importlib.import_module("linattn.nn")
+    with pytest.raises(AttributeError, match=r"^module 'linattn.nn' has no attribute 'Attention'$"):
+        _ = nn.Attention
+    assert {"GatedDeltaNet", "Cache", "from_fla"} <= set(dir(nn))

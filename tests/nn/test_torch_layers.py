@@ -206,7 +206,8 @@ class TestCache:
         assert repr(cache) == "Cache(0 layers, 0 sequences)"
         assert cache.lengths is None
         made(tokens(), cache=cache)
-        assert repr(cache.to(torch.float32)) == "Cache(1 layers, 3 sequences)"
+        assert repr(cache.to("meta")) == "Cache(1 layers, 3 sequences)"
+        assert all(x.is_meta for x in cache.state_dict().values())
 
     def test_wrong_names_and_batches_are_refused(self):
         made, cache = layer("GatedDeltaNet"), nn.Cache()

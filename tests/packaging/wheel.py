@@ -12,7 +12,9 @@ DATA = {
     "linattn/py.typed",
     "linattn/demo/byte_lm.json",
     "linattn/demo/byte_lm.npz",
+    "linattn_conformance/frozen.json",
     "linattn_conformance/manifests/1.0.json",
+    "linattn_conformance/waivers/1.0.0.toml",
 }
 
 

@@ -185,7 +185,7 @@ def test_limits_are_declared(backend, method, reason, words, monkeypatch):
     """Of the call itself: the dispatcher may still lower it to one that the backend takes."""
     plans = []
     decide = cli.plan_of
-    monkeypatch.setattr(cli, "plan_of", lambda *args: plans.append(decide(*args)) or plans[0])
+    monkeypatch.setattr(cli, "plan_of", lambda *args, **more: plans.append(decide(*args, **more)) or plans[0])
     given = [*asked(backend.name), *words]
     CliRunner().invoke(cli.app, ["explain", method, *given])
     assert str(backend.supports(plans[0].call)) == reason

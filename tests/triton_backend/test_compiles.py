@@ -1,6 +1,5 @@
 """Every kernel compiles: the interpreter, which runs all other tests, takes code that the compiler refuses."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,8 +10,6 @@ import pytest
 from linattn.spec import FAMILIES
 
 pytest.importorskip("triton")
-
-KB_OF_A_BLOCK = {"80": 163, "89": 99, "90": 227, "100": 227, "120": 99}
 
 
 def run(script, tmp_path, *arguments):
@@ -51,15 +48,6 @@ def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, tmp_path
     """Where shared memory is least, and where tiles are largest."""
     size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width), dtype).split()
     assert int(size) <= KB << 10, kernel
-
-
-def test_what_the_compiler_makes_of_every_plain_kernel_is_written_down(tmp_path):
-    """On each kind of NVIDIA's GPUs, within what a block may have there; ``compile_everywhere.py --write`` writes it anew."""
-    made = json.loads(run("compile_everywhere.py", tmp_path))
-    for capability, rows in made.items():
-        for name, (_, _, shared) in rows.items():
-            assert shared <= KB_OF_A_BLOCK[capability] << 10, (capability, name)
-    assert made == json.loads(Path(__file__).with_name("compiled.json").read_text())
 
 
 @pytest.mark.parametrize("capability", ["80", "90", "100"])

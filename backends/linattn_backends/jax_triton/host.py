@@ -94,6 +94,7 @@ class Host(TorchDispatchMode):
         super().__init__()
         self.launcher, self.properties = launcher, properties
         self.memories: dict[int, Memory] = {}
+        self.family = ""
 
     def tensor(self, x: Array) -> Tensor:
         """A tensor that stands for ``x``."""

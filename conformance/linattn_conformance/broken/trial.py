@@ -12,7 +12,7 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .. import manifest, report, verdict
-from ..cases import Case, every_case
+from ..cases import WITHIN, Case, every_case
 from ..pool import Pool
 from ..runner import Result, Runner, Subject
 from ..worker import Setting
@@ -55,12 +55,13 @@ class Trial:
 
 
 def cases_for(kind: Any, subject: Subject) -> list[Case]:
-    """Every case of the families and forms that the backend has: nobody says which one is to find the fault."""
-    return [
+    """Every case of the families and forms that the backend has, the core first: nobody says which one is to find the fault."""
+    found = [
         case
         for case in every_case()
         if subject.applies(case) and case.op in kind.families and case.form in kind.forms and case.check != "bad-input"
     ]
+    return sorted(found, key=lambda case: WITHIN.index(case.within))
 
 
 def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "training") -> Trial:

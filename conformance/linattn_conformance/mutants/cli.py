@@ -13,7 +13,7 @@ from linattn.errors import LinattnError
 
 from ..options import check_number
 from ..verdict import PROFILES
-from .trial import Bench, Caught, bench
+from .trial import WITHOUT_GRADIENTS, Bench, Caught, bench
 
 __all__ = ["conformance_mutants"]
 
@@ -69,8 +69,19 @@ def tell(made: Bench, listed: list[Caught], seed: int, count: int, tokens: int, 
         f"\nseed {seed}: {count} faults of the {made.right.name} backend that show on a call of at most {tokens} tokens, "
         f"of {made.drawn} drawn, in {seconds:.0f} s"
     )
-    so_far = 0
+    for case in made.left_out:
+        print(f"left out, because the backend without a fault fails it: {case}")
+    tried: list[str] = []
     for profile in made.traces:
-        so_far += sum(found.profile == profile for found in listed)
+        tried.append(profile)
         target = f"; the target is {TARGETS[profile]:g} %" if profile in TARGETS else ""
-        print(f"{profile:10}  {100 * so_far / count:5.1f} %  {so_far} of {count}{target}")
+        print(f"{profile:10}  {share(listed, tried)}{target}")
+        forward = [found for found in listed if not found.shown.wrong.startswith("d ")]
+        if profile in WITHOUT_GRADIENTS and 0 < len(forward) < count:
+            print(f"{'':10}  {share(forward, tried)} that show without a gradient")
+
+
+def share(listed: list[Caught], profiles: list[str]) -> str:
+    """How many faults these profiles catch."""
+    caught = sum(found.profile in profiles for found in listed)
+    return f"{100 * caught / len(listed):5.1f} %  {caught} of {len(listed)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 __all__ = ["ARRAYS", "Arrays", "JaxArrays", "NumpyArrays", "TorchArrays"]
 
 Change = Callable[[Any], Any]
+
+
+_draws = itertools.count()
 
 
 class Arrays:
@@ -77,7 +81,7 @@ class Arrays:
 
     def noise(self, x: Any) -> Any:
         """Normal random numbers in the shape of an array, others each time."""
-        return self.make(np.random.default_rng().standard_normal(tuple(x.shape)), self.dtype(x), "plain")
+        return self.make(np.random.default_rng(next(_draws)).standard_normal(tuple(x.shape)), self.dtype(x), "plain")
 
     def touched(self, x: Any, change: Change) -> Any:
         """The array itself, whose gradient is changed on its way back."""

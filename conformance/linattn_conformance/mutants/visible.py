@@ -55,8 +55,19 @@ class Seen:
     around: Any = None
 
 
-def show(fault: Fault, right: Backend, mutant: Any, rng: np.random.Generator, tokens: int) -> Shown | None:
-    """A valid call of at most so many tokens on which the fault shows; None if none was found."""
+def show(
+    fault: Fault, right: Backend, mutant: Any, rng: np.random.Generator, tokens: int, gradients: bool = True
+) -> Shown | None:
+    """A valid call of at most so many tokens on which the fault shows; None if none was found.
+
+    Args:
+        fault: The fault.
+        right: The backend without it.
+        mutant: The one that can carry it.
+        rng: What calls are drawn with.
+        tokens: How many they have at most.
+        gradients: Whether they may be calls whose gradients are asked for.
+    """
     condition = fault.condition
     forms = (condition.form,) if condition.form else forms_of(right, condition.op)
     for _ in range(ATTEMPTS):
@@ -64,6 +75,7 @@ def show(fault: Fault, right: Backend, mutant: Any, rng: np.random.Generator, to
             draw_draft(rng, spec_of(condition.op, condition.form or None), forms, fault.xp, tokens), condition, rng, tokens
         )
         draft.gradient |= fault.effect.kind == "gradient" and not draft.around
+        draft.gradient &= gradients
         if draft.sizes["T"] * draft.sizes["B"] > tokens:
             continue
         fault.reset()

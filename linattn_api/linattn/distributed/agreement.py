@@ -1,3 +1,4 @@
+# pyright: basic
 """Ranks tell each other what they are about to do, over a CPU group, before they do it for the first time."""
 
 from __future__ import annotations

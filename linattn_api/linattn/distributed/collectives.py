@@ -1,3 +1,4 @@
+# pyright: basic
 """The exchanges as custom ops on torch's process groups: one node each for every tracer, with their gradients.
 
 States, summaries and their gradients are gathered, small as they are, and every rank computes what it needs in the order of the
@@ -14,9 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import (
-    _resolve_process_group,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
-)
+from torch.distributed import distributed_c10d
 
 from ..affine import act, act_transposed, gradient_of
 from ..errors import ContextError
@@ -24,6 +23,9 @@ from ..frameworks import framework_of
 from .agreement import agree
 
 __all__ = ["chain", "combine", "total", "watch"]
+
+_resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
+"""A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
 
 _cpu_groups: dict[str, Any] = {}
 _agreed: set[tuple[Any, ...]] = set()
@@ -106,7 +108,7 @@ def _chain(
                 state = b[number] if starts[j] else act(xp, A[number], entering[number]) + b[number]
                 if j + 1 < len(places) and enters[j + 1]:
                     _sent(state, places[j + 1][0], me, group, label)
-        return entering, A.clone()
+        return entering, A.clone(memory_format=torch.contiguous_format)
     all_A, all_b = _gathered(A, group, label), _gathered(b, group, label)
     state = torch.zeros_like(b[0])
     for j, (rank, number) in enumerate(places[: max(own) + 1]):
@@ -131,7 +133,7 @@ def _sent(state: Tensor, there: int, me: int, group: Any, label: str) -> None:
 def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: str) -> Tensor:
     if there == me:
         return state
-    found = torch.empty_like(like)
+    found = torch.empty_like(like, memory_format=torch.contiguous_format)
     with _named_failure(label, group):
         dist.recv(found, group_src=there, group=group)
     return found

@@ -43,13 +43,13 @@ class Span(NamedTuple):
     """A stretch of the rank's tokens.
 
     Attributes:
-        index: Number of the span among those of all ranks.
+        place: Number of the span among those of all ranks.
         start: First of the rank's tokens.
         stop: Behind the last one.
         tail: The segment that goes on in the next span, if any.
     """
 
-    index: int
+    place: int
     start: int
     stop: int
     tail: Segment | None
@@ -84,7 +84,7 @@ class Shard(NamedTuple):
         segments: What it holds of packed sequences, in order; empty where none are packed.
         offsets: ``cu_seqlens`` of the segments.
         chain: How states go from span to span.
-        count: Number of packed sequences, on all ranks; 0 where none are packed.
+        sequences: Number of packed sequences, on all ranks; 0 where none are packed.
         layout: How spans are dealt out.
         tokens: Tokens of a rank; counts for packed sequences only.
         cu_seqlens: Offsets of packed sequences among the tokens of all ranks.
@@ -96,7 +96,7 @@ class Shard(NamedTuple):
     segments: tuple[Segment, ...]
     offsets: tuple[int, ...]
     chain: Chain
-    count: int
+    sequences: int
     layout: Layout
     tokens: int
     cu_seqlens: tuple[int, ...] | None
@@ -109,11 +109,11 @@ class Shard(NamedTuple):
     @property
     def packed(self) -> bool:
         """Whether sequences are packed."""
-        return self.count > 0
+        return self.sequences > 0
 
     def holds(self, index: int) -> int | None:
         """The number, among the rank's spans, of the span with this index."""
-        return next((i for i, span in enumerate(self.spans) if span.index == index), None)
+        return next((i for i, span in enumerate(self.spans) if span.place == index), None)
 
 
 @functools.cache
@@ -158,10 +158,11 @@ def shard_of(ranks: int, rank: int, layout: Layout, tokens: int, cu_seqlens: tup
     order = rank_order(ranks, layout)
     own = [j for j, (holder, _) in enumerate(order) if holder == rank]
     length = tokens // len(own)
+    if cu_seqlens is not None:
+        _check(ranks, tokens, layout, cu_seqlens)
     chain = chain_of(ranks, layout, length, cu_seqlens)
     if cu_seqlens is None:
         return Shard(ranks, rank, tuple(Span(j, 0, 0, None) for j in own), (), (), chain, 0, layout, tokens, None)
-    _check(ranks, tokens, layout, cu_seqlens)
     segments: list[Segment] = []
     spans: list[Span] = []
     for number, j in enumerate(own):

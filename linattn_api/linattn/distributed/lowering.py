@@ -43,13 +43,6 @@ class Exchange:
         """The sum over all ranks, of arrays that are zero wherever another rank's is not."""
         raise NotImplementedError
 
-    def tied(self, x: Any, exchanged: Any) -> Any:
-        """``x``, whose gradient is not had without that of ``exchanged``, even where no token of this rank reads it.
-
-        The gradient of an exchange is an exchange, in which every rank takes part.
-        """
-        return x
-
 
 class ShardCall(NamedTuple):
     """A call on the tokens of one rank.
@@ -157,7 +150,7 @@ def _check_states(call: ShardCall) -> None:
     start = call.keywords["initial_state"]
     if start is None:
         return
-    rows = call.shard.count or next(iter(call.arrays.values())).shape[0]
+    rows = call.shard.sequences or next(iter(call.arrays.values())).shape[0]
     if start.shape[0] != rows:
         what = "packed sequences on all ranks" if call.shard.packed else "batch entries"
         raise ShapeError(
@@ -179,7 +172,7 @@ def _map_features(call: ShardCall, phi: FeatureMap) -> dict[str, Any]:
         length = x.shape[1] // len(call.shard.spans)
         pieces: list[Any] = []
         for i, span in enumerate(call.shard.spans):
-            moved: Any = dataclasses.replace(phi, start=phi.start + span.index * length)  # type: ignore[type-var,attr-defined]
+            moved: Any = dataclasses.replace(phi, start=phi.start + span.place * length)  # type: ignore[type-var,attr-defined]
             pieces.append(moved(x[:, i * length : (i + 1) * length]))
         mapped[name] = _joined(call.xp, pieces, axis=1)
     return mapped
@@ -238,12 +231,13 @@ def operate_on_rows(call: ShardCall, enter: Callable[[ShardCall, dict[str, Any]]
     entering = enter(call, x)
     states = [entering[i] for i in range(m)]
     if start is not None and call.keywords["initial_state"] is not None:
-        states[start] = xp.astype(call.keywords["initial_state"], xp.dtype(entering))
+        # what enters the first span is zero; to read it all the same makes every rank take part in the exchange's gradient
+        states[start] = xp.astype(call.keywords["initial_state"], xp.dtype(entering)) + entering[start]
     o, final = call.operate(x, initial_state=_by_row(xp, _stacked(xp, states)), cu_seqlens=None)
     if final is not None:
         last = _by_span(xp, final, m)
         final = last[end] if end is not None else xp.zeros_like(last[0])
-    return call.exchange.tied(_unsplit(o, m), entering), final
+    return _unsplit(o, m), final
 
 
 def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any]) -> tuple[Any, Any]:
@@ -255,10 +249,15 @@ def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any]) -> tup
     """
     shard = call.shard
     entering = enter(call) if shard.chain.needed else None
-    rows = [_initial(call, segment, entering) for segment in shard.segments]
-    o, final = call.operate(call.every, initial_state=_states(call, rows), cu_seqlens=offsets_of(call, shard.offsets))
+    rows = [_initial(call, segment) for segment in shard.segments]
     if entering is not None:
-        o = call.exchange.tied(o, entering)
+        for i in range(len(shard.spans)):
+            # zeros where no sequence comes in; to read them all the same makes every rank take part in the exchange's gradient
+            first = next((j for j, segment in enumerate(shard.segments) if segment.span == i), 0)
+            rows[first] = (
+                entering[i] if rows[first] is None else call.xp.astype(rows[first], call.xp.dtype(entering)) + entering[i]
+            )
+    o, final = call.operate(call.every, initial_state=_states(call, rows), cu_seqlens=offsets_of(call, shard.offsets))
     return o, None if final is None else _finals(call, final)
 
 
@@ -278,7 +277,7 @@ def _by_span(xp: Framework, x: Any, m: int) -> Any:
 
 def _by_row(xp: Framework, x: Any) -> Any:
     """``[m, B, …]`` as ``[B·m, …]``."""
-    return x[0] if x.shape[0] == 1 else xp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+    return x[0] if x.shape[0] == 1 else xp.swapaxes(x, 0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def offsets_of(call: ShardCall, offsets: tuple[int, ...]) -> Any:
@@ -287,12 +286,10 @@ def offsets_of(call: ShardCall, offsets: tuple[int, ...]) -> Any:
     return call.xp.integers(offsets, like)
 
 
-def _initial(call: ShardCall, segment: Segment, entering: Any) -> Any:
-    """The state before a segment ``[1, …]``: what came in, or the caller's; None for zeros."""
+def _initial(call: ShardCall, segment: Segment) -> Any:
+    """The caller's state before a sequence that starts here ``[1, …]``; None for zeros."""
     initial = call.keywords["initial_state"]
-    if not segment.first:
-        return entering[segment.span]
-    if initial is None or segment.sequence < 0:
+    if initial is None or segment.sequence < 0 or not segment.first:
         return None
     return initial[segment.sequence][None]
 
@@ -311,7 +308,7 @@ def _finals(call: ShardCall, final: Any) -> Any:
     """A row for every sequence of all ranks: its final state where its last token is here, else zeros."""
     ends = {segment.sequence: i for i, segment in enumerate(call.shard.segments) if segment.last}
     nothing = call.xp.full((1, *final.shape[1:]), 0.0, like=final)
-    rows = [final[ends[n]][None] if n in ends else nothing for n in range(call.shard.count)]
+    rows = [final[ends[n]][None] if n in ends else nothing for n in range(call.shard.sequences)]
     return _joined(call.xp, rows, axis=0)
 
 
@@ -329,8 +326,7 @@ def _chained_rows(call: ShardCall, x: dict[str, Any]) -> Any:
     xp, shard, m, initial = call.xp, call.shard, len(call.shard.spans), call.keywords["initial_state"]
     start, end = shard.holds(0), shard.holds(len(shard.chain.order) - 1)
     # nobody waits for what the last span does to the state
-    A, b = call.summarize(call.tokens(x, 0, 0) if end is not None and m == 1 else x)
-    A, b = _by_span(xp, A, m), _by_span(xp, b, m)
+    A, b = (_by_span(xp, each, m) for each in call.summarize(call.tokens(x, 0, 0) if end is not None and m == 1 else x))
     if start is not None and initial is not None:
         own = xp.astype(initial, xp.dtype(b))
         b = _stacked(xp, [act(xp, A[i], own) + b[i] if i == start else b[i] for i in range(m)])
@@ -346,8 +342,7 @@ def _chained_tails(call: ShardCall) -> Any:
         if tail and tail.first and initial is not None:
             b = act(xp, A, xp.astype(initial[tail.sequence][None], xp.dtype(b))) + b
         pairs.append((A, b))
-    A, b = (_stacked(xp, each) for each in zip(*pairs, strict=True))
-    return call.exchange.chain(call, A, b)
+    return call.exchange.chain(call, *(_stacked(xp, each) for each in zip(*pairs, strict=True)))
 
 
 # -- causal=False ----------------------------------------------------------------------------------------------------
@@ -380,8 +375,10 @@ def _whole_sequences(call: ShardCall, own: Any) -> Any:
     spare = [xp.zeros_like(own[0])] * (most - len(opened))
     contributed = _stacked(xp, [*(own[i] for i in opened), *spare])
     summed = call.exchange.combine(call, contributed, _whole_sources(shard, most))
-    whole = _stacked(xp, [summed[opened.index(i)] if i in opened else own[i] for i in range(len(shard.segments))])
-    return call.exchange.tied(whole, summed)
+    rows = [summed[opened.index(i)] if i in opened else own[i] for i in range(len(shard.segments))]
+    if spare:  # zeros; to read them all the same makes every rank take part in the exchange's gradient
+        rows[0] = rows[0] + summed[most - 1]
+    return _stacked(xp, rows)
 
 
 def _open(shard: Shard) -> list[int]:
@@ -396,7 +393,7 @@ def _whole_sources(shard: Shard, most: int) -> Sources:
     for peer in peers:
         for slot, i in enumerate(_open(peer)):
             segment = peer.segments[i]
-            places.setdefault(segment.sequence, []).append((peer.spans[segment.span].index, peer.rank * most + slot))
+            places.setdefault(segment.sequence, []).append((peer.spans[segment.span].place, peer.rank * most + slot))
     whole = {sequence: tuple(source for _, source in sorted(found)) for sequence, found in places.items()}
     asked = [[whole[peer.segments[i].sequence] for i in _open(peer)] for peer in peers]
     return tuple((*own, *[()] * (most - len(own))) for own in asked)
@@ -442,7 +439,7 @@ def _leaving(call: ShardCall, x: Any, number: int, size: int) -> Any:
         own = x[:, tail.start : tail.stop] if tail else x[:, :0]
         first, row = bool(tail and tail.first), slice(tail.sequence, tail.sequence + 1) if tail else slice(0, 0)
     else:
-        own, first, row = x[number::m], shard.spans[number].index == 0, slice(None)
+        own, first, row = x[number::m], shard.spans[number].place == 0, slice(None)
     own = own[:, max(0, own.shape[1] - size) :]
     missing = size - own.shape[1]
     if missing == 0:
@@ -480,5 +477,5 @@ def _tails(shard: Shard, length: int) -> list[tuple[int, bool]]:
     """For every span in order, the tokens that it holds of the sequence that leaves it, and whether that started in it."""
     if not shard.packed:
         return [(length, j == 0) for j in range(len(shard.chain.order))]
-    spans = sorted((span for peer in shard.peers for span in peer.spans), key=lambda span: span.index)
+    spans = sorted((span for peer in shard.peers for span in peer.spans), key=lambda span: span.place)
     return [(span.tail.stop - span.tail.start, span.tail.first) if span.tail else (0, True) for span in spans]

@@ -1,3 +1,4 @@
+# pyright: basic
 """Context parallelism on torch's process groups: a plan that says who has which tokens, and runs calls on them."""
 
 from __future__ import annotations
@@ -75,14 +76,16 @@ class ContextPlan(Context, lowering.Exchange):
     ) -> Any:
         """Run one call on this rank's tokens."""
         if not isinstance(arrays[0], Tensor):
-            raise ContextError(
-                f"{spec.name}: a plan of context_parallel takes torch tensors, got {type(arrays[0]).__name__}: "
-                f"for JAX, pass shard_axis(name)"
-            )
+            raise ContextError(f"{spec.name}: a plan of context_parallel takes torch tensors, got {type(arrays[0]).__name__}")
         if any(isinstance(x, DTensor) for x in (*arrays, *keywords.values())):
             return self._run_dtensors(spec, form, arrays, keywords, feature_map, backend)
-        rest = (spec, form, arrays, keywords, feature_map, backend)
-        return lowering.run(self, self.shard, self.replicate_states, *rest)
+        return self._run_tensors(spec, form, arrays, keywords, feature_map, backend)
+
+    def _run_tensors(self, *call: Any) -> tuple[Tensor, Tensor | None]:
+        """On plain tensors; the final state is contiguous."""
+        o, final = lowering.run(self, self.shard, self.replicate_states, *call)
+        # a collective adds memory to memory: the state of one rank and the zeros of the others must have the same strides
+        return o, None if final is None else final.contiguous()
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
@@ -102,10 +105,6 @@ class ContextPlan(Context, lowering.Exchange):
     def total(self, call: lowering.ShardCall, x: Tensor) -> Tensor:
         """The sum over all ranks."""
         return collectives.total(_of_inputs(call, x), self.ranks, self.rank, self.group_name, call.label)
-
-    def tied(self, x: Tensor, exchanged: Tensor) -> Tensor:
-        """``x``, whose gradient is not had without that of ``exchanged``."""
-        return _Tied.apply(x, exchanged)
 
     # -- DTensor -----------------------------------------------------------------------------------------------------
 
@@ -142,8 +141,7 @@ class ContextPlan(Context, lowering.Exchange):
             gradients = [Partial() if i == own and not by_token else place for i, place in enumerate(x.placements)]
             local[name] = x.to_local(grad_placements=gradients)
         given = tuple(local[arg.name] for arg in spec.args)
-        rest = (spec, form, given, {name: local[name] for name in keywords}, feature_map, backend)
-        o, final = lowering.run(self, self.shard, self.replicate_states, *rest)
+        o, final = self._run_tensors(spec, form, given, {name: local[name] for name in keywords}, feature_map, backend)
         o = DTensor.from_local(o, like.device_mesh, like.placements)
         if final is None:
             return o, None
@@ -236,10 +234,10 @@ def context_parallel(
     mesh = mesh_or_group if isinstance(mesh_or_group, DeviceMesh) else None
     if mesh is not None and mesh.ndim != 1:
         raise ContextError(
-            f"context_parallel: the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or ())}: pass the one that "
-            f"shares the tokens, mesh[name]"
+            f"context_parallel: the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or ())}: pass mesh[name], the "
+            f"one that shares the tokens"
         )
-    group = mesh.get_group() if mesh is not None else mesh_or_group or dist.group.WORLD
+    group: Any = mesh.get_group() if mesh is not None else mesh_or_group or dist.group.WORLD
     cpu_group = _cpu_group(group, timeout)
     collectives.watch(group.group_name, cpu_group)
     offsets = None if cu_seqlens is None else _plain(cu_seqlens)

@@ -19,7 +19,6 @@ No parameter is read on the host, and a state goes in and out with no copy.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +26,7 @@ from typing import Any
 import linattn
 from linattn.gates import BoundedSigmoid, Softplus
 
-from ..errors import BackendError, OptionError, Unsupported
-from ..registry import registry
+from ..errors import OptionError, Unsupported
 from .seams import Integration
 
 __all__ = [
@@ -413,9 +411,12 @@ def fused_recurrent_linear_attn(
 
 def _pair(state: Any) -> tuple[Tensor, Tensor]:
     """A normalised state as fla has it; one that came without its sum of keys has zeros."""
-    given: tuple[Any, Any] = state if isinstance(state, tuple) else (state, None)
-    kv, z = given
+    kv, z = state if _is_pair(state) else (state, None)
     return kv, kv.new_zeros(kv.shape[0], 1, *kv.shape[1:3]) if z is None else z
+
+
+def _is_pair(state: object) -> bool:
+    return isinstance(state, tuple)
 
 
 def _join(kv: Tensor, z: Tensor) -> Tensor:
@@ -1031,12 +1032,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Dotted names of fla, and the functions here that mean the same."""
 
 
-def _load_backend() -> None:
-    """Let linattn's own adapter of fla take fla's functions before ours stand in their place."""
-    with contextlib.suppress(BackendError):
-        registry.load("fla")
-
-
-_INTEGRATION = Integration("fla", "flash-linear-attention", FUNCTIONS, _load_backend)
+_INTEGRATION = Integration("fla", "flash-linear-attention", FUNCTIONS, adapter="fla")
 enable = _INTEGRATION.enable
 disable = _INTEGRATION.disable

@@ -23,21 +23,9 @@ def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, at
     qkv, z, b, a = _projections(layer, x)
     qkv, state = _convolved(layer, qkv, cache_params, kwargs)
     q, k, v = qkv.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-    o, state = gated_delta_rule(
-        q.unflatten(-1, (-1, layer.head_k_dim)),
-        k.unflatten(-1, (-1, layer.head_k_dim)),
-        v.unflatten(-1, (-1, layer.head_v_dim)),
-        a,
-        b,
-        qk_norm="l2",
-        gate=Softplus(layer.A_log, layer.dt_bias),
-        beta_map="sigmoid",
-        initial_state=state,
-        output_final_state=cache_params is not None,
-        cu_seqlens=kwargs.get("cu_seq_lens_q"),
-    )
-    if cache_params is not None:
-        cache_params.update_recurrent_state(state, layer.layer_idx)
+    q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
+    v, gate = v.unflatten(-1, (-1, layer.head_v_dim)), Softplus(layer.A_log, layer.dt_bias)
+    o = _recurrence(gated_delta_rule, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
     o = gated_rms_norm(o, z.reshape(o.shape), layer.norm.weight, eps=layer.norm.variance_epsilon)
     return layer.out_proj(o.flatten(2))
 
@@ -49,25 +37,13 @@ def kimi_delta_attention(
     import torch
 
     x = _masked(hidden_states, attention_mask)
-    heads, gate = (layer.num_heads, layer.head_dim), layer.forget_gate
+    heads, forget = (layer.num_heads, layer.head_dim), layer.forget_gate
     qkv = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
     qkv, state = _convolved(layer, qkv, cache_params, kwargs)
     q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, -1))
-    o, state = kda(
-        q,
-        k,
-        v,
-        gate.f_b_proj(gate.f_a_proj(x)).unflatten(-1, heads),
-        layer.b_proj(x),
-        qk_norm="l2",
-        gate=Softplus(gate.A_log.flatten(), gate.dt_bias.unflatten(0, heads)),
-        beta_map="sigmoid",
-        initial_state=state,
-        output_final_state=cache_params is not None,
-        cu_seqlens=kwargs.get("cu_seq_lens_q"),
-    )
-    if cache_params is not None:
-        cache_params.update_recurrent_state(state, layer.layer_idx)
+    a = forget.f_b_proj(forget.f_a_proj(x)).unflatten(-1, heads)
+    gate = Softplus(forget.A_log.flatten(), forget.dt_bias.unflatten(0, heads))
+    o = _recurrence(kda, (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache_params, kwargs)
     z = layer.g_b_proj(layer.g_a_proj(x)).unflatten(-1, heads)
     o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
     return layer.o_proj(o.flatten(2))
@@ -101,6 +77,30 @@ def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tupl
     longer = cache.update_conv_state(qkv.mT, layer.layer_idx, conv_kernel_size=layer.conv_kernel_size)
     y = causal_conv1d_fn(longer, weight, bias, kwargs.get("seq_idx"), activation=layer.activation)
     return y[..., -tokens:].mT, state
+
+
+def _recurrence(
+    operator: Callable[..., tuple[Any, Any]],
+    arrays: tuple[Any, ...],
+    gate: Softplus,
+    state: Any,
+    layer: Any,
+    cache: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """An operator on queries, keys, values, and logits of decays and of ``beta``. The state it ends in is the cache's."""
+    o, state = operator(
+        *arrays,
+        qk_norm="l2",
+        gate=gate,
+        beta_map="sigmoid",
+        initial_state=state,
+        output_final_state=cache is not None,
+        cu_seqlens=kwargs.get("cu_seq_lens_q"),
+    )
+    if cache is not None:
+        cache.update_recurrent_state(state, layer.layer_idx)
+    return o
 
 
 FORWARDS: dict[str, Callable[..., Any]] = {

@@ -225,6 +225,6 @@ FUNCTIONS = {
 }
 """Of the package's functions, those that are served, and by which of ours."""
 
-_integration = Integration("mlx_lm", "mlx-lm", FUNCTIONS)
+_integration = Integration("mlx_lm", "mlx-lm", FUNCTIONS, adapter="mlx_lm")
 enable = _integration.enable
 disable = _integration.disable

@@ -8,6 +8,7 @@ goes there, and giving back is putting it there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -19,7 +20,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, BackendError, Unsupported
+from ..registry import registry
 
 __all__ = ["AfterImport", "FallbackWarning", "Integration", "globals_of_modules", "serving", "standing_for", "stood_for"]
 
@@ -130,7 +132,7 @@ class Integration:
         package: The package's import name.
         distribution: What installs it.
         functions: Its functions' dotted names, and ours.
-        prepare: What to call before anything changes.
+        adapter: linattn's backend that calls the package, if there is one; it keeps the package's own functions.
     """
 
     def __init__(
@@ -138,12 +140,12 @@ class Integration:
         package: str,
         distribution: str,
         functions: Mapping[str, Function],
-        prepare: Callable[[], None] | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.package = package
         self.distribution = distribution
         self.functions = functions
-        self.prepare = prepare
+        self.adapter = adapter
 
     def enable(self) -> Integration:
         """Let ours take the place of the package's functions, wherever a loaded module holds one. Twice is once.
@@ -155,8 +157,9 @@ class Integration:
             ModuleNotFoundError: The package is not installed.
         """
         importlib.import_module(self.package)
-        if self.prepare is not None:
-            self.prepare()
+        if self.adapter is not None:
+            with contextlib.suppress(BackendError):  # of an adapter that cannot be loaded nothing can call the package
+                registry.load(self.adapter)
         found = {name: _find(name) for name in self.functions}
         ours = {
             id(before): serving(before, self.functions[name], name)

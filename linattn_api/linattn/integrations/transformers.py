@@ -154,7 +154,12 @@ class Transformers:
         if not hasattr(module, DECORATOR):
             return
         model = module.__name__.split(".")[-2]
-        for seam in served(seams_of(model, inspect.getsource(module))):
+        try:
+            source = inspect.getsource(module)
+        except OSError as error:  # an import must not fail of it
+            logger.warning("%s: %s, and its functions run where they ran", module.__name__, error)
+            return
+        for seam in served(seams_of(model, source)):
             before = getattr(module, seam.name)
             if stood_for(before) is None:
                 label = f"transformers.models.{model}: {seam.function}"
@@ -213,8 +218,7 @@ def _elsewhere(before: Any, label: str) -> Callable[[], bool]:
     """Whether a call is not for linattn: of a model that is being exported, or for which a hub's kernel was chosen."""
     from torch.compiler import is_exporting
 
-    module: Any = type(before)
-    if not hasattr(module, "kernel_layer_name"):
+    if not hasattr(before.__class__, "kernel_layer_name"):
         return is_exporting
 
     def elsewhere() -> bool:
@@ -240,10 +244,8 @@ def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) 
 
 def _has_kernel(before: Any, label: str) -> bool:
     """Whether ``kernels.kernelize`` gave a function's module a forward that is not its own."""
-    module: Any = type(before)
-    own: dict[str, Any] = vars(before)
-    forward = own.get("forward")
-    chosen = forward is not None and getattr(forward, "__func__", forward) is not module.forward
+    forward = before.__dict__.get("forward")
+    chosen = forward is not None and getattr(forward, "__func__", forward) is not before.__class__.forward
     if chosen:
         _say_kernel(label)
     return chosen

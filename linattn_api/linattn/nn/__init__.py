@@ -75,7 +75,16 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'torch')}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'torch')}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"linattn.nn.{name} needs PyTorch: pip install 'linattn[torch]'; "
+            "linattn.nn.flax, linattn.nn.equinox and linattn.nn.mlx have the layers of other frameworks"
+        ) from error
+    found = getattr(module, name)
     globals()[name] = found
     return found
 

@@ -55,9 +55,9 @@ class Cache:
         """Let no gradient reach what was read before (PyTorch): training on segments of a long text. Returns this cache."""
         return self._replace(lambda x: x.detach())
 
-    def to(self, *args: Any, **options: Any) -> Self:
-        """Move every array, as ``torch.Tensor.to`` does (PyTorch). Returns this cache."""
-        return self._replace(lambda x: x.to(*args, **options))
+    def to(self, device: Any) -> Self:
+        """Move every array to a device (PyTorch). Returns this cache."""
+        return self._replace(lambda x: x.to(device=device))
 
     def state_dict(self) -> dict[str, Any]:
         """Every array by one name, ``{layer}.{name}``: to be stored with ``torch.save``, safetensors or ``numpy.savez``."""

@@ -1,0 +1,91 @@
+"""Who has which tokens, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+import linattn
+import numpy as np
+import pytest
+from linattn.distributed import simulate
+from linattn.distributed.layout import chain_of, shard_of
+from linattn.errors import ContextError, OptionError
+
+OFFSETS = (0, 3, 3, 4, 15, 16, 16, 22)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 12])
+def test_every_token_is_held_once(ranks: int, layout: str):
+    tokens = 24 // ranks
+    shards = [shard_of(ranks, rank, layout, tokens, OFFSETS) for rank in range(ranks)]
+    held: list[int] = []
+    for shard in shards:
+        for segment in shard.segments:
+            span = shard.spans[segment.span]
+            moved = span.place * (span.stop - span.start) - span.start
+            held += range(segment.start + moved, segment.stop + moved)
+    assert sorted(held) == list(range(22))
+    for n in range(len(OFFSETS) - 1):
+        parts = [segment for shard in shards for segment in shard.segments if segment.sequence == n]
+        assert (sum(part.first for part in parts), sum(part.last for part in parts)) == (1, 1), n
+
+
+def test_states_cross_where_sequences_do():
+    chain = chain_of(4, "contiguous", 6, OFFSETS)
+    assert chain.enters == (False, True, True, True)
+    assert chain.starts == (True, False, True, True)
+    assert not chain_of(4, "contiguous", 6, (0, 6, 12, 18, 24)).needed
+
+
+@pytest.mark.parametrize(
+    ("offsets", "layout", "tokens", "message"),
+    [
+        ((0, 9), "contiguous", 4, "cu_seqlens must not pass the tokens of all ranks, 2 · 4 = 8, got 9"),
+        ((1, 8), "contiguous", 4, "cu_seqlens must start at 0 and not decrease, got [1, 8]"),
+        ((0,), "contiguous", 4, "cu_seqlens must hold the offsets of one sequence or more, got [0]"),
+        ((0, 9), "zigzag", 5, "layout 'zigzag' halves a rank's tokens, and 5 are odd: pad them"),
+        ((0, 3), "zigzag", 4, "layout 'zigzag' takes padding of less than half of the 8 tokens, got 3 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_said(offsets: tuple[int, ...], layout: str, tokens: int, message: str):
+    with pytest.raises(ContextError) as error:
+        shard_of(2, 0, layout, tokens, offsets)
+    assert str(error.value) == message
+
+
+def test_a_context_is_one_and_holds_the_offsets():
+    x = np.ones((1, 4, 1, 2))
+    with pytest.raises(OptionError) as error:
+        linattn.chunk_linear_attn(x, x, x, context="cp")
+    assert str(error.value) == ("chunk_linear_attn: context must be what linattn.distributed.context_parallel makes, got str")
+    with pytest.raises(OptionError, match="context= holds the offsets of packed sequences"):
+        _with_offsets(x)
+
+
+def _with_offsets(x: np.ndarray) -> None:
+    from linattn.distributed.simulation import _Rank
+
+    rank = _Rank(lambda tokens: shard_of(1, 0, "contiguous", tokens, None), replicate_states=False)
+    linattn.chunk_linear_attn(x, x, x, cu_seqlens=np.array([0, 4]), context=rank)
+
+
+def test_tokens_that_cannot_be_dealt_out_are_refused():
+    x = np.ones((1, 5, 1, 2))
+    with pytest.raises(ContextError) as error:
+        simulate(linattn.chunk_linear_attn, x, x, x, ranks=2)
+    assert str(error.value) == "5 tokens cannot be dealt out to 2 ranks in 2 spans of equal length: pad them"
+
+
+@pytest.mark.parametrize("ranks", [64, 1024])
+def test_many_ranks_give_what_one_device_gives(ranks: int):
+    rng = np.random.default_rng(ranks)
+    q, k, v = rng.standard_normal((3, 1, ranks, 1, 2))
+    g = np.where(rng.random((1, ranks, 1)) < 0.01, -np.inf, -0.05 * rng.random((1, ranks, 1)))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    beta = rng.random((1, ranks, 1))
+    given = dict(q=q, k=k, v=v, g=g, beta=beta, output_final_state=True)
+    expected, found = (
+        linattn.recurrent_gated_delta_rule(**given),
+        simulate(linattn.recurrent_gated_delta_rule, **given, ranks=ranks),
+    )
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
