@@ -23,7 +23,7 @@ multiplied by ``1 ± amplitude``, signs at random:
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
 reaches small ones through shared sums); for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
 the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums which
-they are the difference of.
+they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad
@@ -59,7 +59,11 @@ CHANGES = 12
 ROW = 12.0
 OVERALL = 4.0
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
+FLUSHED = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+"""What a result may be off by at any size: below the smallest normal number, devices and compilers may flush to zero.
+
+Numbers of float16 are computed in float32, which holds all of them as normal numbers.
+"""
 
 
 @dataclass
@@ -188,7 +192,8 @@ def _truth_of(
         for name, (x, axis) in outputs.items()
     }
     if "final_state" in found and problem.options.get("normalize"):
-        found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count)
+        rounding = _amplitude(problem, accumulation(low), low)
+        found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count, rounding)
     _add_noise_of_what_is_left(problem, low, arrays, found.get("final_state"), arrays.get("initial_state"))
     if draw_cotangents is None:
         return Truth(found, {}, {})
@@ -237,7 +242,7 @@ def truth_of_mapped(
         dtype = problem.dtypes[name]
         noise = inner.gradients[name].noise if name in inner.gradients else np.zeros(())
         noise = noise_through_maps(problem, arrays, inner.gradients, name, noise)
-        rounding = ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True) + SMALLEST[dtype]
+        rounding = ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True) + FLUSHED[dtype]
         found[name] = Quantity(value, np.hypot(noise, rounding), dtype)
     return Truth(inner.outputs, found, inner.cotangents)
 
@@ -315,7 +320,7 @@ def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Trut
 
 def _noise_of(value: Array, dtype: str, noise: Array) -> Array:
     """The noise of a row, and its rounding to a dtype."""
-    return np.hypot(noise, ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True)) + SMALLEST[dtype]
+    return np.hypot(noise, ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True)) + FLUSHED[dtype]
 
 
 def noise_through_maps(
@@ -472,12 +477,16 @@ def _quantity(stacked: Array, axis: int, dtype: str, count: int, by_element: boo
     rows = square.mean(-1, keepdims=True) if square.size else square[..., :1]
     rows = rows + rounding if by_element else rows
     overall = rows.mean() if rows.size else 0.0
-    return Quantity(value, np.sqrt(rows + overall / 16) + SMALLEST[dtype], dtype)
+    return Quantity(value, np.sqrt(rows + overall / 16) + FLUSHED[dtype], dtype)
 
 
-def _with_sums_apart(stacked: Array, axis: int, dtype: str, count: int) -> Quantity:
-    """A state whose last column holds the sums of keys: they have a noise of their own, for they may be of another size."""
+def _with_sums_apart(stacked: Array, axis: int, dtype: str, count: int, rounding: float = 0.0) -> Quantity:
+    """A state whose last column holds the sums of keys: they have a noise of their own, for they may be of another size.
+
+    Every term of such a sum is above zero, so that each of its roundings is one of the whole sum, not of a term.
+    """
     parts = [_quantity(part, axis, dtype, count) for part in (stacked[..., :-1], stacked[..., -1:])]
+    parts[1].noise = np.hypot(parts[1].noise, rounding * np.abs(parts[1].value))
     noise = [np.broadcast_to(part.noise, part.value.shape) for part in parts]
     return Quantity(np.concatenate([part.value for part in parts], -1), np.concatenate(noise, -1), dtype)
 

@@ -111,7 +111,7 @@ FAULTS = {
     "often": (WrongLater, "o is off by"),
     "shapes": (FirstShape, "o is off by"),
     "threads": (SharesState, "is off by"),
-    "forked": (OneProcess, "in a forked process: Failure: o is off by"),
+    "forked": (OneProcess, "in a forked process: Differs: o is off by"),
     "keeps": (KeepsAPlan, "24 new shapes hold"),
 }
 

@@ -284,13 +284,18 @@ def test_a_new_backend_installs_as_its_workflow_says(environment, tmp_path):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_new_backend_passes_its_own_tests_and_conforms_to_the_core(framework, environment):
+def test_a_new_backend_passes_its_own_tests(framework, environment):
     pytest.importorskip(MODULES[framework])
     python, folder = environment
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / framework / "tests"))
-    if framework not in ADAPTERS:
-        pytest.skip(f"the suite has no adapter for {framework} yet")
-    words = ["--backend", f"my-{framework}", "--profile", "core", "-n", "1"]
+
+
+@pytest.mark.parametrize("framework", [name for name in FRAMEWORKS if name in ADAPTERS])
+def test_a_new_backend_passes_cases_of_the_core(framework, environment):
+    """Those of a few tokens and keys; all of them run where the page on writing a backend is tested."""
+    pytest.importorskip(MODULES[framework])
+    python, _ = environment
+    words = ["--backend", f"my-{framework}", "--profile", "core", "--case", "gla/chunk/*/T?-K?-*", "-n", "1"]
     said = run(python, "-m", "linattn_conformance", *words, XLA_FLAGS=FAST_COMPILER)
-    assert "4 operators claimed" in said  # chunk_gla, and the three families that are lowered to it
-    assert said.splitlines()[-1].startswith("verdict: conformant: core (")
+    passed = next(line.split()[1] for line in said.splitlines() if line.startswith("gla "))
+    assert int(passed) > 10, said

@@ -33,7 +33,7 @@ class MlxAdapter(Adapter):
 
     def from_float64(self, x: Any, dtype: str) -> Any:
         with mx.stream(mx.cpu):
-            array = mx.array(np.array(x)).astype(getattr(mx, dtype))
+            array = mx.array(np.array(x), mx.float64).astype(getattr(mx, dtype))
             mx.eval(array)
         return array
 
@@ -52,7 +52,7 @@ class MlxAdapter(Adapter):
             return x
         with mx.stream(mx.cpu):
             reversed_x = x.transpose()
-            gaps = mx.stack([reversed_x, mx.full(reversed_x.shape, np.nan, x.dtype)], -1).reshape(*reversed_x.shape[:-1], -1)
+            gaps = mx.stack([reversed_x, mx.full(reversed_x.shape, np.nan, x.dtype)], -1).flatten(-2)
             view = gaps[..., ::2].transpose()
             mx.eval(view)
         return view

@@ -63,6 +63,8 @@ class Framework:
     zeros: str
     array: str
     differentiable: bool = True
+    single: str = ""
+    """Why calls in float64 are refused, where the framework's own functions are not as precise."""
 
     def to(self, x: str, dtype: str) -> str:
         """The code that casts ``x``."""
@@ -74,7 +76,7 @@ class Framework:
 
 
 def _like_numpy(
-    title: str, requires: tuple[str, ...], load: str, xp: str, array: str, differentiable: bool = True
+    title: str, requires: tuple[str, ...], load: str, xp: str, array: str, differentiable: bool = True, single: str = ""
 ) -> Framework:
     """One that follows NumPy's names."""
     return Framework(
@@ -88,6 +90,7 @@ def _like_numpy(
         zeros=f"{xp}.zeros((N, HV, K, V), dtype=wide)",
         array=array,
         differentiable=differentiable,
+        single=single,
     )
 
 
@@ -104,7 +107,9 @@ FRAMEWORKS = {
         array="torch.from_numpy({x})",
     ),
     "jax": _like_numpy("JAX", ("jax",), "import jax.numpy as jnp", "jnp", "jnp.asarray({x})"),
-    "mlx": _like_numpy("MLX", MLX, "import mlx.core as mx", "mx", "mx.array({x})"),
+    "mlx": _like_numpy(
+        "MLX", MLX, "import mlx.core as mx", "mx", "mx.array({x})", single="mx.exp of float64 has the precision of float32"
+    ),
     "numpy": _like_numpy("NumPy", ("numpy",), "import numpy as np", "np", "{x}", differentiable=False),
 }
 
