@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shap
 from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
 
-NAMED = ("overhead", "torch-cpu", "report", "table", "grid")
+NAMED = ("overhead", "torch-cpu", "report", "table", "grid", "scale")
 SWEEPS = ("table", "grid")
 
 
@@ -32,8 +33,9 @@ def bench(
         list[str],
         typer.Argument(
             help="Operators, e.g. chunk_gla recurrent_kda; or one of: table FILE (run a published table again), grid [FAMILY…] "
-            "(families over heads and packings), overhead (import and dispatch; with --device cuda, eager calls), torch-cpu "
-            "(the PyTorch backend against torch.bmm), report FILE… (show results files again)."
+            "(families over heads and packings), scale [FAMILY…] (families over ranks, and what many ranks would take), "
+            "overhead (import and dispatch; with --device cuda, eager calls), torch-cpu (the PyTorch backend against "
+            "torch.bmm), report FILE… (show results files again)."
         ),
     ],
     backend: Annotated[list[str] | None, typer.Option(help="A backend to time; repeat for more. Default: auto.")] = None,
@@ -41,7 +43,7 @@ def bench(
         str | None, typer.Option(help=f"Whose arrays: {', '.join(KNOWN)}. Default: the backend's first.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Kind of device: cpu, cuda, tpu or metal. Default: cpu; of table and grid, cuda.")
+        str | None, typer.Option(help="Kind of device: cpu, cuda, tpu or metal. Default: cpu; of table, grid and scale, cuda.")
     ] = None,
     dtype: Annotated[
         str | None,
@@ -80,6 +82,9 @@ def bench(
     check: Annotated[
         bool | None, typer.Option(help="Of table and grid: hold results against float64 first. Default: do.")
     ] = None,
+    ranks: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of scale: a number of ranks; repeat for more. Default: 1, 2 and 4.")
+    ] = None,
     warm: Annotated[
         int | None, typer.Option(min=1, help="Of these and overhead on a device: processes that make first calls beforehand.")
     ] = None,
@@ -95,9 +100,10 @@ def bench(
             check_plots()
         limit_threads(threads)
         name, *words = operators
-        on_device = name in SWEEPS or (name == "overhead" and device not in (None, "cpu"))
+        on_device = name in (*SWEEPS, "scale") or (name == "overhead" and device not in (None, "cpu"))
         refuse(name, SWEEPS, {"--rows": rows, "--budget": budget, "--resume": resume, "--check": check})
-        refuse(name, (name,) if on_device else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
+        refuse(name, ("scale",), {"--ranks": ranks})
+        refuse(name, (name,) if on_device and name != "scale" else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -111,9 +117,11 @@ def bench(
         }
         seconds = seconds or usual["seconds"]
         if on_device:
-            refuse(name, (), {"--shape": shape, "--what": what, "--fresh": fresh, "--framework": framework})
+            refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})
+            refuse(name, (), {"--what": what, "--fresh": fresh, "--framework": framework})
             timed = wanted_subjects(backend or ["auto"], "torch", (peer or commands.PEERS[name]) if peers else [])
             asked = commands.Asked(settings, timed, seconds, check is not False, budget, resume, rows or (), warm or 0, out)
+            asked = replace(asked, shapes=[x for text in shape or () for x in parse_shape(text)], ranks=ranks or ())
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         else:
             chosen = wanted_cases(
@@ -137,7 +145,8 @@ def refuse(name: str, known: Sequence[str], flags: dict[str, Any]) -> None:
     given = [flag for flag, value in flags.items() if value is not None]
     if given and name not in known:
         *some, last = known or ("",)
-        told = f"goes with {', '.join(some)} and {last}, not with {name}" if known else f"does not go with {name}"
+        all_known = f"{', '.join(some)} and {last}" if some else last
+        told = f"goes with {all_known}, not with {name}" if known else f"does not go with {name}"
         raise OptionError(f"{given[0]} {told}")
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks with names that run on a device: ``table``, ``grid`` and, there, ``overhead``."""
+"""The benchmarks with names that run on a device: ``table``, ``grid``, ``scale`` and, there, ``overhead``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
-from . import grid, host, published, sweep, warm
+from . import grid, host, on_ranks, published, scale, sweep, warm
 from .cases import Case
-from .environment import accelerator, document, keep, read
+from .environment import accelerator, document, environment, keep, read
 from .runners import RUNNERS
 from .subjects import Subject
 from .sweep import Entry, Progress, Row
@@ -24,12 +24,14 @@ DEFAULTS = {
     "table": {"device": "cuda", "dtype": "bf16", "gates": "mixed", "seconds": 0.2},
     "grid": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
     "overhead": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.1},
+    "scale": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
 }
 """What is not said, by command."""
 PEERS = {
     "table": tuple(published.PEERS.values()),
     "grid": ("fla", "jla", "FlashQLA", "FlashInfer", "cuDNN"),
     "overhead": ("fla", "softmax (SDPA)"),
+    "scale": (),
 }
 """Who is timed beside, by command, where nobody is named."""
 SAVED_EVERY = 5.0
@@ -50,6 +52,8 @@ class Asked:
         rows: Patterns of names; empty for every row.
         warm: Processes that make first calls before anything is timed; 0 for none.
         out: Where the figures go.
+        shapes: Sizes of a rank; empty for the usual ones.
+        ranks: Numbers of ranks; empty for the usual ones.
     """
 
     settings: dict[str, Any]
@@ -61,6 +65,8 @@ class Asked:
     rows: Sequence[str] = ()
     warm: int = 0
     out: Path | None = None
+    shapes: Sequence[dict[str, int]] = ()
+    ranks: Sequence[int] = ()
 
 
 def table(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
@@ -103,10 +109,33 @@ def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     return found
 
 
+def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of operators on several ranks."""
+    require(asked.settings["device"])
+    cases, sizes = scale.cases(words, asked.shapes, asked.settings)
+    counts = scale.counts(asked.ranks, asked.settings["device"])
+    backends = {subject.backend for subject in asked.subjects} - {"auto"}
+    if len(asked.subjects) > 1:
+        raise OptionError(f"scale: expected one --backend, got {', '.join(sorted(backends))}")
+    here = environment()
+    told = {name: asked.settings[name] for name in ("device", "dtype", "gate_dtype", "gates")}
+    told |= {name: here[name] for name in ("accelerator", "processor", "cores", "load")}
+    rows: list[Row] = []
+    with bars(say) as bar:
+        task = bar.add_task("timing", total=sum(len(cases) + 2 * (ranks > 1) for ranks in counts))
+        for ranks in counts:
+            rows += on_ranks.timed(cases, next(iter(backends), None), ranks, asked.seconds, lambda: bar.advance(task))
+    found = document("scale", {"settings": told, "sizes": sizes, "rows": rows})
+    if asked.out:
+        keep(asked.out, found)
+    return found
+
+
 COMMANDS: dict[str, Callable[[Sequence[str], Asked, Console], dict[str, Any]]] = {
     "table": table,
     "grid": grid_of,
     "overhead": overhead,
+    "scale": scale_of,
 }
 
 
@@ -174,9 +203,12 @@ def resumed(path: Path, name: str, settings: dict[str, Any]) -> list[Row]:
     return content["results"]["rows"]
 
 
+SUCCEEDED = {"host": host.succeeded, "scale": scale.succeeded}
+
+
 def succeeded(found: dict[str, Any]) -> bool:
     """Something of linattn's was timed, and nothing of it is wrong or failed."""
-    if found["benchmark"] == "host":
-        return host.succeeded(found["results"])
+    if found["benchmark"] in SUCCEEDED:
+        return SUCCEEDED[found["benchmark"]](found["results"])
     cells = [x for row in found["results"]["rows"] for label, x in row["found"].items() if published.ours(label)]
     return any(x["status"] == "ok" for x in cells) and not any(x["status"] in ("wrong", "failed") for x in cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from . import costs, scale
 from .table import gates, library, on_device, ratio
 
 Row = dict[str, Any]
@@ -147,6 +148,45 @@ def heatmap(title: str, lines: Sequence[str], columns: Sequence[str], cells: Map
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         axes.spines[:].set_visible(False)
         axes.set_title(title, fontsize=10)
+    return figure
+
+
+def scaling(results: dict[str, Any]) -> dict[str, Figure]:
+    """Share of ideal by ranks, of every length of a rank that was measured, and of whole sequences."""
+    fitted = costs.fit(results["rows"], results["sizes"])
+    lengths = sorted({row["tokens"] for row in results["rows"] if row["family"]})
+    found = {f"measured with {T:,} tokens a rank": (T, (1, 2, 4, 8), lambda T, _: T) for T in lengths}
+    found |= {f"{T:,} tokens": (T, scale.FAR, lambda T, ranks: T / ranks) for T in scale.TOKENS}
+    return {f"share of ideal, {name}": share_of_ideal(name, results, fitted, *given) for name, given in found.items()}
+
+
+def share_of_ideal(
+    name: str,
+    results: dict[str, Any],
+    fitted: costs.Costs,
+    tokens: int,
+    ranks: Sequence[int],
+    of_a_rank: Callable[[int, int], float],
+) -> Figure:
+    """One line a family, forward with backward; points where it was measured."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+        for i, family in enumerate(scale.families(results)):
+            style = {"color": COLOURS[i % len(COLOURS)], "label": family}
+            shares = [fitted.efficiency(family, "fwdbwd", R, of_a_rank(tokens, R)) for R in ranks]
+            axes.plot(ranks, shares, linewidth=1.4, linestyle="-" if i < len(COLOURS) else "--", **style)
+            mine = {
+                row["ranks"]: row["ms"]["median"]
+                for row in results["rows"]
+                if (row["family"], row["what"]) == (family, "fwdbwd") and of_a_rank(tokens, row["ranks"]) == row["tokens"]
+            }
+            if 1 in mine:
+                points = [mine[1] / ms for ms in mine.values()]
+                axes.plot([*mine], points, color=style["color"], marker=MARKERS[i % len(MARKERS)], linestyle="none")
+        axes.set(xscale="log", xlabel="ranks", ylabel="share of ideal, forward with backward", title=name, ylim=(0, 1.05))
+        axes.set_xticks(ranks, [f"{R:,}" for R in ranks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.legend(fontsize=7, ncols=2)
     return figure
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import grid, host, published
+from . import grid, host, published, scale
 from .sections import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECTIONS = {"table": published.sections, "grid": grid.sections, "host": host.sections}
+SECTIONS = {"table": published.sections, "grid": grid.sections, "host": host.sections, "scale": scale.sections}
 """Benchmarks whose report is a list of tables; that of ``operators`` is one table with a floor for every row."""
 HEATMAPS = {"table": published.heatmaps, "grid": grid.heatmaps}
 """Titles, lines, columns and ratios of the fields."""
@@ -27,4 +27,6 @@ def figures(name: str, results: dict[str, Any]) -> dict[str, Figure]:
 
     if name == "operators":
         return plots.figures(results["rows"])
+    if name == "scale":
+        return plots.scaling(results)
     return {title: plots.heatmap(title, *parts) for title, *parts in HEATMAPS.get(name, lambda results: [])(results)}

@@ -30,3 +30,7 @@ class Context:
     ) -> Any:
         """Run one call on this device's shard; arguments as those of ``linattn.dispatch.run``."""
         raise NotImplementedError(f"{type(self).__name__} must define run")
+
+    def positions(self, x: Any) -> Any:
+        """The position of each of this device's tokens in its sequence ``[T]``, int32, for ``x [B, T, …]``."""
+        raise NotImplementedError(f"{type(self).__name__} must define positions")

@@ -29,6 +29,23 @@ def test_every_token_is_held_once(ranks: int, layout: str):
         assert (sum(part.first for part in parts), sum(part.last for part in parts)) == (1, 1), n
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("offsets", [None, OFFSETS])
+def test_positions_count_from_the_start_of_a_sequence(ranks: int, layout: str, offsets: tuple[int, ...] | None):
+    tokens, whole = 24 // ranks, list(range(24))
+    for n in range(len(offsets) - 1) if offsets else ():
+        whole[offsets[n] : offsets[n + 1]] = range(offsets[n + 1] - offsets[n])
+    for rank in range(ranks):
+        shard = shard_of(ranks, rank, layout, tokens, offsets)
+        length = tokens // len(shard.spans)
+        own = [x for span in shard.spans for x in whole[span.place * length : (span.place + 1) * length]]
+        live = [j * length + i < 22 or not offsets for j in (span.place for span in shard.spans) for i in range(length)]
+        found = [first + i for first, count in shard.runs(tokens) for i in range(count)]
+        assert len(found) == tokens
+        assert [x for x, one in zip(found, live, strict=True) if one] == [x for x, one in zip(own, live, strict=True) if one]
+
+
 def test_states_cross_where_sequences_do():
     chain = chain_of(4, "contiguous", 6, OFFSETS)
     assert chain.enters == (False, True, True, True)

@@ -9,12 +9,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from linattn import nn
+from linattn.distributed import context_parallel
+from nn_cases import LAYERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.nn.functional import cross_entropy
 
 WIDTH, T = 32, 13
+PACKED = [0, 3, 3, 11, 14]
+"""Offsets among 16 tokens: an empty sequence, one over both processes, and padding."""
 SPLIT = {
     "DeltaNet": {"num_heads": 2},
     "GatedDeltaNet": {"num_heads": 2, "head_dim": 8, "num_v_heads": 4},
@@ -64,6 +68,24 @@ def decoding(mesh):
         pieces = [split(inputs[:, :2], cache=cache), *(split(inputs[:, t : t + 1], cache=cache) for t in (2, 3))]
         close(torch.cat([y.full_tensor() for y in pieces], 1), layer(x))
     assert cache.layers[0]["recurrent_state"].to_local().shape[1] == 1
+
+
+def context(mesh):
+    """Outputs on this process's tokens, and sums of gradients over both, of every layer that takes a context."""
+    mine = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
+    for name, options in LAYERS.items():
+        if name in ("FLASH", "GAU"):
+            continue
+        layer = getattr(nn, name)(WIDTH, **options, dtype=torch.float64)
+        for offsets in (None, PACKED):
+            x = torch.randn(1 if offsets else 2, 16, WIDTH, dtype=torch.float64)
+            y = layer(x, cu_seqlens=None if offsets is None else torch.tensor(offsets))
+            expected = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+            found = layer(x[:, mine], context=context_parallel(mesh, offsets))
+            torch.testing.assert_close(found, y[:, mine], rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}")
+            for g, whole in zip(torch.autograd.grad(found.square().sum(), list(layer.parameters())), expected, strict=True):
+                dist.all_reduce(g)
+                close(g, whole)
 
 
 def fsdp(mesh):

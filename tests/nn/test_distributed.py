@@ -15,12 +15,13 @@ if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 
 from linattn import nn  # noqa: E402
+from linattn.context import Context  # noqa: E402
 from linattn.errors import OptionError, ShapeError  # noqa: E402
 
 CHECKS = Path(__file__).with_name("distributed_checks.py")
 
 
-@pytest.mark.parametrize("check", ["by_heads", "by_batch", "decoding", "fsdp"])
+@pytest.mark.parametrize("check", ["by_heads", "by_batch", "context", "decoding", "fsdp"])
 def test_two_processes_compute_what_one_does(check, tmp_path):
     given = [sys.executable, str(CHECKS), check]
     processes = [
@@ -35,6 +36,23 @@ def test_two_processes_compute_what_one_does(check, tmp_path):
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+
+def test_what_a_call_on_a_shard_cannot_have_is_refused():
+    layer, x = nn.GatedLinearAttention(32, num_heads=2), torch.zeros(1, 4, 32)
+    offsets = (
+        "GatedLinearAttention: context= says where sequences lie among the tokens of all devices: pass their offsets to it"
+    )
+    wrong = {
+        f"{offsets}, and no mask to the call": {"mask": torch.ones(1, 4)},
+        f"{offsets}, and no cu_seqlens to the call": {"cu_seqlens": torch.tensor([0, 4])},
+        "GatedLinearAttention: a cache holds the states of whole sequences: call with context= or with cache=": {
+            "cache": nn.Cache()
+        },
+    }
+    for message, given in wrong.items():
+        with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+            layer(x, context=Context(), **given)
 
 
 class Mesh:

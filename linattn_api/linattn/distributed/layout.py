@@ -111,6 +111,25 @@ class Shard(NamedTuple):
         """Whether sequences are packed."""
         return self.sequences > 0
 
+    def runs(self, tokens: int) -> list[tuple[int, int]]:
+        """Stretches of the rank's ``tokens`` that follow one another in one sequence: first position there, and how many.
+
+        Padding counts on from zero.
+        """
+        length = tokens // len(self.spans)
+        if not self.packed:
+            return [(span.place * length, length) for span in self.spans]
+        assert self.cu_seqlens is not None
+        found: list[tuple[int, int]] = []
+        met = 0
+        for segment in self.segments:
+            if segment.start > met:
+                found.append((0, segment.start - met))
+            before = segment.start + (self.spans[segment.span].place - segment.span) * length
+            found.append((max(0, before - self.cu_seqlens[segment.sequence]), segment.stop - segment.start))
+            met = segment.stop
+        return [*found, (0, tokens - met)]
+
     def holds(self, index: int) -> int | None:
         """The number, among the rank's spans, of the span with this index."""
         return next((i for i, span in enumerate(self.spans) if span.place == index), None)

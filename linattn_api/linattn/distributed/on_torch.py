@@ -87,6 +87,13 @@ class ContextPlan(Context, lowering.Exchange):
         # a collective adds memory to memory: the state of one rank and the zeros of the others must have the same strides
         return o, None if final is None else final.contiguous()
 
+    def positions(self, x: Tensor) -> Tensor:
+        """The position of each of this rank's tokens in its sequence ``[T]``, int32, for ``x [B, T, …]``."""
+        runs = self.shard(x.shape[1]).runs(x.shape[1])
+        return torch.cat(
+            [torch.arange(first, first + count, dtype=torch.int32, device=x.device) for first, count in runs if count]
+        )
+
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
     def chain(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ..context import Context
 from ..errors import OptionError, ShapeError
 from ..frameworks import framework_of
 from ..positions import rotary
@@ -50,6 +51,7 @@ class Mixer(Definition):
         cache: Cache | None = None,
         mask: Any = None,
         cu_seqlens: Any = None,
+        context: Context | None = None,
         shared: dict[str, Any] | None = None,
     ) -> Any:
         """Mix the tokens of ``x``.
@@ -61,6 +63,8 @@ class Mixer(Definition):
             mask: ``[B, T]``, nonzero where a token is one and zero where there is padding, on whichever side: a batch of
                 sequences of different lengths. Rows of padding are zero in the result.
             cu_seqlens: Offsets ``[N+1]``, int32 or int64, of sequences packed end to end along ``T``; ``B`` must be 1.
+            context: How the tokens are spread over devices, from :mod:`linattn.distributed`: ``x`` has this one's own, and
+                packed sequences are part of the plan. Default none: ``x`` has all of them.
             shared: What layers of one model tell each other in this call (RWKV-7's first values).
 
         Returns:
@@ -68,19 +72,33 @@ class Mixer(Definition):
 
         Raises:
             ShapeError: A shape is wrong, or the cache holds another number of sequences.
-            OptionError: Both ``mask`` and ``cu_seqlens`` are given.
+            OptionError: Two of ``mask``, ``cu_seqlens`` and ``context`` are given, or ``cache`` and ``context``.
         """
         if len(x.shape) != 3 or x.shape[-1] != self.hidden_size:
             raise ShapeError(f"{type(self).__name__}: x must be [B, T, D] = [B, T, {self.hidden_size}], got {list(x.shape)}")
         if mask is not None and cu_seqlens is not None:
             raise OptionError(f"{type(self).__name__}: mask and cu_seqlens both say where sequences lie: give one of them")
+        if context is not None:
+            self._check_context(mask, cu_seqlens, cache)
         if mask is None:
-            return self._mix(x, cache, cu_seqlens, shared)
+            return self._mix(x, cache, cu_seqlens, context, shared)
         packing = Packing.of(mask, x)
-        return packing.unpack(self._mix(packing.pack(x), cache, packing.offsets, shared))
+        return packing.unpack(self._mix(packing.pack(x), cache, packing.offsets, None, shared))
 
-    def _mix(self, x: Any, cache: Cache | None, offsets: Any, shared: dict[str, Any] | None) -> Any:
-        span = Span(self, x, cache, offsets, {} if shared is None else shared, self.decodes_in_place())
+    def _check_context(self, mask: Any, cu_seqlens: Any, cache: Cache | None) -> None:
+        """What a call on one device's tokens cannot have beside them."""
+        owner = type(self).__name__
+        if mask is not None or cu_seqlens is not None:
+            given = "mask" if cu_seqlens is None else "cu_seqlens"
+            raise OptionError(
+                f"{owner}: context= says where sequences lie among the tokens of all devices: pass their offsets to it, and no "
+                f"{given} to the call"
+            )
+        if cache is not None:
+            raise OptionError(f"{owner}: a cache holds the states of whole sequences: call with context= or with cache=")
+
+    def _mix(self, x: Any, cache: Cache | None, offsets: Any, context: Context | None, shared: dict[str, Any] | None) -> Any:
+        span = Span(self, x, cache, offsets, {} if shared is None else shared, self.decodes_in_place(), context)
         y = self.mix(x, span)
         span.finish()
         return y

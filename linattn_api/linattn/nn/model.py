@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..context import Context
 from ..errors import OptionError
 from ..frameworks import framework_of
 from ..suggestions import closest
@@ -133,7 +134,15 @@ class LanguageModel(Definition):
             self.lm_head = make.linear(hidden_size, vocab_size)
             make.assign(self.lm_head.weight, make.normal((vocab_size, hidden_size), initializer_range))
 
-    def forward(self, ids: Any, *, cache: Cache | None = None, mask: Any = None, cu_seqlens: Any = None) -> Any:
+    def forward(
+        self,
+        ids: Any,
+        *,
+        cache: Cache | None = None,
+        mask: Any = None,
+        cu_seqlens: Any = None,
+        context: Context | None = None,
+    ) -> Any:
         """Logits of what follows each token.
 
         Args:
@@ -141,11 +150,12 @@ class LanguageModel(Definition):
             cache: As for a layer: goes on from what it holds, and holds what was read afterwards.
             mask: ``[B, T]``, nonzero where a token is one: padding may stand on either side.
             cu_seqlens: Offsets ``[N+1]`` of sequences packed end to end; ``B`` must be 1.
+            context: How the tokens are spread over devices, from :mod:`linattn.distributed`: ``ids`` has this one's own.
 
         Returns:
             ``[B, T, vocab_size]``.
         """
-        call = {"cache": cache, "mask": mask, "cu_seqlens": cu_seqlens, "shared": {}}
+        call = {"cache": cache, "mask": mask, "cu_seqlens": cu_seqlens, "context": context, "shared": {}}
         x = self.model(ids, self.call_block, **call)
         return x @ self.value(self.model.embeddings.weight).T if self.tied else self.lm_head(x)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import linattn
 
+from ..context import Context
 from ..frameworks import framework_of
 from ..plugin import MixedState
 from .cache import Cache
@@ -22,11 +23,22 @@ class Span:
 
     Attributes:
         offsets: ``cu_seqlens``, ``None`` for sequences that are rows.
+        context: How the tokens are spread over devices, ``None`` where they are not.
         shared: What one layer of a model leaves for later ones in this call.
     """
 
-    def __init__(self, layer: Any, x: Any, cache: Cache | None, offsets: Any, shared: dict[str, Any], in_place: bool) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        x: Any,
+        cache: Cache | None,
+        offsets: Any,
+        shared: dict[str, Any],
+        in_place: bool,
+        context: Context | None = None,
+    ) -> None:
         self.layer, self.x, self.cache, self.offsets, self.shared = layer, x, cache, offsets, shared
+        self.context = context
         self.xp = framework_of(x, "x")
         self.sequences = x.shape[0] if offsets is None else offsets.shape[0] - 1
         self.before = cache.of_layer(layer.layer_idx, self.sequences) if cache is not None else {}
@@ -36,6 +48,8 @@ class Span:
 
     def positions(self) -> Any:
         """The position of each token in its sequence ``[B, T]`` or ``[1, T]``, int32."""
+        if self.context is not None:
+            return self.context.positions(self.x)[None]
         return positions(self.xp, self.x, self.offsets, self.before.get("length"))
 
     def attend(self, operator: str, *arrays: Any, **options: Any) -> Any:
@@ -44,8 +58,7 @@ class Span:
             state = self.after[STATE] = self.before[STATE]
             return self.run(getattr(linattn, f"decode_{operator}"), arrays, {**options, "state": state})
         keep = self.cache is not None
-        options = {**options, "initial_state": self._state(), "output_final_state": keep, "cu_seqlens": self.offsets}
-        o, final = self.run(getattr(linattn, operator), arrays, options)
+        o, final = self.run(getattr(linattn, operator), arrays, {**options, **self._states(self._state())})
         if isinstance(final, MixedState):
             self.after.update({f"{STATE}.{name}": x for name, x in final._asdict().items()})
         elif keep:
@@ -63,12 +76,15 @@ class Span:
         if self.in_place:
             state = self.after[name] = self.before[name]
             return self.run(linattn.decode_short_conv, (x, weight), {**options, "state": state})
-        keep, state = self.cache is not None, self.before.get(name)
-        options = {**options, "initial_state": state, "output_final_state": keep, "cu_seqlens": self.offsets}
-        y, final = self.run(linattn.short_conv, (x, weight), options)
-        if keep:
+        y, final = self.run(linattn.short_conv, (x, weight), {**options, **self._states(self.before.get(name))})
+        if self.cache is not None:
             self.after[name] = final
         return y
+
+    def _states(self, before: Any) -> dict[str, Any]:
+        """The options of an operator that say what its sequences go on from, and where they lie."""
+        states = {"initial_state": before, "output_final_state": self.cache is not None, "cu_seqlens": self.offsets}
+        return states if self.context is None else {**states, "context": self.context}
 
     def run(self, function: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call an operator as the layer's framework has it called."""

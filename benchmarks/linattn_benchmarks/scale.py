@@ -1,0 +1,173 @@
+"""``linattn bench scale``: measured rows of few ranks, a cost model fitted to them, and what it says of many ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from linattn.errors import OptionError
+from linattn.suggestions import closest
+
+from . import costs
+from .cases import Case, complete
+from .sections import Section
+
+RANKS = (1, 2, 4)
+FAR = (8, 16, 32, 64, 128, 256, 512, 1024)
+TOKENS = (1 << 20, 10_000_000, 100_000_000)
+"""Of a whole sequence."""
+SIZES = {"cpu": {"H": 2, "K": 32, "V": 32}, "cuda": {"H": 64, "K": 128, "V": 128}}
+LENGTHS = {"cpu": (512, 2048), "cuda": (8192, 32768, 65536)}
+"""Tokens of a rank."""
+WHATS = ("fwd", "fwdbwd")
+
+Row = dict[str, Any]
+
+
+def cases(
+    families: Sequence[str], shapes: Sequence[dict[str, int]], settings: dict[str, Any]
+) -> tuple[list[Case], dict[str, int]]:
+    """What every number of ranks runs, and the heads and widths of all; ``T`` of a shape is that of one rank."""
+    for family in families:
+        if family not in costs.FAMILIES:
+            close = closest(family, costs.FAMILIES)
+            hint = f"did you mean {close!r}? " if close else ""
+            raise OptionError(f"scale: unknown family {family!r}: {hint}known are {', '.join(costs.FAMILIES)}")
+    device = settings["device"]
+    shapes = shapes or [complete(SIZES[device] | {"T": T}) for T in LENGTHS[device]]
+    kinds = {(shape["B"], shape["H"], shape["HV"], shape["K"], shape["V"]) for shape in shapes}
+    B, H, HV, K, V = min(kinds)
+    if len(kinds) > 1 or B != 1 or H != HV:
+        raise OptionError("scale: expected shapes that differ in T alone, with B=1 and HV=H")
+    if len(shapes) < 2:
+        raise OptionError(f"scale: expected two numbers of tokens of a rank or more, such as T=1024/4096, got {shapes[0]['T']}")
+    named = families or costs.FAMILIES
+    found = [
+        Case(f"chunk_{family}", what, tuple(shape.items()), **settings)
+        for family in named
+        for shape in shapes
+        for what in WHATS
+    ]
+    return found, {"H": H, "K": K, "V": V}
+
+
+def counts(asked: Sequence[int], device: str) -> list[int]:
+    """Numbers of ranks: those that are asked for, and one; by default 1, 2 and 4 as far as there are devices."""
+    from .on_ranks import devices
+
+    there = devices(device)
+    if device != "cpu" and (many := [ranks for ranks in asked if ranks > there]):
+        raise OptionError(f"--ranks {many[0]}: expected no more than the {there} devices")
+    found = sorted({1, *(asked or (ranks for ranks in RANKS if ranks <= there))})
+    if found == [1]:
+        raise OptionError("scale: expected two ranks or more to compare with one, got 1")
+    return found
+
+
+# -- what came of it -------------------------------------------------------------------------------------------------
+
+
+def sections(results: dict[str, Any]) -> list[Section]:
+    """Fitted factors, measured rows beside the fit, what it says of many ranks, and published figures beside counts."""
+    fitted = costs.fit(results["rows"], results["sizes"])
+    return [factors(fitted), measured(results, fitted), *(far(results, fitted, T) for T in TOKENS), published()]
+
+
+def machine(results: dict[str, Any]) -> str:
+    """Where the figures come from."""
+    settings, sizes = results["settings"], results["sizes"]
+    which = settings.get("accelerator") or settings.get("processor") or settings["device"]
+    shape = " ".join(f"{name}{size}" for name, size in sizes.items())
+    shared = f", at most {max(row['ranks'] for row in results['rows'])} ranks on {settings['cores']} cores"
+    return f"{which}{shared if settings['device'] == 'cpu' else ''}; {shape}, {settings['dtype']}."
+
+
+def factors(fitted: costs.Costs) -> Section:
+    """The factors of the families, forward with backward, and of the machine."""
+    lines = []
+    for family, what in dict.fromkeys(name[:2] for name in fitted.factors if isinstance(name, tuple)):
+        of = [fitted.factors.get((family, what, name), math.nan) for name in costs.OF_FAMILY]
+        call, token, join, summary = of
+        lines.append((f"`{family}`, {what}", *(f"{x:.3g}" for x in (call, token * 1e6, join, summary * 1e6))))
+    hop, byte, flop = (fitted.factors.get(name, math.nan) for name in costs.OF_MACHINE)
+    rates = [
+        f"{1e-6 / x:.3g} {unit}" if x > 0 else f"no share of {unit} that shows"
+        for x, unit in ((byte, "GB/s"), (flop, "GFLOP/s"))
+    ]
+    note = (
+        f"A hop takes {hop * 1e3:.3g} µs, bytes of other ranks come at {rates[0]}, their transitions are applied at {rates[1]}."
+    )
+    head = ("family", "call, ms", "token and head, ns", "join, ms", "summary of token and head, ns")
+    return Section("Fitted costs", head, lines, note)
+
+
+def measured(results: dict[str, Any], fitted: costs.Costs) -> Section:
+    """Medians beside the fit, and of the most ranks beside a fit to the others."""
+    rows, sizes = results["rows"], results["sizes"]
+    most = max(row["ranks"] for row in rows)
+    fewer = [row for row in rows if row["ranks"] < most]
+    before = costs.fit(fewer, sizes) if most > 2 and any(row["ranks"] > 1 for row in fewer) else None
+    lines = []
+    for row in rows:
+        if row["family"] is None:
+            name, what = "exchange", f"{row['bytes']:,} bytes"
+        else:
+            name, what = f"`{row['family']}`, {row['what']}", f"{row['tokens']:,}"
+        ms = row["ms"]["median"]
+        said = f"{before.of(row):.3g}" if before and row["ranks"] == most else "–"
+        lines.append((name, str(row["ranks"]), what, f"{ms:.3g}", f"{fitted.of(row):.3g}", said))
+    note = f"{machine(results)} The fit is off by a factor of {costs.worst(fitted, rows):.2f} at most."
+    head = ("", "ranks", "tokens of a rank", "measured, ms", "fitted, ms", "fitted to fewer ranks, ms")
+    return Section("Measured, and the fit", head, lines, note)
+
+
+def families(results: dict[str, Any]) -> list[str]:
+    """Those that were measured."""
+    return list(dict.fromkeys(row["family"] for row in results["rows"] if row["family"]))
+
+
+def far(results: dict[str, Any], fitted: costs.Costs, tokens: int) -> Section:
+    """Milliseconds forward with backward of a whole sequence, and the share of ideal."""
+    lines = []
+    for family in families(results):
+        cells = [cell(fitted, family, ranks, tokens / ranks) for ranks in FAR]
+        lines.append((f"`{family}`", *cells))
+    note = "Computed, not measured: ms forward with backward, and the share of ideal, which is a rank alone with its tokens."
+    return Section(f"{tokens:,} tokens by ranks", ("family", *map(str, FAR)), lines, note)
+
+
+def cell(fitted: costs.Costs, family: str, ranks: int, tokens: float) -> str:
+    """Time and share of ideal."""
+    ms, share = fitted.ms(family, "fwdbwd", ranks, tokens), fitted.efficiency(family, "fwdbwd", ranks, tokens)
+    return f"{ms:.3g} ({share:.0%})"
+
+
+FLA = {"tokens": 32768, "ranks": 4, "alone_ms": 15.56, "ms": 5.73, "bytes_per_s": 200e9}
+"""fla's ``gated_delta_rule`` with 64 heads, forward and backward, on H800s, as its authors report it; an H800's NVLink moves
+200 GB/s each way."""
+
+
+def published() -> Section:
+    """What counts of operations and bytes alone say of figures that others have published."""
+    sizes = {"H": 64, "K": 128, "V": 128}
+    own = FLA["alone_ms"] / FLA["ranks"]
+    counted = costs.efficiency_of_counts("gated_delta_rule", sizes, FLA["ranks"], own, FLA["bytes_per_s"])
+    lines = [("fla, `gated_delta_rule`, 4 H800s, 32,768 tokens", "share of ideal", f"{own / FLA['ms']:.0%}", f"{counted:.0%}")]
+    for name, ranks, tokens, said in (
+        ("LASP-2 beside ring attention, 64 GPUs, 2,048K tokens", 64, 2048 * 1024, "+36.6 % tokens/s"),
+        ("ZeCO beside the best before, 256 GPUs, 8M tokens", 256, 8 << 20, "+60 % tokens/s"),
+    ):
+        ring = costs.ring_attention_bytes(ranks, tokens // ranks, 16, 128, 128)
+        ours = (ranks - 1) * costs.exchanged("simple_gla", "fwd", ranks, {"H": 16, "K": 128, "V": 128})
+        lines.append((name, "bytes of 16 heads, of ring attention's", said, f"1/{ring / ours:.0f}"))
+    note = (
+        "The first row is a check: operations at the speed of the shard's own, bytes at the link's. The others are ratios of "
+        "whole models, of which counts give the exchange alone."
+    )
+    return Section("Published figures", ("", "figure", "published", "counted"), lines, note)
+
+
+def succeeded(results: dict[str, Any]) -> bool:
+    """Every operator was timed."""
+    return bool(families(results))

@@ -1,0 +1,140 @@
+"""What many ranks cost: the model finds the factors that made the figures, and figures are made by ranks that there are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from linattn_benchmarks import costs, plots, scale
+from linattn_benchmarks.cases import parse_shape
+from test_report import said
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch.distributed")
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance" / "scale.md"
+SIZES = {"H": 2, "K": 32, "V": 16}
+SETTINGS = {"device": "cpu", "dtype": "float32", "gate_dtype": "float32", "gates": "model", "seed": 1}
+TOLD = {"device": "cpu", "dtype": "float32", "accelerator": None, "processor": "a processor", "cores": 2, "load": 0.5}
+
+
+@pytest.fixture
+def true():
+    """Costs that are known."""
+    rng = np.random.default_rng(0)
+    factors = {"hop": 0.05, "byte": 1e-6, "flop": 1e-8}
+    for family in costs.FAMILIES:
+        for what in scale.WHATS:
+            given = zip(costs.OF_FAMILY, rng.uniform(0.5, 1, 4) * (0.3, 1e-4, 0.2, 4e-5), strict=True)
+            factors |= {(family, what, name): x for name, x in given}
+    return costs.Costs(factors, SIZES)
+
+
+@pytest.fixture
+def results(true):
+    """What such a machine measures."""
+    exchanges = [{"family": None, "what": "exchange", "ranks": R, "bytes": n} for R in (2, 4) for n in (1 << 10, 1 << 22)]
+    calls = [
+        {"family": family, "what": what, "ranks": R, "tokens": T}
+        for R in (1, 2, 4)
+        for family in costs.FAMILIES
+        for what in scale.WHATS
+        for T in (512, 2048)
+    ]
+    rows = [row | {"ms": {"median": true.of(row)}} for row in (*exchanges, *calls)]
+    return {"settings": TOLD, "sizes": SIZES, "rows": rows}
+
+
+def test_the_fit_finds_what_made_the_figures(true, results):
+    found = costs.fit(results["rows"], SIZES)
+    assert found.factors == pytest.approx(true.factors)
+    assert found.ms("kda", "fwdbwd", 1024, 1e5) == pytest.approx(true.ms("kda", "fwdbwd", 1024, 1e5))
+    assert costs.worst(found, results["rows"]) == pytest.approx(1)
+
+
+def test_no_factor_is_negative():
+    A, x = np.random.default_rng(0).standard_normal((30, 6)), np.array([1.0, 0, 2, 0, 3, 0])
+    np.testing.assert_allclose(costs.nonnegative(A, A @ x), x, atol=1e-12)
+    pushed = costs.nonnegative(A, A @ np.array([1.0, -2, 2, 0, 3, -1]))
+    assert min(pushed) == 0
+    gradient = A.T @ (A @ pushed - A @ np.array([1.0, -2, 2, 0, 3, -1]))
+    assert all(abs(g) < 1e-9 if value else g > -1e-9 for g, value in zip(gradient, pushed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "forward"), [("simple_gla", 4 * 2 * (1 + 512)), ("gla", 4 * 2 * (32 + 512)), ("kda", 4 * 2 * (1024 + 512))]
+)
+def test_bytes_are_those_of_summaries_forward_and_of_states_backward(family, forward):
+    assert costs.exchanged(family, "fwd", 4, SIZES) == forward
+    assert costs.exchanged(family, "fwdbwd", 4, SIZES) == forward + 4 * 2 * 512
+    far = 1 + costs.GATHERED // forward
+    assert costs.exchanged(family, "fwd", far, SIZES) == 4 * 2 * 512, "a ring hands on states"
+
+
+@pytest.mark.parametrize("family", costs.FAMILIES)
+def test_transitions_have_the_numbers_that_summaries_have(family):
+    import linattn
+
+    case = scale.cases([family], parse_shape("B=1,T=4/8,H=1,K=4,V=3"), SETTINGS)[0][0]
+    spec = getattr(linattn, f"summary_{family}").spec
+    arrays = {arg.name: np.zeros(case.shape(arg), np.float32) for arg in case.arrays}
+    A, b = getattr(linattn, f"summary_{family}")(**{arg.name: arrays[arg.name] for arg in spec.args if arg.name in arrays})
+    assert (A.size, b.size) == (costs.transition(family, 4), 12)
+
+
+def test_counts_alone_come_near_what_fla_reports():
+    """68 % of ideal on four H800s, where the summary is a matrix state."""
+    line = scale.published().lines[0]
+    assert line[2] == "68%"
+    assert abs(float(line[3].rstrip("%")) - 68) < 6
+    assert f"{line[2]} of ideal, where counts say {line[3]}" in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_report_shows_measured_fitted_and_computed(results, tmp_path):
+    titles = [section.title for section in scale.sections(results)]
+    assert titles[:2] == ["Fitted costs", "Measured, and the fit"]
+    assert titles[-2:] == ["100,000,000 tokens by ranks", "Published figures"]
+    fitted, measured, *_ = scale.sections(results)
+    assert fitted.note.startswith(
+        "A hop takes 50 µs, bytes of other ranks come at 1 GB/s, their transitions are applied at 100 "
+    )
+    assert measured.note.startswith("a processor, at most 4 ranks on 2 cores; H2 K32 V16, float32.")
+    assert all(line[3] == line[4] for line in measured.lines)
+    paths = plots.write_png(plots.scaling(results), tmp_path)
+    assert len(paths) == 5
+    assert min(path.stat().st_size for path in paths) > 10_000
+
+
+def test_ranks_that_are_started_are_measured(run, tmp_path):
+    sizes = ("--shape", "B=1,T=16/32,H=1,K=8,V=8", "--ranks", "2", "--seconds", "0.01")
+    out = run("scale", "gla", "delta_rule", "--device", "cpu", "--dtype", "fp32", *sizes, "--out", str(tmp_path / "scale.json"))
+    assert out.exit_code == 0, out.output
+    assert "Computed, not measured" in out.output
+    found = json.loads((tmp_path / "scale.json").read_text())
+    rows = found["results"]["rows"]
+    assert [row["ranks"] for row in rows].count(2) == 2 + 2 * 2 * 2
+    assert {(row["family"], row["ranks"]) for row in rows} >= {(None, 2), ("gla", 1), ("gla", 2), ("delta_rule", 2)}
+    assert all(math.isfinite(row["ms"]["median"]) and row["ms"]["median"] > 0 for row in rows)
+    again = run("report", str(tmp_path / "scale.json"), "--html", str(tmp_path / "scale.html"))
+    assert again.exit_code == 0, again.output
+    assert "100,000,000 tokens by ranks" in (tmp_path / "scale.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("scale", "glaa", "--device", "cpu"), "scale: unknown family 'glaa': did you mean 'gla'?"),
+        (("scale", "--device", "cpu", "--shape", "T=64"), "scale: expected two numbers of tokens of a rank or more"),
+        (("scale", "--device", "cpu", "--shape", "T=64/128,B=2"), "scale: expected shapes that differ in T alone"),
+        (("scale", "--device", "cpu", "--ranks", "1"), "scale: expected two ranks or more to compare with one, got 1"),
+        (("grid", "--device", "cpu", "--ranks", "2"), "--ranks goes with scale, not with grid"),
+        (("scale", "--device", "cpu", "--budget", "20"), "--budget goes with table and grid, not with scale"),
+    ],
+)
+def test_what_it_does_not_take_is_said(run, words, message):
+    out = run(*words)
+    assert out.exit_code == 2
+    assert message in said(out)
