@@ -17,12 +17,10 @@ import torch
 from linattn.feature_maps import Hedgehog
 from linattn.progress import bars
 from matplotlib.figure import Figure
-from models.blocks import Attention
-from models.gla import GatedLinearAttention
-from models.hedgehog import HedgehogAttention
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from .mixers import Attention
 from .record import COLOURS, Record, Tables, axes, numbers, options
 
 HEAD = 64  # width of the heads of softmax and Hedgehog
@@ -35,18 +33,18 @@ class Alone(nn.Module):
         super().__init__()
         self.W = None if W is None else nn.Parameter(W)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor) -> Tensor:
         q, k, v = x.unflatten(-1, (3, -1, HEAD)).unbind(2)
         if self.W is None:
             q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
-        return linattn.linear_attn(q, k, v, feature_map=Hedgehog(self.W), normalize=True)[0], None
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return linattn.linear_attn(q, k, v, feature_map=Hedgehog(self.W), normalize=True)[0]
 
 
 KINDS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
     "softmax": (1, lambda D: Attention(D, D // HEAD)),
-    "GLA": (1, lambda D: GatedLinearAttention(D)),
-    "Hedgehog": (1, lambda D: HedgehogAttention(D, D // HEAD)),
+    "GLA": (1, lambda D: linattn.nn.GatedLinearAttention(D)),
+    "Hedgehog": (1, lambda D: linattn.nn.Hedgehog(D, num_heads=D // HEAD)),
     "softmax alone": (3, lambda D: Alone()),
     "Hedgehog alone": (3, lambda D: Alone(torch.from_numpy(Hedgehog.init(D // HEAD, HEAD)["W"]))),
 }
@@ -63,14 +61,14 @@ def cost(kind: str, T: int, chosen: Any) -> dict[str, float]:
         torch._dynamo.reset()
         layer.compile(fullgraph=True, dynamic=False, backend=chosen.compiler)
     x = torch.randn(chosen.tokens // T, T, wide * chosen.width, device=chosen.device, dtype=dtype, requires_grad=True)
-    gradient = torch.randn_like(layer(x)[0])
+    gradient = torch.randn_like(layer(x))
 
     def forward() -> None:
         with torch.no_grad():
             layer(x)
 
     def both() -> None:
-        torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], gradient)
+        torch.autograd.grad(layer(x), [x, *layer.parameters()], gradient)
 
     found = {"forward": milliseconds(forward, chosen), "with backward": milliseconds(both, chosen)}
     if chosen.device == "cuda":

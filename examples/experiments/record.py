@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import importlib
+import importlib.util
 import json
 import platform
 import sys
@@ -25,8 +28,8 @@ from matplotlib.figure import Figure
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 PLACES = ("weights", "tokens", "results")
 """Options that say where files lie. A run goes on only with the same, but what it publishes is the same wherever they lay."""
-Tables = dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]
-"""Header and rows of each table, by what its file has between the experiment's name and ``.table.md``."""
+Tables = dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]] | str]
+"""Header and rows of each table, or its text, by what its file has between the experiment's name and ``.table.md``."""
 Shown = Callable[[Any, dict[str, Any]], tuple[Tables, Figure]]
 """What an experiment makes of its results and options for its page."""
 LABELS = {"t2r": "t2r, distilled"}
@@ -46,7 +49,7 @@ class Record:
         self.options = {key: value for key, value in vars(options).items() if key != "out"}
         self.partial = self.folder / f"{name}.partial.json"
         self.parts: dict[str, Any] = {}
-        self.versions = {"python": platform.python_version(), "linattn": linattn.__version__, "torch": torch.__version__}
+        self.versions = environment()
         if self.partial.exists():
             saved = json.loads(self.partial.read_text(encoding="utf-8"))
             if saved["options"] != self.options:
@@ -89,11 +92,35 @@ class Record:
             path.unlink()
 
 
+def environment() -> dict[str, str]:
+    """Versions, device, and a hash of the code that results come from."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    versions = {"python": platform.python_version(), "linattn": linattn.__version__, "torch": torch.__version__}
+    return {**versions, "device": device, "code": code()}
+
+
+@functools.cache
+def code() -> str:
+    """SHA-256 of the sources of the experiments, of the API and of the backends."""
+    packages = (importlib.util.find_spec(name) for name in ("linattn", "linattn_backends"))
+    folders = [Path(__file__).parent, *(Path(found.origin).parent for found in packages if found and found.origin)]
+    hashed = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            hashed.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def program(name: str) -> str:
+    """What to run: a module, or the runner with the name of a study."""
+    return f"experiments.{name}" if importlib.util.find_spec(f"experiments.{name}") else f"experiments {name}"
+
+
 def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
     """What ``NAME.json`` says of a run, given its ``NAME.partial.json``."""
     return {
         "experiment": name,
-        "command": f"PYTHONPATH=examples python -m experiments.{name}",
+        "command": f"PYTHONPATH=examples python -m {program(name)}",
         "options": saved["options"],
         "seconds": round(sum(part["seconds"] for part in saved["parts"].values()), 1),
         "versions": saved["versions"],
@@ -107,8 +134,8 @@ def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> None:
     whole = whole | {"options": {key: value for key, value in whole["options"].items() if key not in PLACES}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(rows.text(whole), encoding="utf-8")
-    for title, (header, lines) in tables.items():
-        text = table(header, lines)
+    for title, of in tables.items():
+        text = of if isinstance(of, str) else table(*of)
         (folder / f"{name}{title and f'.{title}'}.table.md").write_text(text, encoding="utf-8")
         print(text)
     figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
@@ -118,7 +145,16 @@ def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> None:
 def again(path: Path, folder: Path) -> None:
     """Publish what was found once more, from the ``NAME.json`` that a run wrote."""
     whole = json.loads(path.read_text(encoding="utf-8"))
-    publish(folder, whole, importlib.import_module(f"experiments.{whole['experiment']}").shown)
+    publish(folder, whole, shower(whole["experiment"]))
+
+
+def shower(name: str) -> Shown:
+    """What shows the results of an experiment: all studies are shown alike."""
+    from . import pages, studies
+
+    if name in studies.NAMES:
+        return functools.partial(pages.shown, studies.study(name))
+    return importlib.import_module(f"experiments.{name}").shown
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -28,11 +28,11 @@ from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
 from linattn.progress import bars
 from matplotlib.figure import Figure
-from models.blocks import rotary
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
-from .record import COLOURS, LABELS, Record, Tables, axes, options, publish, whole_run
+from .mixers import OneSided
+from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, publish, whole_run
 from .schedule import rise_and_fall
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -87,7 +87,7 @@ class Decoder:
         h = self._norm(f"{at}norm", x)
         q, k, v = (self._project(f"{at}{name}", h, adapters).unflatten(-1, (-1, sizes.K)) for name in "qkv")
         shared = sizes.heads // sizes.kv_heads
-        q, k = rotary(q, base=sizes.base), rotary(k, base=sizes.base)
+        q, k = linattn.rotary(q, base=sizes.base), linattn.rotary(k, base=sizes.base)
         o = attend(layer, q, k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2))
         return x + self._project(f"{at}output", o.flatten(2), adapters)
 
@@ -147,7 +147,7 @@ def load(path: Path, device: str) -> Loaded:
 
 
 def halves(x: np.ndarray, K: int) -> np.ndarray:
-    """Rows of a projection for :func:`rotary`: it turns channels ``i, i + K/2``, the file ``2i, 2i + 1``."""
+    """Rows of a projection for :func:`linattn.rotary`: it turns channels ``i, i + K/2``, the file ``2i, 2i + 1``."""
     return x.reshape(-1, K // 2, 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
 
 
@@ -209,8 +209,12 @@ FIXED: dict[str, Callable[[int], FeatureMap]] = {
 LEARNED: dict[str, tuple[Callable[..., FeatureMap], Callable[[int, int], dict[str, np.ndarray]]]] = {
     "hedgehog, softmax": (lambda **p: Hedgehog(**p, softmax=True), Hedgehog.init),
     "t2r": (T2r, T2r.init),
+    "t2r, not distilled": (T2r, T2r.init),
+    "hedgehog, eq. 3": (OneSided, Hedgehog.init),
     "hedgehog": (Hedgehog, Hedgehog.init),
 }
+FINETUNED_ALONE = ("t2r, not distilled",)
+"""Learned maps that are not distilled: T2R as its paper has it (Kasai et al. 2021)."""
 
 
 class Conversion(NamedTuple):
@@ -374,6 +378,22 @@ def finetune(
     return descent.run(step, data, batch, 1, lambda learned: score(Conversion(conversion.name, learned)), show)
 
 
+@torch.no_grad()
+def floor(decoder: Decoder, ids: Tensor) -> float:
+    """The least that the loss of distillation can be: the entropy of the softmax's own weights, in nats."""
+    found: list[Tensor] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        unseen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+        scores = torch.einsum("bihk,bjhk->bhij", q.float(), k.float()) * q.shape[-1] ** -0.5
+        w = scores.masked_fill(unseen, -math.inf).softmax(-1)
+        found.append(-torch.xlogy(w, w).sum(-1).mean())
+        return softmax(layer, q, k, v)
+
+    decoder(ids, attend)
+    return torch.stack(found).mean().item()
+
+
 def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
     return data[torch.randint(len(data), (batch,), generator=generator).to(data.device)]
 
@@ -396,14 +416,44 @@ def windows(stream: Tensor, length: int) -> Tensor:
 # -- the experiment --------------------------------------------------------------------------------------------------
 
 
+TUNED = "softmax;hedgehog, softmax;t2r;t2r, not distilled;hedgehog, eq. 3;hedgehog;elu1;relu;cosformer;performer"
+DEFAULTS: dict[str, Any] = {
+    "small": 0, "weights": "", "tokens": "", "results": "", "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "maps": ";".join(("softmax", *LEARNED, *FIXED)), "tuned": TUNED,
+    "length": 512, "long": 2048, "test_tokens": 24576, "rank": 8, "seed": 0, "marks": 6, "graphs": 1,
+    "distil_steps": 300, "distil_seconds": 30.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
+    "tune_steps": 300, "tune_seconds": 45.0, "tune_length": 2048, "tune_batch": 4, "tune_rate": 1e-3,
+}  # fmt: skip
+SMALL = {
+    "device": "cpu", "maps": "softmax;elu1;hedgehog, softmax", "tuned": "hedgehog, softmax;softmax;elu1",
+    "length": 128, "long": 256, "test_tokens": 1024, "distil_steps": 60, "distil_seconds": math.inf, "distil_batch": 2,
+    "distil_rate": 1e-2, "tune_steps": 20, "tune_seconds": math.inf, "tune_batch": 1, "distil_length": 128, "tune_length": 128,
+}  # fmt: skip
+"""What ``--small 1`` sets: minutes of one core."""
+
+
+QUESTION = "How near does a language model come to itself, converted with each map, distilled and finetuned?"
+
+
+def state() -> str:
+    """Which conversions the documentation has no figures of."""
+    found = json.loads((DOCS / "smollm.json").read_text(encoding="utf-8"))["results"]["maps"]
+    missing = [name for name in DEFAULTS["maps"].split(";") if name not in found]
+    missing += [f"{name} finetuned" for name in TUNED.split(";") if name in found and "finetuned" not in found[name]]
+    return f"Run with `experiments.smollm`, one seed; not run yet: {'; '.join(missing) or 'none'}."
+
+
+def minutes(chosen: Any) -> float:
+    """The most that learning takes; loading and scoring come on top."""
+    distilled = [name for name in chosen.maps.split(";") if name in LEARNED and name not in FINETUNED_ALONE]
+    tuned = [name for name in chosen.maps.split(";") if name in chosen.tuned.split(";")]
+    return (len(distilled) * chosen.distil_seconds + len(tuned) * chosen.tune_seconds) / 60
+
+
 def settings() -> Any:
-    return options(
-        __doc__, weights="", tokens="", results="", device="cuda" if torch.cuda.is_available() else "cpu",
-        maps=";".join(("softmax", *LEARNED, *FIXED)), tuned="softmax;hedgehog, softmax;t2r;hedgehog;elu1",
-        length=512, long=2048, test_tokens=24576, rank=8, seed=0, marks=6, graphs=1,
-        distil_steps=300, distil_seconds=30.0, distil_length=512, distil_batch=8, distil_rate=2e-2,
-        tune_steps=300, tune_seconds=45.0, tune_length=2048, tune_batch=4, tune_rate=1e-3,
-    )  # fmt: skip
+    chosen = options(__doc__, **DEFAULTS)
+    vars(chosen).update(SMALL if chosen.small else {})
+    return chosen
 
 
 def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
@@ -438,6 +488,7 @@ def main() -> None:
     if chosen.results:
         redraw(Path(chosen.results), Path(chosen.out))
     else:
+        print(f"learning takes {minutes(chosen):.0f} minutes or less")
         run(Record("smollm", chosen, shown), chosen, *prepare(chosen))
 
 
@@ -473,7 +524,8 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
     def about() -> dict[str, Any]:
         tokens = {"trained on": len(training), "held out": len(held_out)}
         where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
-        return {"tokens": tokens, "device": where, "ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
+        found = {"tokens": tokens, "device": where, "floor": floor(decoder, short[: chosen.distil_batch])}
+        return found | {"ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
 
     record.once(ABOUT, about)
     with bars(count=False) as progress:
@@ -490,7 +542,7 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
         for name in progress.track(names, description="attention"):
             learned = initial(name, decoder).learned
             measure("converted", Conversion(name, learned))
-            if name in LEARNED and chosen.distil_steps:
+            if name in LEARNED and name not in FINETUNED_ALONE and chosen.distil_steps:
                 learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, short, *distilling, score, show))
             if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))

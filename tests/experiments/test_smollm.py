@@ -7,6 +7,7 @@ import json
 import math
 import zlib
 
+import linattn
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -70,7 +71,7 @@ def test_rotated_halves_of_permuted_rows_are_rotated_neighbours():
     angle = torch.arange(7)[:, None] * 1e4 ** (-torch.arange(4, dtype=torch.float32) / 4)
     turned = torch.view_as_real(torch.view_as_complex(y) * torch.polar(torch.ones(7, 1, 4), angle[:, None]))
     permuted = torch.from_numpy(smollm.halves(w.numpy(), 8))
-    found = smollm.rotary((x @ permuted.mT).unflatten(-1, (2, 8)), base=1e4)
+    found = linattn.rotary((x @ permuted.mT).unflatten(-1, (2, 8)), base=1e4)
     torch.testing.assert_close(found, turned.transpose(-1, -2).flatten(-2), rtol=1e-5, atol=1e-6)
 
 
@@ -106,10 +107,13 @@ def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder)
     assert all((decoder.w[name] == w).all() for name, w in before.items())
 
 
+MAPS = "softmax;relu;hedgehog;t2r, not distilled;t2r"
+
+
 def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
     out = tmp_path / "run"
     options = argparse.Namespace(
-        out=str(out), maps="softmax;relu;hedgehog;t2r", tuned="softmax;hedgehog;relu", length=16, long=32, rank=2, seed=0,
+        out=str(out), maps=MAPS, tuned="softmax;hedgehog;relu;t2r, not distilled", length=16, long=32, rank=2, seed=0,
         distil_steps=2, distil_seconds=60.0, distil_length=16, distil_batch=2, distil_rate=1e-2, marks=2, graphs=1,
         tune_steps=2, tune_seconds=60.0, tune_length=32, tune_batch=1, tune_rate=1e-3,
     )  # fmt: skip
@@ -119,13 +123,14 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         context.setattr(smollm, "distil", lambda *given: pytest.fail("cut off") if given[1] == "t2r" else distil(*given))
         with pytest.raises(pytest.fail.Exception):
             smollm.run(Record("smollm", options, smollm.shown), options, decoder, training, held_out)
-    assert len(list(out.glob("smollm.partial.*.pt"))) == 4
+    assert len(list(out.glob("smollm.partial.*.pt"))) == 5
     smollm.redraw(out / "smollm.partial.json", tmp_path / "cut off")
     half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
     assert {name: list(of) for name, of in half.items()} == {
         "softmax": ["converted", "finetuned, course", "finetuned"],
         "relu": ["converted", "finetuned, course", "finetuned"],
         "hedgehog": ["converted", "distilled, course", "distilled", "finetuned, course", "finetuned"],
+        "t2r, not distilled": ["converted", "finetuned, course", "finetuned"],
         "t2r": ["converted"],
     }
     (out / f"smollm.partial.{zlib.crc32(b'finetuned hedgehog, course'):08x}.pt").unlink()  # of no use any more
@@ -138,15 +143,43 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     again(out / "smollm.json", tmp_path / "again")
     assert all(path.read_bytes() == (tmp_path / "again" / path.name).read_bytes() for path in out.iterdir())
     found = json.loads((out / "smollm.json").read_text())["results"]
-    assert found["ran"] == dict.fromkeys(("relu", "hedgehog", "t2r"), "torch.chunk_linear_attn")
-    assert list(found["maps"]) == ["softmax", "relu", "hedgehog", "t2r"]
+    assert found["ran"] == dict.fromkeys(MAPS.split(";")[1:], "torch.chunk_linear_attn")
+    assert list(found["maps"]) == MAPS.split(";")
+    assert 0 < found["floor"] < math.log(16)
     for name, of in found["maps"].items():
-        stages = {"converted", *["distilled"] * (name in smollm.LEARNED), *["finetuned"] * (name != "t2r")}
+        stages = {"converted", *["distilled"] * (name in ("hedgehog", "t2r")), *["finetuned"] * (name != "t2r")}
         assert {stage for stage in of if "course" not in stage} == stages
         for stage in stages - {"converted"}:
             assert [(mark["steps"], mark["tokens"]) for mark in of[f"{stage}, course"]] == [(1, 32), (2, 64)]
             assert of[f"{stage}, course"][-1]["score"] == of[stage]["16"]
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
+
+
+def test_the_floor_is_where_a_map_that_is_softmax_would_be(decoder):
+    """Weights of one layer, written out: cross entropy of the softmax with itself."""
+    ids, weights = torch.randint(SYMBOLS, (2, 9)), []
+
+    def attend(layer, q, k, v):
+        scores = torch.einsum("bihk,bjhk->bhij", q, k) / math.sqrt(8)
+        weights.append(scores.masked_fill(~torch.ones(9, 9).tril().bool(), -math.inf).softmax(-1))
+        return softmax(layer, q, k, v)
+
+    decoder(ids, attend)
+    entropy = torch.stack([torch.distributions.Categorical(w).entropy().mean() for w in weights]).mean()
+    assert smollm.floor(decoder, ids) == pytest.approx(entropy.item(), rel=1e-5)
+
+
+def test_what_learning_takes_is_told_beforehand():
+    chosen = argparse.Namespace(maps="softmax;hedgehog;t2r, not distilled;relu", tuned="softmax;hedgehog;t2r, not distilled")
+    chosen.distil_seconds, chosen.tune_seconds = 30.0, 45.0
+    assert smollm.minutes(chosen) == pytest.approx((30 + 3 * 45) / 60)
+
+
+def test_small_is_a_setting_of_its_own(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["smollm", "--small", "1"])
+    assert smollm.settings().tune_steps == 20
+    monkeypatch.setattr("sys.argv", ["smollm"])
+    assert smollm.settings().tune_steps == 300
 
 
 @pytest.mark.parametrize("learns", [True, False])

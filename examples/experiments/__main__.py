@@ -1,0 +1,65 @@
+"""Experiments on the papers' claims.
+
+``PYTHONPATH=examples python -m experiments`` lists the studies with their state and cost; with the names of some it runs
+those, ``--small`` to try them in seconds on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from . import pages, runner, smollm, studies
+from .protocol import estimate
+from .record import DOCS, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies to run: {', '.join(studies.NAMES)}; none lists them")
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the results; with --small a folder of your own")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action="store_true", help="a try of the program: little models, few steps")
+    parser.add_argument("--check", action="store_true", help="train a cell of each, drawn at random, again with other seeds")
+    parser.add_argument("--write", action="store_true", help="write the list into the documentation, as runs do")
+    parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, each in a process; default 1")
+    chosen = parser.parse_args()
+    for name in chosen.names:
+        if name not in studies.NAMES:
+            parser.error(f"unknown study {name!r}: there are {', '.join(studies.NAMES)}")
+    if chosen.small and chosen.names and chosen.out == DOCS:
+        parser.error("--small is no result: give a folder of your own, e.g. --out /tmp/small")
+    if chosen.check:
+        agreed = [checked(name, chosen.out, chosen.device) for name in chosen.names]
+        sys.exit(not all(agreed))
+    for name in chosen.names:
+        runner.run(studies.study(name), chosen.out, chosen.device, chosen.small, chosen.jobs)
+    if chosen.write or (chosen.names and chosen.out == DOCS):
+        (DOCS / "studies.table.md").write_text(listing(), encoding="utf-8")
+    if not chosen.names:
+        print(listing(), end="")
+
+
+def checked(name: str, folder: Path, device: str) -> bool:
+    """Say of one cell of a study, drawn at random, whether it comes out again."""
+    whole = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    told, inside = runner.check(studies.study(name), whole, device, random.Random())
+    print(told, "agrees" if inside else "DIFFERS", sep=": ")
+    return inside
+
+
+def listing() -> str:
+    """A table of the studies: what each asks, its GPU minutes, and its state."""
+    of = [studies.study(name) for name in studies.NAMES]
+    rows = [(s.name, s.question, f"{estimate(s):.0f}", pages.state(s, pages.saved(s)).replace("*", "")) for s in of]
+    rows.append(("smollm", smollm.QUESTION, f"{smollm.minutes(argparse.Namespace(**smollm.DEFAULTS)):.0f}", smollm.state()))
+    return table(["study", "question", "GPU minutes", "state"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How a study is shown: its state, a table of means and spreads, and a plot of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from .protocol import Study, estimate
+from .record import COLOURS, DOCS, Tables, axes, table
+
+Summary = dict[str, dict[str, Any]]
+
+
+def shown(study: Study, results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
+    summary = results["summary"]
+    text = f"{state(study, summary, bool(chosen.get('small')))}\n\n{table(*cells(study, summary))}"
+    by_place = any(name.isdigit() for name in figures(summary))
+    return {"": text}, (lines if by_place else dots)(study, summary)
+
+
+def state(study: Study, summary: Summary | None, small: bool = False) -> str:
+    """Whether a study was run on the protocol, and what is missing if it was not."""
+    asked = study.cells()
+    if summary is None:
+        return f"*Not run yet on this protocol*: {len(asked)} cells, {estimate(study):.0f} GPU minutes or fewer by estimate."
+    cells = {(model, setting): cell for setting, of in summary.items() for model, cell in of.items()}
+    done = sum(key in cells and not cells[key]["lacks"] for key in asked)
+    worst: dict[str, str] = {}
+    for lack in sorted(lack for cell in cells.values() for lack in cell["lacks"]):
+        worst.setdefault(lack.partition(" of ")[2], lack)
+    lacks = list(worst.values())
+    lacks += [f"{done} of {len(asked)} cells are on it"] * (done < len(asked)) + ["in small, to try the program"] * small
+    lacks += unsolved(study, summary)
+    return f"*Not yet on the protocol*: {'; '.join(lacks)}." if lacks else "*On the protocol.*"
+
+
+def unsolved(study: Study, summary: Summary) -> list[str]:
+    """Settings that the model which must solve them does not."""
+    found = []
+    for setting, of in summary.items():
+        score = of.get(study.solved_by, {}).get("figures", {}).get(study.score)
+        if score is not None and study.better(study.solved, score[0]):
+            found.append(f"{study.solved_by} does not solve {setting or 'it'}")
+    return found
+
+
+def saved(study: Study) -> Summary | None:
+    """The summary in the documentation, if there is one."""
+    path = DOCS / f"{study.name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"]["summary"] if path.exists() else None
+
+
+def figures(summary: Summary) -> list[str]:
+    """Names of the figures of a study, in their order."""
+    return list(dict.fromkeys(name for of in summary.values() for cell in of.values() for name in cell["figures"]))
+
+
+def cells(study: Study, summary: Summary) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows: a mean, and the least and greatest of the seeds in brackets where there are several."""
+    names = figures(summary)
+    columns = [(setting, name) for setting in summary for name in names]
+    models = list(dict.fromkeys(model for of in summary.values() for model in of))
+    header = ["model", *(titled(setting, name, len(names) > 1) for setting, name in columns), "parameters", "rate", "steps"]
+    return header, [[model, *row(summary, model, columns)] for model in models]
+
+
+def row(summary: Summary, model: str, columns: list[tuple[str, str]]) -> list[Any]:
+    found = [spread(summary[setting].get(model, {}).get("figures", {}).get(name)) for setting, name in columns]
+    of = [by[model] for by in summary.values() if model in by]
+    return [*found, *(", ".join(dict.fromkeys(number(cell[what]) for cell in of)) for what in ("parameters", "rate", "steps"))]
+
+
+def number(x: float | None) -> str:
+    """Without a needless zero; a count that was not kept is left out."""
+    return "" if x is None else f"{x:,}" if isinstance(x, int) else f"{x:g}"
+
+
+def spread(found: list[float] | None) -> str:
+    if found is None:
+        return ""
+    middle, least, most = found
+    return f"{middle:.3f}" if least == most else f"{middle:.3f} ({least:.3f} to {most:.3f})"
+
+
+def titled(setting: str, name: str, several: bool) -> str:
+    place = f"to {name}" if name.isdigit() else name
+    return ": ".join(part for part in (setting, place if several or not setting else "") if part)
+
+
+def dots(study: Study, summary: Summary) -> Figure:
+    """The score of each model, a dot for the mean and a line from the least to the greatest of its seeds; a panel a setting."""
+    models = list(dict.fromkeys(model for of in summary.values() for model in of))
+    figure, found = axes(len(summary), width=3.4, height=1.2 + 0.3 * len(models))
+    for ax, (setting, of) in zip(found, summary.items(), strict=True):
+        for place, model in enumerate(models):
+            score = of.get(model, {}).get("figures", {}).get(study.score)
+            if score is not None:
+                ax.plot(score[1:], [place, place], "-", color=COLOURS[0], linewidth=2)
+                ax.plot(score[0], place, "o", color=COLOURS[0], markersize=5)
+        ax.set_yticks(range(len(models)), models if ax is found[0] else [""] * len(models))
+        ax.set_ylim(len(models) - 0.5, -0.5)
+        ax.set_title(setting, loc="left", fontsize=9)
+        ax.set_xlabel(study.score)
+    return figure
+
+
+def lines(study: Study, summary: Summary) -> Figure:
+    """Figures by place, the mean as a line and the spread of the seeds as a band; a panel a setting."""
+    figure, found = axes(len(summary), width=5.6)
+    places = [name for name in figures(summary) if name.isdigit()]
+    for ax, (setting, of) in zip(found, summary.items(), strict=True):
+        for colour, (model, cell) in zip(COLOURS * 3, of.items(), strict=False):
+            middle, least, most = zip(*(cell["figures"][place] for place in places), strict=True)
+            x = [int(place) for place in places]
+            ax.plot(x, middle, color=colour, marker=".", label=model)
+            ax.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(x, places)
+        ax.set_title(setting, loc="left", fontsize=9)
+        ax.set_xlabel("place in the text (bytes)")
+        ax.set_ylabel(study.score)
+    found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

@@ -1,0 +1,194 @@
+"""The protocol that every experiment with training follows, and the only place where it stands.
+
+* At least :data:`SEEDS` seeds, and :data:`RATES` of learning. A model's rate is the one whose mean over seeds is best on
+  validation data; what is reported is its score on test data, and the spread of its seeds.
+* The schedule is doubled, with every rate, until the mean changes by less than the study's tolerance or the spread of the
+  seeds. What is reported is the longest.
+* Models of one study have the same embeddings, positions, convolution and number of parameters, but for what it varies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import mean
+from typing import Any, NamedTuple
+
+SEEDS = 3
+RATES = (1e-3, 2e-3, 5e-3, 1e-2)
+
+LAYER_SECONDS, FLOPS = 8e-3, 5e13
+"""What an estimate assumes of a GPU: what calling a layer forward and backward takes at least, and operations a second."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How large and how long; a study says what else it varies.
+
+    ``length`` counts tokens, ``pairs`` those of a recall task, ``together`` the models that are trained as one,
+    ``scored`` the held-out tokens of each part; with ``packages`` the text is that of the installed packages.
+    """
+
+    width: int = 64
+    depth: int = 2
+    heads: int = 2
+    length: int = 512
+    pairs: int = 8
+    chunk: int = 64
+    convolution: bool = True
+    batch: int = 32
+    steps: int = 1000
+    doublings: int = 2
+    seeds: int = SEEDS
+    first_seed: int = 0
+    rates: tuple[float, ...] = RATES
+    together: int = 12
+    scored: int = 32768
+    packages: bool = False
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment as a table: each of ``models`` in each of ``settings``.
+
+    Attributes:
+        name: Of its page and its files.
+        question: What it answers, in a sentence.
+        task: Makes the task of a setting.
+        models: Makes the model of a row in a setting, for a task.
+        full: The setting that the page is about.
+        small: What differs in it for a try that takes seconds on a CPU.
+        settings: What differs in each column; one column by default.
+        score: The figure that decides, one of the task's.
+        higher: Whether more of it is better.
+        tolerance: Of the score, below which a longer schedule has changed nothing.
+        shown: The task's figures that the page shows. Default ``score`` alone.
+        solved_by: A model whose score must reach ``solved``, or the setting says nothing of the others.
+        solved: That score.
+        scout: What differs in a smaller setting where rates are chosen, for one that is too large for all of them.
+        tasks: The tasks of models that have one of their own.
+    """
+
+    name: str
+    question: str
+    task: Callable[[Setting], Any]
+    models: dict[str, Callable[[Setting, Any], Any]]
+    full: Setting
+    small: dict[str, Any]
+    settings: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
+    score: str = "bits"
+    higher: bool = False
+    tolerance: float = 0.01
+    shown: tuple[str, ...] = ()
+    solved_by: str = ""
+    solved: float = 0.99
+    scout: dict[str, Any] | None = None
+    tasks: dict[str, Callable[[Setting], Any]] = field(default_factory=dict)
+
+    def cells(self, small: bool = False, scout: bool = False) -> dict[tuple[str, str], Setting]:
+        """The setting of each model and column; of the first and the last column alone if it is to be small."""
+        last = (self.scout or {} if scout else {}) | (self.small if small else {})
+        settings = {name: replace(self.full, **(changed | last)) for name, changed in self.settings.items()}
+        if small:
+            settings = {name: settings[name] for name in (next(iter(settings)), next(reversed(settings)))}
+        return {(model, name): setting for name, setting in settings.items() for model in self.models}
+
+    def make(self, model: str, setting: Setting) -> tuple[Callable[[], Any], Any]:
+        """What makes a model of a cell, and the task that it learns."""
+        task = self.tasks.get(model, self.task)(setting)
+        return lambda: self.models[model](setting, task), task
+
+    def better(self, a: float | None, b: float | None) -> bool:
+        """Whether score ``a`` beats ``b``; one that is not finite is ``None`` and beats nothing."""
+        if a is None or b is None:
+            return b is None and a is not None
+        return a > b if self.higher else a < b
+
+
+class Cell(NamedTuple):
+    """What the runs of one model in one setting come to."""
+
+    rate: float
+    steps: int
+    figures: dict[str, tuple[float, float, float]]
+    """Mean, least and greatest over seeds, of test data."""
+    parameters: int
+    lacks: list[str]
+    """What the protocol asks for and the runs do not have."""
+
+
+def average(scores: Sequence[float | None]) -> float | None:
+    """``None`` where one of them is not finite."""
+    return None if any(one is None for one in scores) else mean(scores)  # type: ignore[type-var]
+
+
+def best_rate(study: Study, runs: list[dict[str, Any]]) -> float:
+    """The rate whose mean over seeds is best on validation data."""
+    chosen, score = runs[0]["rate"], None
+    for rate in sorted({run["rate"] for run in runs}):
+        found = average([run["validation"].get(study.score) for run in runs if run["rate"] == rate])
+        if study.better(found, score):
+            chosen, score = rate, found
+    return chosen
+
+
+def at_best(study: Study, runs: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    """The seeds of the best rate of a schedule."""
+    of = [run for run in runs if run["steps"] == steps]
+    rate = best_rate(study, of)
+    return [run for run in of if run["rate"] == rate]
+
+
+def settled(study: Study, runs: list[dict[str, Any]]) -> bool:
+    """Whether the longest schedule, twice as long as the one before, changed nothing."""
+    lengths = sorted({run["steps"] for run in runs})
+    if len(lengths) < 2 or lengths[-1] != 2 * lengths[-2]:
+        return False
+    before, after = ([run["test"].get(study.score) for run in at_best(study, runs, steps)] for steps in lengths[-2:])
+    if None in before or None in after:
+        return False
+    spread = max(max(before) - min(before), max(after) - min(after))
+    return abs(mean(after) - mean(before)) <= max(study.tolerance, spread)
+
+
+def summary(study: Study, runs: list[dict[str, Any]]) -> Cell:
+    """What runs of one model in one setting come to."""
+    steps = max(run["steps"] for run in runs)
+    of = at_best(study, runs, steps)
+    figures = {}
+    for name in study.shown or (study.score,):
+        found = [run["test"][name] for run in of if run["test"].get(name) is not None]
+        if found:
+            figures[name] = (mean(found), min(found), max(found))
+    return Cell(of[0]["rate"], steps, figures, of[0]["parameters"], lacks(study, runs))
+
+
+def lacks(study: Study, runs: list[dict[str, Any]]) -> list[str]:
+    """What the protocol asks for and runs of one model in one setting do not have."""
+    seeds, rates = len({run["seed"] for run in runs}), len({run["rate"] for run in runs})
+    few_seeds, few_rates = (1, 1) if study.scout else (SEEDS, len(RATES))
+    found = [f"{seeds} of {few_seeds} seeds"] * (seeds < few_seeds) + [f"{rates} of {few_rates} rates"] * (rates < few_rates)
+    return found + ["schedule not shown to be long enough"] * (not study.scout and not settled(study, runs))
+
+
+def estimate(study: Study) -> float:
+    """GPU minutes of the full setting, every doubling taken, by the assumptions above: a bound for planning, not a figure."""
+    seconds = sum(cost(study, setting, setting.rates or (0.0,)) for setting in study.cells().values())
+    if study.scout:
+        seconds += sum(cost(study, setting, setting.rates) for setting in study.cells(scout=True).values())
+    return seconds / 60
+
+
+def cost(study: Study, setting: Setting, rates: Sequence[float]) -> float:
+    """Seconds of a cell."""
+    members = setting.seeds * len(rates)
+    calls, tokens = -(-members // setting.together), setting.batch * study.task(setting).tokens
+    operations = 1.5 * 6 * 12 * setting.width**2 * setting.depth * tokens * min(members, setting.together)
+    return calls * setting.steps * (2 ** (setting.doublings + 1) - 1) * max(LAYER_SECONDS * setting.depth, operations / FLOPS)
+
+
+def options(study: Study, small: bool) -> dict[str, Any]:
+    """What a run goes on only with the same of, as JSON has it."""
+    found = {"small": small, "full": asdict(study.full), "changed": study.small if small else {}, "settings": study.settings}
+    return json.loads(json.dumps(found))

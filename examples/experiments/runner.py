@@ -1,0 +1,119 @@
+"""Runs a study on the protocol, cell by cell; what was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import pages, protocol, studies
+from .batched import train
+from .protocol import Setting, Study
+from .record import Record
+
+Run = dict[str, Any]
+
+
+def run(study: Study, out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
+    """Run every cell of a study, ``jobs`` at a time, and write its results, tables and plot into ``out``."""
+    given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
+    record = Record(study.name, given, functools.partial(pages.shown, study))
+    cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
+    with workers(jobs) as pool:
+        for key, found in pool({key: of for key, of in cells.items() if key not in record.parts}):
+            record.once(key, found)
+    record.finish(results(study, [one for key in cells for one in record.parts[key]["found"]]))
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[Callable[[dict[str, tuple[Any, ...]]], Iterable[tuple[str, Callable[[], list[Run]]]]]]:
+    """What goes through cells in any order: key and what gives the runs. Several jobs are processes of their own: small models
+    leave most of a GPU idle."""
+    if jobs == 1:
+        yield lambda cells: ((key, functools.partial(cell, *of)) for key, of in cells.items())
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+
+        def submitted(cells: dict[str, tuple[Any, ...]]) -> Iterator[tuple[str, Callable[[], list[Run]]]]:
+            keys = {pool.submit(cell, *of): key for key, of in cells.items()}
+            return ((keys[future], future.result) for future in as_completed(keys))
+
+        yield submitted
+
+
+def cell(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
+    """Runs of one model in one setting of a study, by their names."""
+    torch.set_float32_matmul_precision("high")
+    study, key = studies.study(name), (model, column)
+    setting = study.cells(small)[key]
+    if study.scout:
+        scout = replace(study.cells(small, scout=True)[key], doublings=0)
+        setting = replace(setting, rates=(protocol.best_rate(study, schedules(study, model, scout, device)),))
+    return [{"model": model, "setting": column, **one} for one in schedules(study, model, setting, device)]
+
+
+def schedules(study: Study, model: str, setting: Setting, device: str) -> list[Run]:
+    """Runs of one cell: its schedule, and others each twice as long until that changes nothing."""
+    runs: list[Run] = []
+    for doubled in range(setting.doublings + 1):
+        steps = setting.steps * 2**doubled
+        runs += grid(study, model, setting, steps, device)
+        if protocol.settled(study, runs):
+            break
+    return runs
+
+
+def grid(study: Study, model: str, setting: Setting, steps: int, device: str) -> list[Run]:
+    """Every rate and seed of one cell for so many steps, as many at once as the setting says."""
+    make, task = study.make(model, setting)
+    few = max(1, math.floor(setting.together / setting.seeds))
+    some = [setting.rates[i : i + few] for i in range(0, len(setting.rates), few)]
+    seeds = list(range(setting.first_seed, setting.first_seed + setting.seeds))
+    parts = [seeds] if setting.together >= setting.seeds else [[seed] for seed in seeds]
+    return [one for rates in some for part in parts for one in train(make, task, rates, part, steps, device)]
+
+
+def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random) -> tuple[str, bool]:
+    """Train one recorded cell, drawn at random, again with other seeds at its rate and schedule.
+
+    Returns:
+        What was recorded and what was found, and whether its mean lies within the recorded spread, taken as wide again to
+        either side: three seeds do not span what more would.
+    """
+    small = bool(whole["options"].get("small"))
+    cells = {(model, name): of for name, by in whole["results"]["summary"].items() for model, of in by.items()}
+    on_it = [key for key in cells if key in study.cells(small) and (small or not cells[key]["lacks"])]
+    if not on_it:
+        raise SystemExit(
+            f"no recorded cell of {study.name} is on the protocol: run it first, python -m experiments {study.name}"
+        )
+    model, name = draw.choice(on_it)
+    recorded, setting = cells[model, name], study.cells(small)[model, name]
+    again = replace(setting, rates=(recorded["rate"],), steps=recorded["steps"], doublings=0, first_seed=1000)
+    found = protocol.summary(study, schedules(study, model, again, device)).figures.get(study.score)
+    middle, least, most = recorded["figures"][study.score]
+    margin = max(most - least, study.tolerance)
+    inside = found is not None and least - margin <= found[0] <= most + margin
+    told = "no finite score" if found is None else f"{found[0]:.3f}"
+    return f"{model}, {name or study.name}: recorded {middle:.3f} ({least:.3f} to {most:.3f}), again {told}", inside
+
+
+def results(study: Study, runs: list[Run]) -> dict[str, Any]:
+    """What is written of a study's runs: their summary by setting and model, and the runs."""
+    found: dict[str, dict[str, Any]] = {}
+    for setting in dict.fromkeys(one["setting"] for one in runs):
+        of = [one for one in runs if one["setting"] == setting]
+        for model in dict.fromkeys(one["model"] for one in of):
+            cell = protocol.summary(study, [one for one in of if one["model"] == model])
+            found.setdefault(setting, {})[model] = cell._asdict()
+    return {"summary": found, "runs": runs}

@@ -1,0 +1,40 @@
+"""Mixers at about 100M parameters, on the text of installed packages; rates are chosen at a tenth of the size."""
+
+from functools import partial
+
+from ..frame import of
+from ..protocol import Setting, Study
+from ..tasks import SMALL, Text
+from . import rows
+from .flash import units
+
+STUDY = Study(
+    name="size",
+    question="At 85M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
+    task=lambda s: Text(s.length, s.batch, packages=s.packages, scored=s.scored),
+    models={
+        "Transformer++": of(rows.softmax),
+        "RetNet": of(rows.retnet),
+        "GLA": of(rows.gla),
+        "Mamba-2": of(rows.mamba2),
+        "Gated DeltaNet": of(rows.gated_delta_net),
+        "FLASH": of(partial(units)),
+    },
+    full=Setting(
+        width=768,
+        depth=12,
+        heads=6,
+        length=2048,
+        chunk=256,
+        batch=16,
+        steps=1000,
+        scored=2**18,
+        packages=True,
+        doublings=0,
+        seeds=1,
+        rates=(),
+        together=1,
+    ),
+    small={key: x for key, x in SMALL.items() if key != "rates"} | {"chunk": 16},
+    scout={"width": 384, "depth": 4, "heads": 4, "batch": 8, "steps": 600, "rates": (1e-3, 2e-3, 5e-3, 1e-2)},
+)

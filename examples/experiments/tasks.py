@@ -1,0 +1,179 @@
+"""What models are trained for: a stream of batches for each seed, and held-out data in two parts.
+
+A batch is ``ids [B, T]`` and ``targets [B, T]``, what a model is to say at each place, −100 where nothing is asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor, bool]
+"""Tokens, targets, and whether they begin anew."""
+PARTS = {"validation": 10**6, "test": 2 * 10**6}
+"""Seeds that nothing is trained on."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Multi-query associative recall (Arora et al. 2023): ``key value key value …``, then every key again in another order,
+    each followed by its value: at the second coming of a key a model is to say the value.
+
+    ``pairs`` out of so many keys and as many values; keys, values and orders are drawn afresh for every batch.
+    """
+
+    pairs: int
+    batch: int
+    keys: int = 64
+
+    @property
+    def symbols(self) -> int:
+        return 2 * self.keys
+
+    @property
+    def tokens(self) -> int:
+        return 4 * self.pairs
+
+    def draw(self, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        keys = torch.rand(rows, self.keys, generator=generator).argsort(1)[:, : self.pairs]
+        values = self.keys + torch.randint(self.keys, keys.shape, generator=generator)
+        order = torch.rand(keys.shape, generator=generator).argsort(1)
+        asked, answers = keys.gather(1, order), values.gather(1, order)
+        ids = torch.cat([torch.stack(pair, 2).flatten(1) for pair in ((keys, values), (asked, answers))], 1)
+        targets = torch.full_like(ids, -100)
+        targets[:, 2 * self.pairs :: 2] = answers
+        return ids, targets
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield *self.draw(self.batch, generator), True
+
+    def held_out(self, part: str) -> tuple[Tensor, Tensor]:
+        return self.draw(256, torch.Generator().manual_seed(PARTS[part]))
+
+    @staticmethod
+    def figures(lost: Tensor, right: Tensor, targets: Tensor) -> dict[str, float]:
+        """The share of values recalled."""
+        return {"recalled": right[targets >= 0].float().mean().item()}
+
+
+SMALL = {
+    "width": 32,
+    "length": 64,
+    "depth": 1,
+    "batch": 2,
+    "steps": 4,
+    "scored": 256,
+    "doublings": 0,
+    "seeds": 1,
+    "rates": (3e-3,),
+}
+"""A setting that text is read in within seconds on a CPU."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Bytes of English, each to be said from those before it.
+
+    Attributes:
+        length: Of the windows that are read at a time.
+        longest: Of those that are scored.
+        segments: How many windows follow one another in the text, each going on from the states that the one before left
+            (truncated backpropagation through time); 1 for windows that know nothing of what came before them.
+        masked: Bytes to be said are hidden, 15 % of them, and read from both sides (masked language modelling).
+        packages: Whether the text is that of the installed packages, for large models; else Python's topics.
+        scored: Bytes of each held-out part.
+        octaves: Whether figures are also given by place in the window, from ``length / 4`` on.
+    """
+
+    length: int
+    batch: int
+    longest: int = 0
+    segments: int = 1
+    masked: bool = False
+    packages: bool = False
+    scored: int = 32768
+    octaves: bool = False
+    symbols: ClassVar[int] = 257
+    hidden: ClassVar[int] = 256
+
+    @property
+    def tokens(self) -> int:
+        return self.length
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        generator, stream = torch.Generator().manual_seed(seed), read(self.packages)["training"]
+        while True:
+            starts = torch.randint(len(stream) - self.segments * self.length, (self.batch, 1), generator=generator)
+            for i in range(self.segments):
+                rows = stream[starts + i * self.length + torch.arange(self.length + 1)].long()
+                yield *self.asked(rows, generator), i == 0
+
+    def asked(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of ``rows [B, T + 1]``."""
+        ids = rows[:, :-1]
+        if not self.masked:
+            return ids, rows[:, 1:]
+        hidden = torch.rand(ids.shape, generator=generator) < 0.15
+        return ids.masked_fill(hidden, self.hidden), ids.masked_fill(~hidden, -100)
+
+    def held_out(self, part: str) -> tuple[Tensor, Tensor]:
+        length = max(self.longest, self.length)
+        stream = read(self.packages)[part]
+        rows = stream.unfold(0, length + 1, length)[: max(1, self.scored // length)].long()
+        return self.asked(rows, torch.Generator().manual_seed(PARTS[part]))
+
+    def figures(self, lost: Tensor, right: Tensor, targets: Tensor) -> dict[str, float]:
+        """Bits of a byte; with ``octaves`` also by place: at places up to ``n``, from half as far."""
+        bits, asked = lost / math.log(2), targets >= 0
+        found = {"bits": bits[asked].mean().item()}
+        start, end = 0, self.length // 4
+        while self.octaves and start < bits.shape[1]:
+            found[str(end)] = bits[:, start:end].mean().item()
+            start, end = end, 2 * end
+        return found
+
+
+@functools.cache
+def read(packages: bool) -> dict[str, Tensor]:
+    """Bytes of each part as one stream. Whole texts are held out, an eighth for each part.
+
+    A paragraph that came before, in held-out texts first, is left out.
+    """
+    parts: dict[str, list[str]] = {"validation": [], "test": [], "training": []}
+    for name, text in sorted((dict(packaged()) if packages else topics).items()):
+        place = zlib.crc32(name.encode()) % 8
+        parts["validation" if place == 0 else "test" if place == 1 else "training"].append(text)
+    seen: set[str] = set()
+    for texts in parts.values():
+        texts[:] = ["\n\n".join(unseen(text, seen)) for text in texts]
+    return {part: torch.frombuffer(bytearray("\n\n".join(of).encode()), dtype=torch.uint8) for part, of in parts.items()}
+
+
+def unseen(text: str, seen: set[str]) -> Iterator[str]:
+    """Paragraphs that are not in ``seen``, which takes them in; white space makes no difference."""
+    for paragraph in text.split("\n\n"):
+        if (plain := " ".join(paragraph.split())) not in seen:
+            seen.add(plain)
+            yield paragraph
+
+
+def packaged() -> Iterator[tuple[str, str]]:
+    """Name and text of the Python and Markdown files of the standard library and of the installed packages, tests left out."""
+    for folder in sorted({sysconfig.get_path("stdlib"), *(path for path in sys.path if path.endswith("-packages"))}):
+        for path in sorted(Path(folder).rglob("*")):
+            inside = path.relative_to(folder)
+            if path.suffix in (".py", ".md", ".rst", ".txt") and {"test", "tests"}.isdisjoint(inside.parts) and path.is_file():
+                yield str(inside), path.read_text(encoding="utf-8", errors="ignore")

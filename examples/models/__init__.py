@@ -1,1 +1,0 @@
-"""Models from the papers, small enough to read, on linattn's public API. ``PYTHONPATH=examples`` makes them importable."""

@@ -1,0 +1,382 @@
+"""Studies on the protocol: what models learn side by side they learn alone, rates are chosen, schedules are doubled."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from experiments import __main__ as command  # noqa: E402
+from experiments import batched, pages, protocol, runner, studies  # noqa: E402
+from experiments.frame import Model, ScaleNorm, of  # noqa: E402
+from experiments.mixers import GATES, GatedMixer, layer  # noqa: E402
+from experiments.protocol import RATES, Setting, Study  # noqa: E402
+from experiments.record import DOCS  # noqa: E402
+from experiments.schedule import rise_and_fall  # noqa: E402
+from experiments.studies import rows  # noqa: E402
+from experiments.tasks import Recall, Text, read  # noqa: E402
+
+STUDIES = {name: studies.study(name) for name in studies.NAMES}
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """Text of a thousand bytes in the place of what is installed."""
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        part: torch.randint(256, (1000,), generator=generator, dtype=torch.uint8) for part in ("training", "validation", "test")
+    }
+    monkeypatch.setattr("experiments.tasks.read", lambda packages: parts)
+
+
+# -- side by side ----------------------------------------------------------------------------------------------------
+
+
+def alone(make, task, rate, seed, steps):
+    """The same training of one model, written out as one would: a loss, clipped gradients, AdamW."""
+    model = batched.seeded(make, seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    stream, carried = task.batches(seed), {}
+    for step in range(steps):
+        ids, targets, fresh = next(stream)
+        carried = {} if fresh else carried
+        for group in optimiser.param_groups:
+            group["lr"] = rate * rise_and_fall(step / steps)
+        logits, carried = model(ids, carried)
+        carried = {name: x.detach() for name, x in carried.items()}
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    return model
+
+
+SIDE_BY_SIDE = {
+    "GLA on recall": (of(rows.gla), lambda: Recall(4, 3), True),
+    "softmax on text": (of(rows.softmax), lambda: Text(16, 2), True),
+    "GLA, carried": (of(rows.gla, carries=True), lambda: Text(16, 2, segments=3), False),
+    "RetNet, carried": (of(rows.retnet, carries=True), lambda: Text(16, 2, segments=3), False),
+}
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_models_learn_side_by_side_what_each_learns_alone(name, little):
+    """In float64, over steps enough for moments, clipping and segments to matter; two rates and two seeds."""
+    build, task, convolution = SIDE_BY_SIDE[name]
+    task, setting = task(), Setting(width=16, depth=1, heads=2, convolution=convolution)
+    make, rates, seeds, steps = (lambda: build(setting, task).double()), (1e-3, 1e-2), [0, 5], 4
+    models = batched.Batched(make, rates, seeds, steps)
+    streams, carried = [task.batches(seed) for seed in seeds], None
+    for _ in range(steps):
+        drawn = [next(stream) for stream in streams]
+        _, carried = models.step([(ids, targets) for ids, targets, _ in drawn], None if drawn[0][2] else carried)
+    assert models.members == [(1e-3, 0), (1e-3, 5), (1e-2, 0), (1e-2, 5)]
+    for i, (rate, seed) in enumerate(models.members):
+        for key, p in alone(make, task, rate, seed, steps).named_parameters():
+            torch.testing.assert_close(
+                models.parameters[key][i], p.detach(), rtol=1e-7, atol=1e-9, msg=lambda m, k=key: f"{k}: {m}"
+            )
+
+
+def test_they_learn_to_recall():
+    task = Recall(4, 32, keys=8)
+    setting = Setting(width=32, depth=2, heads=2)
+    runs = batched.train(lambda: of(rows.softmax)(setting, task), task, (1e-2,), [0], 100)
+    assert all(len(run["course"]) == batched.MARKS for run in runs)
+    assert all(run["course"][0]["recalled"] < 0.3 < 0.6 < run["test"]["recalled"] for run in runs)
+
+
+def test_one_that_diverges_is_written_as_none_and_leaves_the_others_alone(little):
+    task, setting = Text(16, 2, scored=64), Setting(width=16, depth=1, heads=2)
+    make = lambda: of(rows.linear)(setting, task)  # noqa: E731
+    wild, tame = batched.train(make, task, (1e30, 1e-3), [0], 3)
+    assert wild["test"]["bits"] is None
+    assert 4 < tame["test"]["bits"] < 12
+    json.dumps([wild, tame], allow_nan=False)
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_recall_asks_for_every_key_once_and_its_answer_follows():
+    ids, targets, fresh = next(Recall(5, 7).batches(1))
+    assert (ids.shape, targets.shape, fresh) == ((7, 20), (7, 20), True)
+    for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
+        known = dict(zip(row[:10:2], row[1:10:2], strict=True))
+        assert len(known) == 5
+        assert sorted(row[10::2]) == sorted(known)
+        assert row[11::2] == wanted[10::2] == [known[key] for key in row[10::2]]
+        assert set(wanted[:10] + wanted[11::2]) == {-100}
+
+
+def test_segments_follow_one_another_in_the_text(little):
+    stream = Text(8, 2, segments=3).batches(0)
+    (first, _, fresh), (second, _, going_on), (third, targets, _), (_, _, anew) = (next(stream) for _ in range(4))
+    assert (fresh, going_on, anew) == (True, False, True)
+    text = bytes(Text(8, 2).held_out("test")[0][0].tolist())
+    assert len(text) == 8
+    whole = torch.cat([first, second, third, targets[:, -1:]], 1)
+    training = sys.modules["experiments.tasks"].read(False)["training"].unfold(0, 25, 1)
+    assert all((training == row).all(1).any() for row in whole)
+
+
+def test_masked_bytes_are_asked_for_and_hidden(little):
+    task = Text(64, 8, masked=True)
+    ids, targets, _ = next(task.batches(0))
+    hidden = ids == Text.hidden
+    assert 0.1 < hidden.float().mean() < 0.2
+    assert ((targets >= 0) == hidden).all()
+
+
+def test_bits_are_given_by_their_place():
+    lost = torch.cat([torch.zeros(1, 4), torch.full((1, 12), math_log_2 := 0.6931471805599453)], 1)
+    found = Text(8, 1, octaves=True).figures(lost, lost > 0, torch.zeros(1, 16, dtype=torch.long))
+    assert found == pytest.approx({"bits": 0.75, "2": 0.0, "4": 0.0, "8": 1.0, "16": 1.0})
+    assert math_log_2
+
+
+def test_held_out_text_is_not_trained_on():
+    parts = {part: bytes(of.tolist()).decode().split("\n\n") for part, of in read(False).items()}
+    long = {part: {plain for p in of if len(plain := " ".join(p.split())) > 40} for part, of in parts.items()}
+    assert min(map(len, long.values())) > 50
+    assert not long["training"] & long["test"]
+    assert not long["training"] & long["validation"]
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_models_of_a_study_have_as_many_parameters(name):
+    """Within 2 %: the numbers that norms, offsets and biases of distances have."""
+    study = STUDIES[name]
+    columns = dict.fromkeys(column for _, column in study.cells())
+    setting = study.cells()[next(iter(study.models)), next(iter(columns))]
+    counts = {}
+    for model in study.models:
+        make, _ = study.make(model, setting)
+        with torch.device("meta"):
+            try:
+                counts[model] = sum(p.numel() for p in make().parameters())
+            except NotImplementedError:
+                continue
+    first = counts[next(iter(study.models))]
+    assert {model: count for model, count in counts.items() if abs(count / first - 1) > 0.02} == {}
+    assert len(counts) == len(study.models)
+
+
+@pytest.mark.parametrize("make", [rows.linear, rows.gla, rows.mamba2, rows.delta_net, rows.gated_delta_net, rows.retnet])
+def test_positions_are_rotary_in_every_layer(make):
+    """Keys and queries moved together give the same output; without rotary positions any two orders would."""
+    torch.manual_seed(0)
+    setting = Setting(width=16, heads=2)
+    mixer, x = make(setting, 0).double(), torch.randn(1, 9, 16, dtype=torch.float64)
+    plain = mixer(x)
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("linattn.rotary", lambda x, **given: found.setdefault("turned", x))
+        patch.setattr("linattn.nn.mixer.rotary", lambda x, **given: found.setdefault("turned", x))
+        other = mixer(x)
+    assert found
+    assert not torch.allclose(plain, other)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_gated_mixer_carries_its_state(gate):
+    torch.manual_seed(0)
+    model, ids = of(lambda s, i: GatedMixer(s.width, s.heads, gate, layer_idx=i), carries=True), torch.randint(257, (2, 20))
+    model = model(Setting(width=16, depth=2, heads=2, convolution=False), Text(8, 1)).double()
+    whole, _ = model(ids, {})
+    first, carried = model(ids[:, :13], {})
+    torch.testing.assert_close(torch.cat([first, model(ids[:, 13:], carried)[0]], 1), whole)
+
+
+def test_the_vector_gate_is_the_layer_of_gla_with_positions():
+    torch.manual_seed(0)
+    ours, x = GatedMixer(16, 2, "vector"), torch.randn(1, 9, 16)
+    theirs = layer("GatedLinearAttention", hidden_size=16, num_heads=2)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_scale_norm_has_one_number():
+    x = torch.randn(3, 16)
+    norm = ScaleNorm(16)
+    assert [p.shape for p in norm.parameters()] == [()]
+    torch.testing.assert_close(norm(x).norm(dim=-1), torch.full((3,), 4.0))
+
+
+def test_states_and_a_convolution_are_refused_together():
+    with pytest.raises(
+        ValueError, match=r"^Model: a convolution leaves no state to the next segment: make it with convolution=False$"
+    ):
+        Model(4, 8, [], convolution=True, carries=True)
+
+
+# -- protocol --------------------------------------------------------------------------------------------------------
+
+
+def made_up(**scores):
+    """Runs by ``rate_steps``: a score for each seed."""
+    runs = []
+    for key, found in scores.items():
+        rate, steps = key.removeprefix("r").split("_")
+        runs += [
+            {"model": "a", "setting": "", "rate": int(rate) / 1000, "seed": i, "steps": int(steps), "parameters": 7,
+             "validation": {"bits": x}, "test": {"bits": None if x is None else x + 0.1}} for i, x in enumerate(found)
+        ]  # fmt: skip
+    return runs
+
+
+STUDY = Study("made up", "?", lambda s: Text(8, 1), {"a": of(rows.softmax)}, Setting(), {})
+
+
+def test_the_rate_is_the_best_on_validation_data_and_the_figure_that_of_test_data():
+    runs = made_up(r1_10=(3, 3, 3), r2_10=(2, 2.2, 2.4), r5_10=(1, 1, None), r10_10=(9, 9, 9))
+    cell = protocol.summary(STUDY, runs)
+    assert (cell.rate, cell.steps, cell.parameters) == (0.002, 10, 7)
+    assert cell.figures["bits"] == pytest.approx((2.3, 2.1, 2.5))
+    assert cell.lacks == ["schedule not shown to be long enough"]
+
+
+@pytest.mark.parametrize(
+    ("after", "settled"), [((2.0, 2.0, 2.0), True), ((1.9, 1.9, 1.9), False), ((1.9, 1.9, 2.05), True), ((None, 2, 2), False)]
+)
+def test_a_schedule_is_long_enough_when_doubling_it_changes_nothing(after, settled):
+    runs = made_up(r1_10=(2.0, 2.0, 2.0), r1_20=after)
+    assert protocol.settled(STUDY, runs) is settled
+    assert not protocol.settled(STUDY, made_up(r1_10=(2.0,), r1_30=(2.0,)))
+
+
+def test_what_a_run_lacks_is_said():
+    assert protocol.lacks(STUDY, made_up(r1_10=(2.0, 2.0))) == [
+        "2 of 3 seeds", "1 of 4 rates", "schedule not shown to be long enough",
+    ]  # fmt: skip
+    whole = {f"r{rate}_{steps}": (2.0, 2.0, 2.0) for rate in (1, 2, 5, 10) for steps in (10, 20)}
+    assert protocol.lacks(STUDY, made_up(**whole)) == []
+    assert pages.state(STUDY, runner.results(STUDY, made_up(**whole))["summary"]) == "*On the protocol.*"
+    assert pages.state(STUDY, None).startswith("*Not run yet on this protocol*: 1 cells")
+
+
+def test_schedules_are_doubled_until_nothing_changes(monkeypatch):
+    taken = []
+
+    def train(make, task, rates, seeds, steps, device):
+        taken.append((steps, len(rates) * len(seeds)))
+        score = {1000: 3.0, 2000: 2.0}.get(steps, 1.995)
+        return [run for rate in rates for run in made_up(**{f"r{int(1000 * rate)}_{steps}": (score,) * len(seeds)})]
+
+    monkeypatch.setattr(runner, "train", train)
+    setting = Setting(doublings=3, together=6)
+    runs = runner.schedules(STUDY, "a", setting, "cpu")
+    assert taken == [(1000, 6), (1000, 6), (2000, 6), (2000, 6), (4000, 6), (4000, 6)]
+    assert protocol.settled(STUDY, runs)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_on_the_protocol(name):
+    for setting in STUDIES[name].cells(scout=STUDIES[name].scout is not None).values():
+        assert len(setting.rates) >= 4
+        assert (min(setting.rates), max(setting.rates)) == (RATES[0], RATES[-1])
+        assert STUDIES[name].scout or (setting.seeds >= 3 and setting.doublings >= 1)
+    assert protocol.estimate(STUDIES[name]) > 1
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+ROWS = [(name, model) for name, study in STUDIES.items() for model in study.models]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("name", "model"), ROWS)
+def test_every_model_of_every_study_learns(name, model, little):
+    study = STUDIES[name]
+    setting = list(study.cells(small=True).values())[-1]
+    make, task = study.make(model, setting)
+    (run,) = batched.train(make, task, (1e-3,), [0], 1)
+    assert run["test"][study.score] is not None
+    assert run["tokens per second"] > 0
+
+
+def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(tmp_path, monkeypatch, capsys, little):
+    given = ["experiments", "extrapolation", "--small", "--device", "cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", given)
+    train, calls = runner.train, []
+
+    def cut_off(*args):
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args)
+        return train(*args)
+
+    monkeypatch.setattr(runner, "train", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    assert (tmp_path / "extrapolation.partial.json").exists()
+    monkeypatch.setattr(runner, "train", lambda *args: calls.append(args) or train(*args))
+    command.main()
+    assert len(calls) == len(STUDIES["extrapolation"].models)
+    assert "in small, to try the program" in capsys.readouterr().out
+    whole = json.loads((tmp_path / "extrapolation.json").read_text())
+    assert len(whole["versions"]["code"]) == 64
+    assert whole["command"] == "PYTHONPATH=examples python -m experiments extrapolation"
+    assert {path.name for path in tmp_path.iterdir()} == {f"extrapolation.{end}" for end in ("json", "table.md", "png")}
+
+
+@pytest.mark.parametrize(("again", "inside"), [(2.05, True), (2.6, False), (None, False)])
+def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
+    whole = {f"r{rate}_{steps}": (1.9, 2.0, 2.1) for rate in (1, 2, 5, 10) for steps in (1000, 2000)}
+    recorded = {"options": {}, "results": runner.results(STUDY, made_up(**whole))}
+    asked = []
+
+    def train(make, task, rates, seeds, steps, device):
+        asked.append((rates, seeds, steps))
+        return made_up(r1_2000=[None if again is None else again] * len(seeds))
+
+    monkeypatch.setattr(runner, "train", train)
+    told, found = runner.check(STUDY, recorded, "cpu", random.Random(0))
+    assert asked == [((0.001,), [1000, 1001, 1002], 2000)]
+    assert found is inside
+    told_again = "no finite score" if again is None else f"{again + 0.1:.3f}"
+    assert told == f"a, made up: recorded 2.100 (2.000 to 2.200), again {told_again}"
+
+
+def test_what_is_not_on_the_protocol_is_not_run_again():
+    recorded = {"options": {}, "results": runner.results(STUDY, made_up(r1_10=(2.0,)))}
+    error = r"^no recorded cell of made up is on the protocol: run it first, python -m experiments made up$"
+    with pytest.raises(SystemExit, match=error):
+        runner.check(STUDY, recorded, "cpu", random.Random(0))
+
+
+def test_cells_run_in_processes_too(tmp_path):
+    runner.run(STUDIES["gates"], tmp_path, "cpu", small=True, jobs=2)
+    runs = json.loads((tmp_path / "gates.json").read_text())["results"]["runs"]
+    assert [(run["model"], run["setting"]) for run in runs] == list(STUDIES["gates"].cells(small=True))
+
+
+def test_without_a_name_studies_are_listed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["experiments"])
+    command.main()
+    found = capsys.readouterr().out
+    assert found == (DOCS / "studies.table.md").read_text(encoding="utf-8"), "run: python -m experiments --write"
+    assert all(f"| {name} | {study.question} | {protocol.estimate(study):.0f} | " in found for name, study in STUDIES.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (["mqar", "--small"], "--small is no result: give a folder of your own, e.g. --out /tmp/small"),
+        (["mqr"], f"unknown study 'mqr': there are {', '.join(studies.NAMES)}"),
+    ],
+)
+def test_what_cannot_be_run_is_said(given, error, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["experiments", *given])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert capsys.readouterr().err.endswith(f"error: {error}\n")
