@@ -9,6 +9,7 @@ import linattn
 from docutils import nodes
 from docutils.parsers.rst import directives
 from linattn_conformance import manifest, reading, rendering
+from sphinx.util import inspect
 from sphinx.util.docutils import SphinxDirective
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,7 +51,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(linattn\.[a-z0-9_.]+\.)?(Array|B)|(np|numpy|collections|typing|NDArray).*|Finish|linattn\.(frameworks|gate_maps)\.[A-Z]\w+",
+        r"(linattn\.[a-z0-9_.]+\.)?(Array|B)|(np|numpy|torch|collections|typing|NDArray).*|Finish|linattn\.(frameworks|gate_maps)\.[A-Z]\w+",
     ),
 ]
 
@@ -159,7 +160,15 @@ def render_reports(app: Any, failure: Exception | None) -> None:
         (folder / name).write_text(rendering.matrix_html(chosen, held), encoding="utf-8")
 
 
+def constructor(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any) -> Any:
+    """The arguments that a class says it takes, where its ``__new__`` takes any."""
+    if what != "class" or not (signature or "").startswith("(*args"):
+        return None
+    return inspect.stringify_signature(inspect.signature(obj), show_return_annotation=False), None
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", constructor)
     app.add_directive("figure-of-speed-ups", SpeedUps)
     app.add_directive("conformance-report", Report)
     app.add_directive("conformance-counts", Counts)

@@ -17,6 +17,7 @@ from typing import Any
 from linattn.ops._family import operator_named
 from linattn_benchmarks import reports, table
 from linattn_benchmarks.environment import read
+from linattn_benchmarks.overhead import LOOKED_AT
 from linattn_benchmarks.sections import grid, markdown
 
 from . import RESULTS, speedups
@@ -65,8 +66,15 @@ def overhead(results: dict[str, Any]) -> str:
         ("`import linattn` beyond NumPy's own import", f"{imported['beyond_numpy_ms']:.1f} ms"),
         ("frameworks that `import linattn` loads", ", ".join(imported["frameworks_loaded"]) or "none"),
         *((f"added to an eager call, {name} arrays", f"{us:.2f} µs") for name, us in results["dispatch_us"].items()),
+        *((f"a look for mistakes in a call of `kda`, {name}", looked(found)) for name, found in results["guards"].items()),
     ]
     return grid(("what", "figure"), lines)
+
+
+def looked(found: dict[str, float]) -> str:
+    """What guards cost calls of one kind."""
+    share = f"{found['share']:.3%} of the first {LOOKED_AT:,}"
+    return f"{found['look_us']:.0f} µs beside {found['call_us']:,.0f} µs of the call; {share}"
 
 
 def operators(results: dict[str, Any]) -> str:
@@ -269,6 +277,13 @@ def tpu_static(results: list[dict[str, Any]]) -> str:
     return "\n\n".join(tables)
 
 
+def first_steps(results: list[dict[str, Any]]) -> str:
+    """A new user's commands with the time each took, and what the programs among them said."""
+    lines = [(f"`{row['command']}`", f"{row['seconds']:.0f} s", f"{row['processor_s']:.1f} s") for row in results]
+    said = "\n".join(f"$ {row['command']}\n{row['said']}" for row in results if row["said"])
+    return f"{grid(('command', 'time', 'processor time'), lines)}\n\n```text\n{said}\n```"
+
+
 PASSES = {"EXACT": "six for the inverse (float32)", "ONE": "one for the inverse (bfloat16)"}
 
 
@@ -310,6 +325,7 @@ RENDERERS = {
     "mlx_memory": mlx_memory,
     "mlx_lm_training": mlx_lm_training,
     "tpu_static": tpu_static,
+    "first_steps": first_steps,
     **{name: lambda results, name=name: markdown(reports.sections(name, results)) for name in reports.SECTIONS},
 }
 

@@ -35,7 +35,6 @@ GROWTH = 1e-6
 """A log decay above which a state grows: rounding the logarithm of 1 in float32 reaches 1.2e-7."""
 MANY_HEADS = 64
 DELTA = ("delta_rule", "gated_delta_rule", "kda")
-NORMALISE = "k / sqrt(sum(k * k, over its last axis) + 1e-6)"
 
 debug_was_entered = False
 """Whether any thread ever was inside ``debug``: a plain global, which code that is being compiled may read."""
@@ -157,7 +156,7 @@ def _long_keys(k: Array | None) -> Iterator[Complaint]:
     longest = np.fmax.reduce(np.sqrt((k * k).sum(-1)), axis=None)
     if longest > LONGEST:
         yield Complaint(
-            "k", f"k has keys longer than 1, {longest:.3g} among them, and the state can grow without bound: pass {NORMALISE}"
+            "k", f'k has keys longer than 1, {longest:.3g} among them, and the state can grow without bound: pass qk_norm="l2"'
         )
 
 

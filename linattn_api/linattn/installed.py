@@ -14,6 +14,7 @@ from .apart import apart, is_foreign
 from .call import FORMS
 from .errors import BackendError
 from .plugin import API_VERSION, Backend
+from .progress import bars
 from .registry import registry, told
 from .spec import COMPANIONS, FAMILIES
 
@@ -65,7 +66,8 @@ class Said(NamedTuple):
 
 def show_backends() -> None:
     """Print every backend, where it comes from, and why one cannot be used."""
-    rows = [_row(name) for name in sorted(registry.records)]
+    with bars() as progress:  # a backend is asked, and so is its framework, which may take seconds to load
+        rows = [_row(name) for name in progress.track(sorted(registry.records), description="loading")]
     table = Table("backend", "from", "arrays", "operators", "status", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row[:-1])

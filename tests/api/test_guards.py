@@ -74,8 +74,7 @@ def test_long_keys_of_the_delta_families(framework, family):
     gates = {"delta_rule": (), "gated_delta_rule": (0 * beta,), "kda": (array(framework, np.zeros((B, T, H, K))),)}[family]
     operator = getattr(linattn, f"recurrent_{family}")
     assert told(lambda: operator(q, array(framework, k), v, *gates, beta)) == [
-        f"recurrent_{family}: k has keys longer than 1, 5 among them, and the state can grow without bound: "
-        "pass k / sqrt(sum(k * k, over its last axis) + 1e-6)"
+        f'recurrent_{family}: k has keys longer than 1, 5 among them, and the state can grow without bound: pass qk_norm="l2"'
     ]
 
 
@@ -95,6 +94,7 @@ def test_the_mend_mends(framework):
     xp = importlib.import_module({"jax": "jax.numpy", "mlx": "mlx.core"}.get(framework, framework))
     unit = k / xp.sqrt((k * k).sum(-1)[..., None] + 1e-6)
     assert told(lambda: linattn.chunk_delta_rule(q, unit, v, beta)) == []
+    assert told(lambda: linattn.chunk_delta_rule(q, k, v, beta, qk_norm="l2")) == []
     assert told(lambda: linattn.chunk_gla(q, unit, v, linattn.gates.gla(k))) == []
     q, k, v = (xp.swapaxes(x, 1, 2) for x in qkv(framework, 1, 8, 64, 4))
     assert told(lambda: linattn.chunk_linear_attn(q, k, v)) == []

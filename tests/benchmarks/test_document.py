@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from figures import RESULTS, document
+from figures import RESULTS, document, first_steps
 from linattn_benchmarks import environment, reports
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +26,29 @@ def test_results_files_are_of_this_schema(path):
     assert content["environment"]["linattn"]
 
 
+def test_the_first_steps_were_taken_as_the_page_has_them():
+    found = environment.read(RESULTS / "first_steps.json")["results"]
+    assert [row["command"] for row in found] == first_steps.commands()
+
+
+def test_looks_for_mistakes_keep_to_their_budget():
+    """A hundredth of the calls, the shortest that there are included."""
+    found = environment.read(RESULTS / "overhead.json")["results"]["guards"]
+    assert {name: cost["share"] for name, cost in found.items() if cost["share"] > 0.01} == {}
+
+
 def test_every_report_of_tables_can_stand_in_a_page():
     assert set(reports.SECTIONS) <= set(document.RENDERERS)
 
 
 def test_fill_is_idempotent(tmp_path):
     results = {"import": {"beyond_numpy_ms": 12.34, "frameworks_loaded": []}, "dispatch_us": {"numpy": 1.234}}
+    results["guards"] = {"numpy, T = 1": {"look_us": 12.6, "call_us": 1234.5, "share": 0.00021}}
     environment.write(tmp_path / "overhead.json", "overhead", results)
     once = document.fill("<!-- results: overhead.json -->\nold\n<!-- end -->\n", tmp_path)
     assert "| 12.3 ms |" in once
     assert "| 1.23 µs |" in once
+    assert "| 13 µs beside 1,234 µs of the call; 0.021% of the first 1,024 |" in once
     assert "old" not in once
     assert document.fill(once, tmp_path) == once
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import linattn
+import linattn.nn
 import pytest
 from linattn.ops._family import OPERATORS
 from linattn.spec import COMPANIONS, FAMILIES
@@ -39,6 +40,10 @@ def test_everything_public_is_on_one_page():
     assert set(linattn.__all__) - modules <= set(pages)
     assert {"errors", "feature_maps", "gates", "plugin"} <= set(pages)
     assert sorted(pages) == sorted(set(pages))
+
+
+def test_every_layer_is_on_their_page():
+    assert {name.removeprefix("nn.") for name in named(REFERENCE["layers"])} >= set(linattn.nn.__all__)
 
 
 @pytest.fixture

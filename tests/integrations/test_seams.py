@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 import types
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,14 @@ def test_run_with_says_what_there_is() -> None:
     assert " ".join(done.stderr.replace("│", " ").split()).find(f"no integration for transformer: there are {LIBRARIES[0]}") > 0
     done = run("run-with", "fla", "--", "no-such-program")
     assert "no-such-program: no such program" in done.stderr
+
+
+def test_run_with_tells_a_python_that_has_no_linattn(tmp_path: Path) -> None:
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    python = str(tmp_path / "bin" / "python")
+    done = run("run-with", "fla", "--", python, "-c", "print('ran')")
+    assert done.stdout == "ran\n"
+    assert done.stderr == f"linattn run-with: linattn is not installed for {python}, which runs without it\n"
 
 
 def test_run_with_leaves_the_next_sitecustomize_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

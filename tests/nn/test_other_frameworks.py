@@ -158,6 +158,20 @@ def test_without_pytorch_its_layers_say_what_to_do():
     assert done.stderr.strip().endswith(message)
 
 
+@pytest.mark.parametrize(
+    ("module", "package", "message"),
+    [
+        ("flax", "flax", "linattn.nn.flax needs JAX and Flax: pip install 'linattn[jax]' flax"),
+        ("equinox", "jax", "linattn.nn.equinox needs JAX and Equinox: pip install 'linattn[jax]' equinox"),
+        ("mlx", "mlx", "linattn.nn.mlx needs MLX: pip install 'linattn[mlx]'"),
+    ],
+)
+def test_what_a_framework_needs_is_said(module, package, message):
+    code = f"import sys; sys.modules[{package!r}] = None; import linattn.nn.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().splitlines()[-1] == f"ImportError: {message}"
+
+
 def test_there_is_nothing_else():
     nn = importlib.import_module("linattn.nn")
     with pytest.raises(AttributeError, match=r"^module 'linattn.nn' has no attribute 'Attention'$"):

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+try:
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    raise ImportError("linattn.nn.equinox needs JAX and Equinox: pip install 'linattn[jax]' equinox") from error
 
 from . import layers, mixer, model
 from .cache import Cache

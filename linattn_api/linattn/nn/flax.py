@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ImportError("linattn.nn.flax needs JAX and Flax: pip install 'linattn[jax]' flax") from error
 
 from . import layers, mixer, model
 from .cache import Cache

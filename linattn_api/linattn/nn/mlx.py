@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
-from mlx import nn
-from mlx.nn import init
-from mlx.utils import tree_flatten
+
+try:
+    import mlx.core as mx
+    from mlx import nn
+    from mlx.nn import init
+    from mlx.utils import tree_flatten
+except ModuleNotFoundError as error:
+    raise ImportError("linattn.nn.mlx needs MLX: pip install 'linattn[mlx]'") from error
 
 from . import layers, mixer, model
 from .cache import Cache

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from linattn.integrations.run_with import ENVIRONMENT_VARIABLE
-from linattn.integrations.seams import AfterImport, logger
-
 HERE = str(Path(__file__).parent)
 
 
@@ -23,6 +20,14 @@ def enable(library: ModuleType) -> None:
 
 def start() -> None:
     """Wait for the libraries that the environment names, and let ``linattn.integrations`` be read on stderr."""
+    try:
+        from linattn.integrations.run_with import ENVIRONMENT_VARIABLE
+        from linattn.integrations.seams import AfterImport, logger
+    except ModuleNotFoundError as error:  # another Python than that of the command
+        if error.name != "linattn":
+            raise
+        print(f"linattn run-with: linattn is not installed for {sys.executable}, which runs without it", file=sys.stderr)
+        return
     names = frozenset(os.environ.get(ENVIRONMENT_VARIABLE, "").split(","))
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("linattn: %(message)s"))
