@@ -16,6 +16,7 @@ from typing import Any
 
 from linattn.ops._family import operator_named
 from linattn_benchmarks import reports, table
+from linattn_benchmarks.beside import BENCHMARKS
 from linattn_benchmarks.environment import read
 from linattn_benchmarks.overhead import LOOKED_AT
 from linattn_benchmarks.sections import grid, markdown
@@ -44,6 +45,7 @@ PACKAGES = {
     "jax_cpu": ("jax", "torch"),
     "jax_cuda": ("jax", "triton"),
     "tpu_static": ("jax", "libtpu"),
+    **dict.fromkeys(BENCHMARKS, ("torch", "triton", "transformers", "flash-linear-attention", "mamba-ssm")),
 }
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 

@@ -19,13 +19,14 @@ from linattn.ops._family import operator_named
 from linattn.progress import bars
 from rich.console import Console
 
-from . import commands, reports, rows, sections
+from . import beside, commands, reports, rows, sections
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape, timed_operator
 from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
 
-NAMED = ("overhead", "torch-cpu", "report", "table", "grid", "scale")
 SWEEPS = ("table", "grid")
+BESIDE = tuple(beside.BENCHMARKS)
+NAMED = ("overhead", "torch-cpu", "report", "scale", *SWEEPS, *BESIDE)
 
 
 def bench(
@@ -33,7 +34,8 @@ def bench(
         list[str],
         typer.Argument(
             help="Operators, e.g. chunk_gla recurrent_kda; or one of: table FILE (run a published table again), grid [FAMILY…] "
-            "(families over heads and packings), scale [FAMILY…] (families over ranks, and what many ranks would take), "
+            "(families over heads and packings), layer [NAME…] (token mixers beside other libraries'), model NAME… (hybrid "
+            "models of transformers), scale [FAMILY…] (families over ranks, and what many ranks would take), "
             "overhead (import and dispatch; with --device cuda, eager calls), torch-cpu (the PyTorch backend against "
             "torch.bmm), report FILE… (show results files again)."
         ),
@@ -88,6 +90,11 @@ def bench(
     warm: Annotated[
         int | None, typer.Option(min=1, help="Of these and overhead on a device: processes that make first calls beforehand.")
     ] = None,
+    small: Annotated[bool | None, typer.Option(help="Of layer and model: at reduced sizes. Default: real ones.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Of model: how many layers it has. Default: 4.")] = None,
+    modes: Annotated[
+        str | None, typer.Option(help="Of layer and model, comma-separated: eager, compiled. Default: both.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of PyTorch. Default: its own choice.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Makes the arrays. Default: another one every time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
@@ -100,10 +107,13 @@ def bench(
             check_plots()
         limit_threads(threads)
         name, *words = operators
-        on_device = name in (*SWEEPS, "scale") or (name == "overhead" and device not in (None, "cpu"))
+        on_device = name in (*SWEEPS, *BESIDE, "scale") or (name == "overhead" and device not in (None, "cpu"))
         refuse(name, SWEEPS, {"--rows": rows, "--budget": budget, "--resume": resume, "--check": check})
+        refuse(name, BESIDE, {"--small": small, "--modes": modes})
+        refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
-        refuse(name, (name,) if on_device and name != "scale" else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
+        warmed = on_device and name not in (*BESIDE, "scale")
+        refuse(name, (name,) if warmed else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -116,12 +126,27 @@ def bench(
             "seed": secrets.randbits(32) if seed is None else seed,
         }
         seconds = seconds or usual["seconds"]
-        if on_device:
+        if name in BESIDE:
+            refuse(name, (), {"--fresh": fresh, "--framework": framework, "--gates": gates})
+            asked = commands.Asked(
+                settings,
+                (),
+                seconds,
+                out=out,
+                shape=shape,
+                what=what,
+                modes=modes,
+                peers=peer if peers else (),
+                small=bool(small),
+                layers=layers or 4,
+            )
+            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
+        elif on_device:
             refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})
             refuse(name, (), {"--what": what, "--fresh": fresh, "--framework": framework})
             timed = wanted_subjects(backend or ["auto"], "torch", (peer or commands.PEERS[name]) if peers else [])
             asked = commands.Asked(settings, timed, seconds, check is not False, budget, resume, rows or (), warm or 0, out)
-            asked = replace(asked, shapes=[x for text in shape or () for x in parse_shape(text)], ranks=ranks or ())
+            asked = replace(asked, shape=shape, ranks=ranks or ())
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         else:
             chosen = wanted_cases(
@@ -145,8 +170,8 @@ def refuse(name: str, known: Sequence[str], flags: dict[str, Any]) -> None:
     given = [flag for flag, value in flags.items() if value is not None]
     if given and name not in known:
         *some, last = known or ("",)
-        all_known = f"{', '.join(some)} and {last}" if some else last
-        told = f"goes with {all_known}, not with {name}" if known else f"does not go with {name}"
+        them = f"{', '.join(some)} and {last}" if some else last
+        told = f"goes with {them}, not with {name}" if known else f"does not go with {name}"
         raise OptionError(f"{given[0]} {told}")
 
 

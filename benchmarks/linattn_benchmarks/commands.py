@@ -1,9 +1,10 @@
-"""The benchmarks with names that run on a device: ``table``, ``grid``, ``scale`` and, there, ``overhead``."""
+"""The benchmarks with names that run on a device: ``table``, ``grid``, ``layer``, ``model``, ``scale``; there, ``overhead``."""
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
-from . import grid, host, on_ranks, published, scale, sweep, warm
-from .cases import Case
+from . import beside, grid, host, on_ranks, published, scale, sweep, warm
+from .cases import Case, parse_shape
 from .environment import accelerator, document, environment, keep, read
 from .runners import RUNNERS
 from .subjects import Subject
@@ -25,6 +26,7 @@ DEFAULTS = {
     "grid": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
     "overhead": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.1},
     "scale": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
+    **{key: {"device": "cpu", "dtype": "fp32", "gates": "model", "seconds": 1.0} for key in beside.BENCHMARKS},
 }
 """What is not said, by command."""
 PEERS = {
@@ -52,8 +54,13 @@ class Asked:
         rows: Patterns of names; empty for every row.
         warm: Processes that make first calls before anything is timed; 0 for none.
         out: Where the figures go.
-        shapes: Sizes of a rank; empty for the usual ones.
+        shape: Sizes as ``--shape`` has them; None for the usual ones.
         ranks: Numbers of ranks; empty for the usual ones.
+        what: What is done with layers and models; None for everything.
+        modes: Eager, compiled, or both.
+        peers: The libraries beside linattn; None for every one.
+        small: Whether at reduced sizes.
+        layers: Layers of a model.
     """
 
     settings: dict[str, Any]
@@ -65,8 +72,13 @@ class Asked:
     rows: Sequence[str] = ()
     warm: int = 0
     out: Path | None = None
-    shapes: Sequence[dict[str, int]] = ()
+    shape: Sequence[str] | None = None
     ranks: Sequence[int] = ()
+    what: str | None = None
+    modes: str | None = None
+    peers: Sequence[str] | None = None
+    small: bool = False
+    layers: int = 4
 
 
 def table(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
@@ -81,10 +93,7 @@ def table(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
 def grid_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of families over heads and packings."""
     for family in words:
-        if family not in grid.WIDTHS:
-            close = closest(family, grid.WIDTHS)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise OptionError(f"grid: unknown family {family!r}: {hint}known are {', '.join(grid.WIDTHS)}")
+        choice("grid: unknown family", family, grid.WIDTHS)
     return swept("grid", grid.entries(words, asked.settings), asked.settings, asked, say)
 
 
@@ -112,7 +121,8 @@ def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
 def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of operators on several ranks."""
     require(asked.settings["device"])
-    cases, sizes = scale.cases(words, asked.shapes, asked.settings)
+    shapes = [sizes for text in asked.shape or () for sizes in parse_shape(text)]
+    cases, sizes = scale.cases(words, shapes, asked.settings)
     counts = scale.counts(asked.ranks, asked.settings["device"])
     backends = {subject.backend for subject in asked.subjects} - {"auto"}
     if len(asked.subjects) > 1:
@@ -131,11 +141,106 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     return found
 
 
+def layer(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of token mixers beside other libraries'."""
+    return side_by_side("layer", words, asked, say)
+
+
+def model(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of models of transformers, run several ways."""
+    if not words:
+        raise OptionError(f"model: name at least one of {', '.join(importlib.import_module(beside.BENCHMARKS['model']).NAMES)}")
+    return side_by_side("model", words, asked, say)
+
+
+def side_by_side(name: str, words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of layers or models, library after library, kept up to date on the way."""
+    require(asked.settings["device"])
+    jobs = jobs_of(name, words, asked)
+    told = {key: x for key, x in asked.settings.items() if key in ("device", "dtype")}
+    told |= {"small": asked.small} | ({"layers": asked.layers} if name == "model" else {})
+    rows: list[Row] = []
+
+    def report(new: list[Row]) -> None:
+        for row in new:
+            figure = row["reason"] or f"{row['ms']['median']:.4g} ms"
+            line = f"{row['name']}  {row['what']}  {row['mode']}  {row['library']}  {row['status']}  {figure}"
+            say.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        bar.advance(task)
+
+    def results() -> dict[str, Any]:
+        return document(name, {"settings": told | {"accelerator": accelerator()}, "rows": rows})
+
+    with bars(say) as bar:
+        task = bar.add_task("timing", total=len(jobs))
+        for row in beside.run(jobs, report):
+            rows.append(row)
+            if asked.out:
+                keep(asked.out, results())
+    return results()
+
+
+def jobs_of(name: str, words: Sequence[str], asked: Asked) -> list[beside.Job]:
+    """Every library of every layer or model that was named; of all where none was."""
+    try:
+        known: Any = importlib.import_module(beside.BENCHMARKS[name])
+    except ImportError as error:
+        raise OptionError(f"{name} cannot run: {error}; pip install 'linattn[torch,bench]'") from error
+    chosen = [choice(f"{name}: unknown name", word, known.NAMES) for word in words] or known.NAMES
+    whats = [choice("--what: unknown", what, known.WHATS) for what in (asked.what or ",".join(known.WHATS)).split(",")]
+    modes = [choice("--modes: unknown", mode, beside.MODES) for mode in (asked.modes or ",".join(beside.MODES)).split(",")]
+    peers = (
+        known.LIBRARIES if asked.peers is None else [choice("--peer: unknown", peer, known.LIBRARIES) for peer in asked.peers]
+    )
+    device = asked.settings["device"]
+    return [
+        beside.Job(
+            name,
+            each,
+            library,
+            **sizes,
+            device=device,
+            dtype=asked.settings["dtype"],
+            seed=asked.settings["seed"],
+            whats=tuple(whats),
+            modes=tuple(modes),
+            small=asked.small,
+            layers=asked.layers,
+            seconds=asked.seconds,
+        )
+        for each in chosen
+        for sizes in shapes_of(asked.shape or (), known.SHAPES[device])
+        for library in known.libraries(each)
+        if library in peers or beside.is_ours(library)
+    ]
+
+
+def shapes_of(texts: Sequence[str], usual: dict[str, int]) -> list[dict[str, int]]:
+    """``B`` and ``T`` of every shape; the usual ones where none is given."""
+    for text in texts:
+        if other := {part.partition("=")[0].strip() for part in text.split(",")} - usual.keys():
+            raise OptionError(f"--shape {text}: layers and models have their own sizes: expected B and T, got {min(other)}")
+    found = [sizes for text in texts for sizes in parse_shape(text)]
+    return [{symbol: sizes[symbol] for symbol in usual} for sizes in found] or [usual]
+
+
+def choice(unknown: str, value: str, known: Iterable[str]) -> str:
+    """A name that is known, however its letters are written; ``OptionError`` with the nearest one if it is not."""
+    found = next((name for name in known if name.casefold() == value.strip().casefold()), None)
+    if found is None:
+        close = closest(value, known)
+        hint = f"did you mean {close!r}? " if close else ""
+        raise OptionError(f"{unknown} {value!r}: {hint}known are {', '.join(known)}")
+    return found
+
+
 COMMANDS: dict[str, Callable[[Sequence[str], Asked, Console], dict[str, Any]]] = {
     "table": table,
     "grid": grid_of,
     "overhead": overhead,
     "scale": scale_of,
+    "layer": layer,
+    "model": model,
 }
 
 
@@ -203,7 +308,11 @@ def resumed(path: Path, name: str, settings: dict[str, Any]) -> list[Row]:
     return content["results"]["rows"]
 
 
-SUCCEEDED = {"host": host.succeeded, "scale": scale.succeeded}
+SUCCEEDED = {
+    "host": host.succeeded,
+    "scale": scale.succeeded,
+    **dict.fromkeys(beside.BENCHMARKS, beside.succeeded),
+}
 
 
 def succeeded(found: dict[str, Any]) -> bool:

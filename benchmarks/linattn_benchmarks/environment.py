@@ -31,6 +31,9 @@ PACKAGES = (
     "flash-qla",
     "flashinfer-python",
     "nvidia-cudnn-frontend",
+    "transformers",
+    "mamba-ssm",
+    "causal-conv1d",
 )
 
 

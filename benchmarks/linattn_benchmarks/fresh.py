@@ -5,19 +5,19 @@ Run as ``python -m linattn_benchmarks.fresh`` with one case and one subject as J
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from linattn.spec import Arg
 
+from . import elsewhere
 from .cases import Case, draw
 from .clocks import resident_peak
+from .runners import Runner
 from .subjects import Subject, subject_named
 
 CACHES = (
@@ -29,27 +29,17 @@ CACHES = (
     "CUTE_DSL_CACHE_DIR",
     "XDG_CACHE_HOME",
 )
-MARK = "linattn-fresh:"
 
 
 def first_call(case: Case, subject: Subject, timeout: float = 600) -> dict[str, Any]:
     """``first_call_s``, ``peak_bytes`` and what the peak counts; None of them where the process failed or took too long."""
     who = {"library": subject.library, "backend": subject.backend, "framework": subject.framework}
     with tempfile.TemporaryDirectory() as empty:
-        environment = os.environ | {name: os.path.join(empty, name.lower()) for name in CACHES}
+        caches = {name: os.path.join(empty, name.lower()) for name in CACHES}
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "linattn_benchmarks.fresh"],
-                input=json.dumps({"case": case.as_json(), "subject": who}),
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                env=environment,
-            )
-        except subprocess.TimeoutExpired:
+            return elsewhere.ask(__name__, {"case": case.as_json(), "subject": who}, timeout, caches)
+        except elsewhere.NoAnswer:
             return nothing()
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    return json.loads(lines[-1].removeprefix(MARK)) if lines else nothing()
 
 
 def nothing() -> dict[str, Any]:
@@ -87,20 +77,23 @@ def call_of(case: Case, subject: Subject, runner: Any, arrays: dict[str, Any], p
     return runner.forward_backward(function, given, pulled) if pulled else runner.forward(function, given)
 
 
-def main() -> None:
+def measured(request: dict[str, Any]) -> dict[str, Any]:
     """Time the first call, then look at the memory of the second."""
-    request = json.load(sys.stdin)
     case, subject = Case.from_json(request["case"]), subject_named(**request["subject"])
     runner, arrays, pulled = prepared(case, subject)
     start = time.perf_counter()
     call = call_of(case, subject, runner, arrays, pulled)
     runner.wait(call())
-    seconds = time.perf_counter() - start
-    on_device = runner.peak(call)
-    peak = resident_peak(lambda: runner.wait(call())) if on_device is None and case.device == "cpu" else on_device
-    kind = None if peak is None else "resident memory" if on_device is None else "device allocator"
-    print(MARK + json.dumps({"first_call_s": seconds, "peak_bytes": peak, "peak_of": kind}))
+    return {"first_call_s": time.perf_counter() - start, **peak_of(runner, call)}
+
+
+def peak_of(runner: Runner, call: Callable[[], Any]) -> dict[str, Any]:
+    """``peak_bytes`` of a call beyond its inputs and ``peak_of``, what they count; None where nobody can say."""
+    if (on_device := runner.peak(call)) is not None:
+        return {"peak_bytes": on_device, "peak_of": "device allocator"}
+    peak = resident_peak(lambda: runner.wait(call())) if runner.device == "cpu" else None
+    return {"peak_bytes": peak, "peak_of": None if peak is None else "resident memory"}
 
 
 if __name__ == "__main__":
-    main()
+    elsewhere.answer(measured)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import grid, host, published, scale
+from . import beside, grid, host, published, scale
 from .sections import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SECTIONS = {"table": published.sections, "grid": grid.sections, "host": host.sections, "scale": scale.sections}
+SECTIONS = {
+    "table": published.sections,
+    "grid": grid.sections,
+    "host": host.sections,
+    "scale": scale.sections,
+    **dict.fromkeys(beside.BENCHMARKS, beside.sections),
+}
 """Benchmarks whose report is a list of tables; that of ``operators`` is one table with a floor for every row."""
-HEATMAPS = {"table": published.heatmaps, "grid": grid.heatmaps}
+HEATMAPS = {
+    "table": published.heatmaps,
+    "grid": grid.heatmaps,
+    **dict.fromkeys(beside.BENCHMARKS, beside.heatmaps),
+}
 """Titles, lines, columns and ratios of the fields."""
 
 

@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
+import suites
 import tiny_models
 
 HERE = Path(__file__).parent
@@ -66,55 +63,24 @@ Outcomes = dict[str, str]
 
 def from_index(folder: Path) -> Path:
     """transformers' tests of the installed version, out of its sdist, ready to run in ``folder``."""
-    wanted = f"transformers=={metadata.version('transformers')}"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        "transformers",
-        "-d",
-        str(folder),
-        wanted,
-    ]
-    subprocess.run(command, check=True)
-    (archive,) = folder.glob("transformers-*.tar.gz")
-    with tarfile.open(archive) as files:
-        files.extractall(folder, [file for file in files if "/tests/" in file.name], filter="data")
-    tests = folder / archive.name.removesuffix(".tar.gz") / "tests"
+    root = suites.fetch(f"transformers=={metadata.version('transformers')}", folder, only="/tests/")
+    tests = root / "tests"
     for name, text in MISSING.items():
         (tests / name).parent.mkdir(exist_ok=True)
         (tests / name).write_text(text)
         (tests / name).with_name("__init__.py").touch()
     (tests / "__init__.py").touch()
     shutil.copy(HERE / "judge_models.py", tests / "test_judge_models.py")
-    return tests.parent
-
-
-def path() -> str:
-    """Where their tests find the small models, and all that is found here."""
-    return os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return root
 
 
 def run(root: Path, arguments: list[str], prefix: list[str], plugin: str = "without_kernels") -> Outcomes:
-    """Run their tests in a process of its own, with a plug-in of ours, and write nothing where they are."""
-    plugins = [f"-p{name}" for name in (plugin, "no:cacheprovider", "no:linattn_conformance")]
-    command = [*prefix, sys.executable, "-m", "pytest", "-q", *plugins]
-    environment = os.environ | {"PYTHONPATH": path(), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command += [f"--junitxml={report}", *arguments]
-        log = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-        if not report.exists():
-            raise RuntimeError(f"{root}: pytest wrote no report\n{log.stdout[-3000:]}{log.stderr[-3000:]}")
-        cases = ElementTree.parse(report).iter("testcase")
-        return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
+    """What becomes of their tests."""
+    cases = suites.run(arguments, root, plugin, prefix=prefix, HF_HUB_OFFLINE="1")
+    return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
 
 
-def _outcome(case: ElementTree.Element) -> str:
+def _outcome(case: suites.Case) -> str:
     """What became of a case. One that came to a kernel, which no CPU runs, was refused by linattn or calls none of its own."""
     for child in case:
         if child.tag in ("failure", "error"):

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from xml.etree import ElementTree
 
-HERE = Path(__file__).parent
+import suites
+
 SDISTS = {"causal_conv1d": "causal-conv1d==1.7.0", "mamba_ssm": "mamba-ssm==2.3.2.post1"}
 NO_KERNELS = {"CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE", "MAMBA_SKIP_CUDA_BUILD": "TRUE"}
 OPERATORS = ("test_selective_state_update", "test_layernorm_gated")
@@ -28,34 +25,19 @@ OPERATORS = ("test_selective_state_update", "test_layernorm_gated")
 
 
 def fetch(package: str, folder: Path) -> Path:
-    """The sdist of a package, unpacked in ``folder``."""
-    command = ["pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, SDISTS[package]], env=os.environ | NO_KERNELS, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise OSError(f"no sdist of {SDISTS[package]}: {done.stderr.strip().splitlines()[-1]}")
-    (archive,) = folder.glob(f"{package}-*.tar.gz")
-    with tarfile.open(archive) as files:
-        files.extractall(folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz")
+    """The sdist of a package, unpacked in ``folder``; ``OSError`` where it cannot be had."""
+    return suites.fetch(SDISTS[package], folder, **NO_KERNELS)
 
 
 def run(tests: list[Path], packages: list[Path], every: int = 1) -> Counter[str]:
     """What becomes of their cases: passed, skipped, refused by linattn, failed."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        path = os.pathsep.join([str(HERE), *map(str, packages), *filter(None, [os.environ.get("PYTHONPATH")])])
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:linattn_conformance", "-p", "judged_on_cpu", "-W", "ignore"]
-        command = [sys.executable, "-m", "pytest", *options, f"--rootdir={folder}", f"--junitxml={report}", *map(str, tests)]
-        environment = os.environ | {"PYTHONPATH": path, "JUDGED_EVERY": str(every)}
-        log = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if not report.exists():
-            raise RuntimeError(f"pytest wrote no report\n{log.stdout[-3000:]}{log.stderr[-3000:]}")
-        return Counter(outcome(case) for case in ElementTree.parse(report).iter("testcase"))
+        arguments = ["-W", "ignore", f"--rootdir={folder}", *map(str, tests)]
+        cases = suites.run(arguments, Path(folder), "judged_on_cpu", packages=packages, JUDGED_EVERY=str(every))
+    return Counter(map(outcome, cases))
 
 
-def outcome(case: ElementTree.Element) -> str:
+def outcome(case: suites.Case) -> str:
     """What became of a case; of one that linattn refuses, by which reason."""
     for child in case:
         message = child.get("message", "")

@@ -1,10 +1,10 @@
 """A part of the outside judges, where transformers' sdist can be had from a package index; all of it is ``judges.py``."""
 
-import subprocess
 from pathlib import Path
 
 import judges
 import pytest
+import suites
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -17,8 +17,8 @@ PART = "training or determinism or batching or inputs_embeds or outputs_equivale
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return judges.from_index(tmp_path_factory.mktemp("transformers"))
-    except subprocess.CalledProcessError:
-        pytest.skip("transformers' sdist cannot be had from a package index")
+    except OSError as error:
+        pytest.skip(str(error))
 
 
 def test_transformers_own_tests_end_as_they_end_without_linattn(root: Path) -> None:
@@ -45,4 +45,21 @@ def test_a_judge_that_sees_a_difference_says_so(root: Path) -> None:
     )
     case = ["tests/test_judge_models.py::Test_qwen3_next", "-k", "batching_equivalence"]
     assert set(judges.run(root, case, []).values()) == {"passed"}
-    assert set(judges.run(root, case, ["env", f"PYTHONPATH={broken}:{judges.path()}"]).values()) == {"failed"}
+    assert set(judges.run(root, case, ["env", f"PYTHONPATH={broken}:{suites.path()}"]).values()) == {"failed"}
+
+
+def test_in_a_checkout_each_family_is_judged_by_its_own_file(tmp_path: Path) -> None:
+    """Of two cases one ends otherwise when linattn is there."""
+    own = tmp_path / "tests/models/olmo_hybrid/test_modeling_olmo_hybrid.py"
+    own.parent.mkdir(parents=True)
+    for folder in (own.parent, own.parents[1], own.parents[2]):
+        (folder / "__init__.py").touch()
+    own.write_text(
+        "from transformers.models.olmo_hybrid import modeling_olmo_hybrid as module\n\n\n"
+        "def test_there():\n    assert module.torch_chunk_gated_delta_rule\n\n\n"
+        "def test_as_it_was():\n    assert not hasattr(module.torch_chunk_gated_delta_rule, 'linattn_name')\n"
+    )
+    found = judges.judge(tmp_path, ["olmo_hybrid"], checkout=True)["olmo_hybrid"]
+    assert found["before"] == {"passed": 2}
+    assert found["with linattn"] == {"passed": 1, "failed": 1}
+    assert found["differing"] == ["tests.models.olmo_hybrid.test_modeling_olmo_hybrid::test_as_it_was"]

@@ -49,7 +49,7 @@ def functions_of(family: str) -> list[Any]:
     return [getattr(module_of(family), seam.name) for seam in integration.seams_of_models() if seam.model == family]
 
 
-FUSED = ("kimi_linear", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+FUSED = ("bailing_hybrid", "glm5_next", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 @pytest.mark.parametrize("device", DEVICES)

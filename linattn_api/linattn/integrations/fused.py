@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..gates import Softplus
+from ..gates import BoundedSigmoid, Softplus
 from ..ops import gated_delta_rule, gated_rms_norm, kda
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 
@@ -18,7 +18,7 @@ __all__ = ["FORWARDS"]
 
 
 def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
-    """The forward of Qwen3-Next's and Qwen3.5's gated delta net, ``[B, T, D]`` to ``[B, T, D]``."""
+    """The forward of Qwen3-Next's, Qwen3.5's and OLMo-Hybrid's gated delta net, ``[B, T, D]`` to ``[B, T, D]``."""
     x = _masked(hidden_states, attention_mask)
     qkv, z, b, a = _projections(layer, x)
     qkv, state = _convolved(layer, qkv, cache_params, kwargs)
@@ -26,27 +26,30 @@ def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, at
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v, gate = v.unflatten(-1, (-1, layer.head_v_dim)), Softplus(layer.A_log, layer.dt_bias)
     o = _recurrence(gated_delta_rule, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
-    o = gated_rms_norm(o, z.reshape(o.shape), layer.norm.weight, eps=layer.norm.variance_epsilon)
-    return layer.out_proj(o.flatten(2))
+    norm, last = (layer.norm, layer.out_proj) if hasattr(layer, "out_proj") else (layer.o_norm, layer.o_proj)
+    return last(gated_rms_norm(o, z.reshape(o.shape), norm.weight, eps=norm.variance_epsilon).flatten(2))
 
 
 def kimi_delta_attention(
     layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any
 ) -> Any:
-    """The forward of Kimi-Linear's delta attention, ``[B, T, D]`` to ``[B, T, D]``."""
-    import torch
-
-    x = _masked(hidden_states, attention_mask)
-    heads, forget = (layer.num_heads, layer.head_dim), layer.forget_gate
-    qkv = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
-    qkv, state = _convolved(layer, qkv, cache_params, kwargs)
+    """The forward of the delta attention of Kimi-Linear, GLM-5-next and Bailing-Hybrid, ``[B, T, D]`` to ``[B, T, D]``."""
+    x, heads = _masked(hidden_states, attention_mask), (layer.num_heads, layer.head_dim)
+    qkv, state = _convolved(layer, _side_by_side(layer, x), cache_params, kwargs)
     q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, -1))
-    a = forget.f_b_proj(forget.f_a_proj(x)).unflatten(-1, heads)
-    gate = Softplus(forget.A_log.flatten(), forget.dt_bias.unflatten(0, heads))
+    a, gate = _decays(layer.forget_gate, x, heads)
     o = _recurrence(kda, (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache_params, kwargs)
-    z = layer.g_b_proj(layer.g_a_proj(x)).unflatten(-1, heads)
+    z = (layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))).unflatten(-1, heads)
     o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
     return layer.o_proj(o.flatten(2))
+
+
+def _decays(forget: Any, x: Any, heads: tuple[int, int]) -> tuple[Any, Softplus | BoundedSigmoid]:
+    """Logits of log decays ``[B, T, H, K]``, and what makes log decays of them."""
+    a = forget.f_proj(x) if hasattr(forget, "f_proj") else forget.f_b_proj(forget.f_a_proj(x))
+    parameters = forget.A_log.flatten(), forget.dt_bias.unflatten(0, heads)
+    bound = forget.lower_bound if getattr(forget, "safe_gate", False) else getattr(forget, "safe_gate_lower_bound", None)
+    return a.unflatten(-1, heads), Softplus(*parameters) if bound is None else BoundedSigmoid(*parameters, bound)
 
 
 def _masked(x: Any, mask: Any) -> Any:
@@ -56,12 +59,21 @@ def _masked(x: Any, mask: Any) -> Any:
 
 def _projections(layer: Any, x: Any) -> tuple[Any, Any, Any, Any]:
     """Queries, keys and values side by side ``[B, T, …]``; output gates; logits of ``beta`` and of decays ``[B, T, HV]``."""
+    if hasattr(layer, "q_proj"):
+        return _side_by_side(layer, x), layer.g_proj(x), layer.b_proj(x), layer.a_proj(x)
     if not hasattr(layer, "in_proj_qkvz"):
         return layer.in_proj_qkv(x), layer.in_proj_z(x), layer.in_proj_b(x), layer.in_proj_a(x)
     import torch
 
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
     return torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], -1), z, b, a
+
+
+def _side_by_side(layer: Any, x: Any) -> Any:
+    """Queries, keys and values ``[B, T, …]`` of a layer that has a matrix for each."""
+    import torch
+
+    return torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
 
 
 def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -82,7 +94,7 @@ def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tupl
 def _recurrence(
     operator: Callable[..., tuple[Any, Any]],
     arrays: tuple[Any, ...],
-    gate: Softplus,
+    gate: Softplus | BoundedSigmoid,
     state: Any,
     layer: Any,
     cache: Any,
@@ -93,7 +105,7 @@ def _recurrence(
         *arrays,
         qk_norm="l2",
         gate=gate,
-        beta_map="sigmoid",
+        beta_map="2sigmoid" if getattr(layer, "allow_neg_eigval", False) else "sigmoid",
         initial_state=state,
         output_final_state=cache is not None,
         cu_seqlens=kwargs.get("cu_seq_lens_q"),
@@ -104,7 +116,10 @@ def _recurrence(
 
 
 FORWARDS: dict[str, Callable[..., Any]] = {
+    "BailingHybridDeltaAttention": kimi_delta_attention,
+    "Glm5NextTextLinearAttention": kimi_delta_attention,
     "KimiLinearDeltaAttention": kimi_delta_attention,
+    "OlmoHybridGatedDeltaNet": gated_delta_net,
     "Qwen3NextGatedDeltaNet": gated_delta_net,
     "Qwen3_5GatedDeltaNet": gated_delta_net,
     "Qwen3_5MoeGatedDeltaNet": gated_delta_net,

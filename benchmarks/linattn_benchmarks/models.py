@@ -1,0 +1,166 @@
+"""Hybrid models of transformers at the sizes of their layers, few layers of them: ``linattn bench model NAME…``.
+
+A model runs five ways: on linattn as :func:`linattn.integrations.transformers.enable` puts it there, and with the mixers'
+forwards replaced as well; with the package that transformers calls by itself, fla or mamba_ssm; and on transformers' own code,
+as where no package is installed. Parameters are random. A training step is a forward pass, the loss and a backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from linattn.integrations import transformers as integration
+from torch import Tensor
+
+from .beside import KERNELS, OURS, Compile, Job, Library, Prepared, hide
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A family of models.
+
+    Attributes:
+        stem: What its class names begin with.
+        package: What transformers calls for it by itself.
+        of_layers: Options of the configuration for a number of layers.
+        small: Options at reduced sizes.
+    """
+
+    stem: str
+    package: str
+    of_layers: Callable[[int], Options]
+    small: Options
+
+    def config(self, layers: int, small: bool) -> Any:
+        """The configuration: that of the published model, but for the number of layers."""
+        import transformers
+
+        cls = getattr(transformers, f"{self.stem}TextConfig", None) or getattr(transformers, f"{self.stem}Config")
+        return cls(**{**self.of_layers(layers), **(self.small if small else {}), "pad_token_id": 0, "eos_token_id": None})
+
+
+def alternating(layers: int) -> Options:
+    """Three recurrent layers, one of softmax attention, as the families have it; and that one at the end of fewer layers."""
+    kinds = ["full_attention" if i % 4 == 3 or i + 1 == layers > 1 else "linear_attention" for i in range(layers)]
+    return {"num_hidden_layers": layers, "layer_types": kinds}
+
+
+def kimi_linear(layers: int) -> Options:
+    """The same, with experts in every layer: of the published model in all but the first."""
+    return {**alternating(layers), "mlp_layer_types": ["sparse"] * layers}
+
+
+def bamba(layers: int) -> Options:
+    """The last layer is one of softmax attention, where there are more than one."""
+    return {"num_hidden_layers": layers, "attn_layer_indices": [layers - 1] if layers > 1 else []}
+
+
+def nemotron_h(layers: int) -> Options:
+    """Mamba-2, a feed-forward layer, Mamba-2, softmax attention, and so on."""
+    pattern = ("linear_attention", "mlp", "linear_attention", "full_attention")
+    return {"layers_block_type": [pattern[i % 4] for i in range(layers)]}
+
+
+FEW_TOKENS = {"vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
+DELTA = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "num_experts_per_token": 2}
+
+MODELS = {
+    "qwen3_next": Hybrid("Qwen3Next", "fla", alternating, {**FEW_TOKENS, **DELTA, **EXPERTS}),
+    "qwen3_5": Hybrid("Qwen3_5", "fla", alternating, {**FEW_TOKENS, **DELTA}),
+    "kimi_linear": Hybrid("KimiLinear", "fla", kimi_linear, {**FEW_TOKENS, **EXPERTS, "linear_num_heads": 16}),
+    "bamba": Hybrid("Bamba", "mamba_ssm", bamba, {**FEW_TOKENS, "mamba_n_heads": 32}),
+    "nemotron_h": Hybrid("NemotronH", "mamba_ssm", nemotron_h, {**FEW_TOKENS, "mamba_num_heads": 32}),
+    "olmo_hybrid": Hybrid(
+        "OlmoHybrid", "fla", alternating, {**FEW_TOKENS, "linear_num_key_heads": 8, "linear_num_value_heads": 8}
+    ),
+}
+NAMES = tuple(MODELS)
+WHATS = ("train", "prefill", "decode")
+"""What can be done; decoding is one token of every sequence, after ``T``."""
+SHAPES = {"cpu": {"B": 1, "T": 1024}, "cuda": {"B": 2, "T": 4096}}
+PROVED = 65
+"""Tokens of the sequence on which ways are compared."""
+
+FUSED, OWN = "linattn, fused", "transformers"
+LIBRARIES = {
+    OURS: Library("linattn", "transformers"),
+    FUSED: Library("linattn", "transformers"),
+    "fla": Library("flash-linear-attention", "fla", ("cuda",)),
+    "mamba_ssm": Library("mamba-ssm", "mamba_ssm", ("cuda",)),
+    OWN: Library("transformers", "transformers"),
+}
+
+
+def libraries(name: str) -> tuple[str, ...]:
+    """The ways in which a model runs, ours first; fused where linattn has a forward for its mixer."""
+    found = MODELS[name]
+    fused = any(mixer.startswith(found.stem) for mixer in integration.FORWARDS)
+    return (OURS, *([FUSED] if fused else []), found.package, OWN)
+
+
+def prepared(job: Job) -> Prepared:
+    """The calls of a model in one of its ways."""
+    if not job.library.startswith(MODELS[job.name].package):
+        hide(KERNELS)
+    model = made(job)
+    ids = torch.randint(1, model.config.vocab_size, (job.B, job.T), generator=torch.Generator().manual_seed(job.seed))
+    ids = ids.to(job.device)
+
+    def proof() -> dict[str, Tensor]:
+        with way(job.library):
+            some = ids[:1, :PROVED]
+            found = model(some, labels=some, use_cache=False)
+            found.loss.backward()
+            gradients = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
+            model.zero_grad(set_to_none=True)
+        model.to(getattr(torch, job.dtype))
+        return {"logits": found.logits, "gradients": torch.stack([gradients[name] for name in sorted(gradients)])}
+
+    def train(compile_: Compile) -> Callable[[], Any]:
+        run = compile_(model)
+
+        def step() -> Any:
+            model.zero_grad(set_to_none=True)
+            loss = run(ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    def prefill(compile_: Compile) -> Callable[[], Any]:
+        run = compile_(model)
+        return torch.no_grad()(lambda: run(ids, use_cache=True, logits_to_keep=1).logits)
+
+    def decode(compile_: Compile) -> Callable[[], Any]:
+        with torch.no_grad():
+            cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        run, token = compile_(model), ids[:, -1:]
+        return torch.no_grad()(lambda: run(token, past_key_values=cache, use_cache=True).logits)
+
+    return Prepared(proof, {"train": train, "prefill": prefill, "decode": decode}, lambda: way(job.library))
+
+
+def made(job: Job) -> Any:
+    """The model, the same one in every process, in float32."""
+    import transformers
+
+    found = MODELS[job.name]
+    cls = getattr(transformers, f"{found.stem}ForCausalLM")
+    return cls(found.config(job.layers, job.small)).to(job.device).train()
+
+
+@contextlib.contextmanager
+def way(library: str) -> Iterator[None]:
+    """Run models as a library has them run."""
+    if not library.startswith(OURS):
+        yield
+        return
+    with integration.enable(fuse=library == FUSED):
+        yield

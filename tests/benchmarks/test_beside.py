@@ -1,0 +1,293 @@
+"""Layers and models beside one another: what is timed is the same function, without its projections, and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from linattn_benchmarks import beside, commands, elsewhere, environment, sections
+from linattn_benchmarks.beside import Job, Prepared
+
+torch = pytest.importorskip("torch")
+
+from linattn_benchmarks import layers  # noqa: E402
+
+JOB = Job("layer", "GLA", "linattn", 2, 12, "cpu", "float32", 3, ("fwd", "fwdbwd", "decode"), ("eager",), True, seconds=1e-3)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """They are hidden in this process for one test only."""
+    for name in beside.KERNELS:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def prepared(job: Job) -> Prepared:
+    torch.manual_seed(job.seed)
+    return layers.prepared(job)
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", layers.TRANSFORMERS)
+def test_transformers_layer_computes_what_ours_computes(name, tmp_path, without_kernels):
+    pytest.importorskip("transformers")
+    job = replace(JOB, name=name)
+    kept = tmp_path / "proof.npz"
+    assert beside.agreement(prepared(job), kept, first=True) is None
+    theirs = prepared(replace(job, library="transformers"))
+    error = beside.agreement(theirs, kept, first=False)
+    assert error["ok"], error
+    assert 0 < error["worst"] < 1e-4
+    for what in layers.WHATS:
+        row = beside.one_row(job, theirs, "eager", what)
+        assert (row["status"], row["reason"]) == ("ok", None)
+
+
+@pytest.mark.parametrize("name", layers.NAMES)
+def test_every_layer_is_timed_every_way(name):
+    ready = prepared(replace(JOB, name=name))
+    for what in layers.WHATS:
+        row = beside.one_row(JOB, ready, "eager", what)
+        assert (row["status"], row["reason"]) == ("ok", None)
+        assert row["ms"]["median"] > 0
+        assert row["first_call_s"] > 0
+
+
+@pytest.mark.parametrize("name", layers.NAMES)
+def test_between_the_projections_no_wide_matrix_is_left(name):
+    mixer = layers.MIXERS[name]
+    layer = layers.made(mixer, replace(JOB, name=name))
+    x = torch.randn(1, 5, layer.hidden_size)
+    between = layers.without_projections(layer, x, torch.float32, mixer.mixed)
+    linear = [module for module in between.modules() if isinstance(module, torch.nn.Linear)]
+    assert all(min(module.weight.shape) < layer.hidden_size for module in linear)
+    assert sum(isinstance(module, layers.Passed) for module in between.modules()) == (4 if mixer.mixed else 1)
+
+
+def test_what_a_projection_made_gets_a_gradient_and_the_result_is_the_layers():
+    layer = layers.made(layers.MIXERS["GLA"], JOB)
+    x = torch.randn(1, 5, layer.hidden_size)
+    between = layers.without_projections(layer, x, torch.float32, mixed=False)
+    y = between(x)
+    torch.testing.assert_close(y @ layer.o_proj.weight.T, layer(x))
+    y.sum().backward()
+    assert all(getattr(between, name).y.grad.abs().sum() > 0 for name in ("q_proj", "k_proj", "v_proj", "g_proj"))
+
+
+def test_a_token_without_its_axis_gets_what_was_made_of_it():
+    """Layers that decode drop the axis of time before they project."""
+    given = layers.Given(torch.arange(6.0).reshape(2, 1, 3))
+    assert given(torch.ones(2, 7)).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert given.weight.device.type == "cpu"
+
+
+def test_a_layer_whose_last_projection_is_called_otherwise_is_refused():
+    with pytest.raises(layers.OptionError, match=r"^ReLU has no projection named o_proj or out_proj$"):
+        layers.without_projections(torch.nn.ReLU(), torch.ones(1), torch.float32, mixed=False)
+
+
+def test_who_has_a_layer():
+    assert layers.libraries("Mamba-2") == ("linattn", "fla", "mamba_ssm", "transformers")
+    assert layers.libraries("RWKV-7") == ("linattn", "fla")
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    tiny = replace(models.MODELS["olmo_hybrid"], small={**sizes, **heads})
+    monkeypatch.setitem(models.MODELS, "olmo_hybrid", tiny)
+    job = replace(JOB, benchmark="model", name="olmo_hybrid", whats=models.WHATS, layers=4)
+    assert models.libraries("olmo_hybrid") == ("linattn", "linattn, fused", "fla", "transformers")
+    for library in ("linattn", "linattn, fused", "transformers"):
+        torch.manual_seed(job.seed)
+        ready = models.prepared(replace(job, library=library))
+        error = beside.agreement(ready, tmp_path / "proof.npz", first=library == "linattn")
+        assert error is None or error["ok"], error
+        with ready.timed():
+            rows = [beside.one_row(job, ready, "eager", what) for what in models.WHATS]
+        assert [(row["status"], row["reason"]) for row in rows] == [("ok", None)] * 3
+
+
+def test_models_have_the_published_sizes_and_as_many_layers_as_asked():
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    for name, hybrid in models.MODELS.items():
+        config = hybrid.config(layers=4, small=False)
+        assert config.num_hidden_layers == 4, name
+        assert config.hidden_size >= 2048, name
+    assert models.MODELS["bamba"].config(2, small=True).hidden_size == 1024
+    assert models.libraries("bamba") == ("linattn", "mamba_ssm", "transformers")
+
+
+# -- one library in a process of its own -------------------------------------------------------------------------------
+
+
+def test_a_library_that_differs_is_said_to_be_wrong(tmp_path):
+    def proof(factor):
+        return Prepared(lambda: {"y": torch.tensor([1.0, 2.0]) * factor}, {}, contextlib.nullcontext)
+
+    beside.agreement(proof(1.0), tmp_path / "proof.npz", first=True)
+    assert beside.agreement(proof(1.0001), tmp_path / "proof.npz", first=False)["ok"]
+    error = beside.agreement(proof(1.1), tmp_path / "proof.npz", first=False)
+    assert not error["ok"]
+    assert error["worst"] == pytest.approx(0.1)
+    assert not beside.agreement(proof(float("nan")), tmp_path / "proof.npz", first=False)["ok"]
+
+
+def test_a_call_that_breaks_the_graph_is_compiled_in_parts(monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="eager", **options))
+
+    def broken(x):
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    def maker(function):
+        return lambda compile_: (lambda run: lambda: run(torch.ones(2)))(compile_(function))
+
+    assert beside.called(maker(lambda x: x + 1), "compiled")[1] is None
+    call, note = beside.called(maker(broken), "compiled")
+    assert note == "more than one graph"
+    assert call().tolist() == [4.0, 4.0]
+
+
+def test_a_call_that_fails_leaves_the_others(monkeypatch):
+    def refuse(compile_):
+        raise ZeroDivisionError("no heads\nat all")
+
+    row = beside.one_row(JOB, Prepared(dict, {"fwd": refuse}, contextlib.nullcontext), "eager", "fwd")
+    assert (row["status"], row["reason"], row["ms"]) == ("failed", "ZeroDivisionError: no heads", None)
+
+
+def test_a_process_without_an_answer_says_why():
+    with pytest.raises(elsewhere.NoAnswer, match=r"No module named linattn_benchmarks\.nowhere"):
+        elsewhere.ask("linattn_benchmarks.nowhere", {}, 60)
+    with pytest.raises(elsewhere.NoAnswer, match="took longer than 0 s"):
+        elsewhere.ask("linattn_benchmarks.fresh", {}, 0.01)
+
+
+def test_rows_of_a_library_that_cannot_be_called_say_why(tmp_path, monkeypatch):
+    monkeypatch.setitem(layers.LIBRARIES, "fla", beside.Library("no-such-thing", "no_such_thing"))
+    rows = beside.rows_of(replace(JOB, library="fla"), tmp_path)
+    assert [(row["status"], row["reason"]) for row in rows] == [("skipped", "no-such-thing is not installed")] * 3
+    monkeypatch.setitem(layers.LIBRARIES, "fla", beside.Library("linattn", "linattn", ("cuda",)))
+    assert beside.rows_of(replace(JOB, library="fla"), tmp_path)[0]["reason"] == "runs on cuda, not on cpu"
+
+    def ask(*_):
+        raise elsewhere.NoAnswer("took longer than 1 s")
+
+    monkeypatch.setattr(elsewhere, "ask", ask)
+    rows = beside.rows_of(JOB, tmp_path)
+    assert [(row["status"], row["reason"]) for row in rows] == [("failed", "took longer than 1 s")] * 3
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def row(library, ms=None, **fields):
+    usual = {"name": "GLA", "what": "fwd", "mode": "eager", "label": "B1 T8", "status": "ok", "reason": None, "note": None}
+    return {**usual, "library": library, "ms": ms and {"median": ms}, "peak_bytes": 3 << 20, "error": None, **fields}
+
+
+def results(*rows):
+    return {"settings": {"dtype": "float32"}, "rows": list(rows)}
+
+
+def test_tables_and_ratios():
+    skipped = row("fla", status="skipped", reason="runs on cuda, not on cpu")
+    off = row("other", 5.0, status="wrong", error={"worst": 0.5, "bound": 0.002, "ok": False}, note="more than one graph")
+    found = results(row("linattn", 2.0), skipped, row("transformers", 8.0, peak_bytes=None), off)
+    times, peaks, remarks = beside.sections(found)
+    assert times == sections.Section(
+        "GLA, B1 T8, float32: ms", ("what", "linattn", "transformers", "other"), [("forward, eager", "2", "8", "5 (WRONG)")]
+    )
+    assert peaks.lines == [("forward, eager", "3.0 MiB", "–", "3.0 MiB (WRONG)")]
+    assert remarks.lines == [
+        ("fla", "GLA", "skipped: runs on cuda, not on cpu"),
+        ("other", "GLA", "differs from linattn by 0.5 of the largest value in float32"),
+        ("other", "GLA", "more than one graph"),
+    ]
+    ((title, lines, columns, cells),) = beside.heatmaps(found)
+    assert (title, lines, columns) == ("time of linattn over that of", ["GLA, B1 T8, forward, eager"], ["transformers"])
+    assert cells == {("GLA, B1 T8, forward, eager", "transformers"): 0.25}
+    assert not beside.succeeded(found)
+
+
+def test_two_shapes_of_one_layer_have_a_table_each():
+    longer = [row("linattn", 4.0, label="B1 T16"), row("fla", 1.0, label="B1 T16")]
+    first, _, second, _ = beside.sections(results(row("linattn", 2.0), *longer))
+    assert (first.lines, second.lines) == ([("forward, eager", "2")], [("forward, eager", "4", "1")])
+
+
+def test_success_is_something_of_ours_and_nothing_failed():
+    assert beside.succeeded(results(row("linattn", 2.0), row("fla", status="skipped", reason="away")))
+    assert beside.succeeded(results(row("linattn", 2.0), row("fla", status="failed", reason="theirs")))
+    assert not beside.succeeded(results(row("linattn", 2.0), row("linattn, fused", status="failed", reason="ours")))
+    assert not beside.succeeded(results(row("transformers", 2.0)))
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_through_the_command(run, tmp_path):
+    """In processes of their own, and shown again from the file."""
+    out, page = tmp_path / "layer.json", tmp_path / "layer.html"
+    words = ("--small", "--shape", "B=1,T=8", "--modes", "eager", "--what", "fwd", "--seconds", "0.01", "--peer", "fla")
+    done = run("layer", "gla", *words, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "GLA, B1 T8, float32: ms" in done.output
+    content = environment.read(out)
+    assert content["benchmark"] == "layer"
+    assert [(r["library"], r["status"]) for r in content["results"]["rows"]] == [("linattn", "ok"), ("fla", "skipped")]
+    assert run("report", str(out), "--html", str(page)).exit_code == 0
+    assert "GLA, B1 T8, float32: ms" in page.read_text()
+    assert json.loads(out.read_text())["results"]["settings"]["small"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("layer", "GLAA"),
+            "layer: unknown name 'GLAA': did you mean 'GLA'? known are Qwen3-Next, Kimi Linear, Mamba-2, GLA, ",
+        ),
+        (("layer", "--shape", "B=1,H=2"), "--shape B=1,H=2: layers and models have their own sizes: expected B and T, got H"),
+        (("layer", "--what", "train"), "--what: unknown 'train': known are fwd, fwdbwd, decode"),
+        (("layer", "--modes", "compile"), "--modes: unknown 'compile': did you mean 'compiled'? known are eager, compiled"),
+        (("layer", "--layers", "2"), "--layers goes with model, not with layer"),
+        (("layer", "--gates", "weak"), "--gates does not go with layer"),
+        (("grid", "--small"), "--small goes with layer and model, not with grid"),
+        (("model",), "model: name at least one of qwen3_next, qwen3_5, kimi_linear, bamba, nemotron_h, olmo_hybrid"),
+    ],
+)
+def test_bad_input(run, words, message):
+    done = run(*words)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_every_library_of_every_layer_is_a_job():
+    settings = {"device": "cpu", "dtype": "float32", "seed": 1}
+    asked = commands.Asked(settings, (), 0.1, small=True, shape=["B=1/2,T=8"], peers=["transformers"])
+    jobs = commands.jobs_of("layer", ["GLA", "Mamba-2"], asked)
+    assert [(job.name, job.B, job.library) for job in jobs] == [
+        ("GLA", 1, "linattn"),
+        ("GLA", 2, "linattn"),
+        ("Mamba-2", 1, "linattn"),
+        ("Mamba-2", 1, "transformers"),
+        ("Mamba-2", 2, "linattn"),
+        ("Mamba-2", 2, "transformers"),
+    ]
