@@ -17,7 +17,7 @@ __all__ = ["Context"]
 
 
 class Context:
-    """Base class of what ``context=`` takes: ``linattn.distributed.context_parallel`` makes one."""
+    """Base class of what ``context=`` takes: ``context_parallel`` of ``linattn.distributed`` makes one, or ``shard_axis``."""
 
     def run(
         self,

@@ -262,7 +262,8 @@ def _spread(spec: OpSpec, form: str | None, context: Any) -> Context:
     if isinstance(context, Context):
         return context
     raise OptionError(
-        f"{_name(spec, form)}: context must be what linattn.distributed.context_parallel makes, got {type(context).__name__}"
+        f"{_name(spec, form)}: context must be what context_parallel or shard_axis of linattn.distributed makes, "
+        f"got {type(context).__name__}"
     )
 
 

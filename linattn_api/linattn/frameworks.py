@@ -173,6 +173,10 @@ class Framework:
         """For each of the integers ``x``, how many of the ascending ``sorted_values`` do not exceed it."""
         return self.module.searchsorted(sorted_values, x, side="right").astype(x.dtype)
 
+    def take_along(self, x: Any, index: Any, axis: int) -> Any:
+        """Along an axis, the elements of ``x`` with these numbers; the other axes of both meet as in arithmetic."""
+        return self.module.take_along_axis(x, index, axis=axis)
+
     def softmax(self, x: Any) -> Any:
         """``e^x / Σ e^x`` along the last axis."""
         powers = self.module.exp(x - self.module.max(x, axis=-1, keepdims=True))
@@ -394,6 +398,9 @@ class Torch(Framework):
 
     def count_up_to(self, sorted_values: Any, x: Any) -> Any:
         return self.module.searchsorted(sorted_values, x, right=True).to(x.dtype)
+
+    def take_along(self, x: Any, index: Any, axis: int) -> Any:
+        return self.module.take_along_dim(x, index.long(), axis)
 
     def numbers(self, values: Sequence[float], like: Any) -> Any:
         return self.module.tensor(values, dtype=self.module.float32, device=like.device)

@@ -14,12 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sequence_cases import VARIANTS, arguments, draw, operator
+from sequence_cases import SPREAD, arguments, draw, operator, parts
 
 Job = tuple[str, str, dict[str, Any]]
 """Its id, the function, and the keywords."""
 
-SECONDS = 100
+SECONDS = 200
 """For one group to do all of its jobs; a busy machine is slow."""
 
 
@@ -114,10 +114,9 @@ def compare(
     whole = leaves()
     o, final = call(whole)
     weights = torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1))
-    state_weights = (
-        None if final is None else torch.randn(final.shape, dtype=final.dtype, generator=torch.Generator().manual_seed(2))
-    )
-    loss = (o * weights).sum() + (0 if final is None else (final * state_weights).sum())
+    generator = torch.Generator().manual_seed(2)
+    state_weights = [torch.randn(x.shape, dtype=o.dtype, generator=generator) for x in parts(final)]
+    loss = (o * weights).sum() + sum((x * w).sum() for x, w in zip(parts(final), state_weights, strict=True))
     loss.backward()
 
     mine = leaves()
@@ -133,14 +132,12 @@ def compare(
     o_here, final_here = run(local)
     torch.testing.assert_close(o_here, o[:, tokens], rtol=1e-9, atol=1e-9)
     loss = (o_here * weights[:, tokens]).sum()
-    if final is not None:
-        everyone = final_here.detach().clone()
-        if replicate_states:
-            loss = loss + (final_here * state_weights).sum() / ranks
-        else:
+    for x, y, w in zip(parts(final_here), parts(final), state_weights, strict=True):
+        everyone = x.detach().clone()
+        if not replicate_states:
             dist.all_reduce(everyone)
-            loss = loss + (final_here * state_weights).sum()
-        torch.testing.assert_close(everyone, final, rtol=1e-9, atol=1e-9)
+        loss = loss + (x * w).sum() / (ranks if replicate_states else 1)
+        torch.testing.assert_close(everyone, y, rtol=1e-9, atol=1e-9)
     loss.backward()
     for key, x in mine.items():
         if not x.is_floating_point() or whole[key].grad is None:
@@ -150,6 +147,49 @@ def compare(
         torch.testing.assert_close(gradient, whole[key].grad, rtol=1e-8, atol=1e-8, msg=lambda text, key=key: f"{key}: {text}")
     again, _ = run(local)
     assert torch.equal(again, o_here), "the same call gave other bits"
+
+
+def dtensors(variant: str, heads: int = 1) -> None:
+    """Distributed tensors, their heads over another axis of the mesh, against one device."""
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // heads, heads), mesh_dim_names=("cp", "tp"))
+    plan = context_parallel(mesh["cp"])
+    case = draw(variant)
+    function = operator(f"chunk_{case.family}")
+    args = {
+        arg.name: arg
+        for arg in (*function.spec.args, *function.spec.keyword_args, *function.spec.state(function.spec.defaults))
+    }
+
+    def placed(name: str, x: Any) -> Any:
+        symbols = next((s for s in args[name].shapes if len(s) == x.dim()), ()) if name in args else ()
+        head = next((i for i, symbol in enumerate(symbols) if symbol in ("H", "HV")), None)
+        if name.startswith("gate."):
+            head = 0
+        along = [Shard(1) if "T" in symbols else Replicate(), Replicate() if head is None else Shard(head)]
+        return distribute_tensor(x, mesh, along)
+
+    def called(change: Any, **more: Any) -> tuple[list[Any], dict[str, Any]]:
+        x = {name: change(name, torch.from_numpy(x.copy())) for name, x in case.arrays.items()}
+        x = {name: y.requires_grad_() if y.is_floating_point() else y for name, y in x.items()}
+        o, state = function(**arguments(case, x, function), output_final_state=True, **more)
+        found = [y.full_tensor() if isinstance(y, DTensor) else y for y in (o, *parts(state))]
+        sum(y.square().sum() for y in found if y.is_floating_point()).backward()
+        return found, x
+
+    expected, whole = called(lambda name, x: x)
+    found, spread = called(placed, context=plan)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+    for name, x in whole.items():
+        if x.grad is not None:
+            gradient = spread[name].grad.full_tensor()
+            torch.testing.assert_close(gradient, x.grad, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def convolve(cu_seqlens: list[int] | None = None, W: int = 4, **options: Any) -> None:
@@ -172,7 +212,7 @@ def everywhere(cu_seqlens: list[int] | None = None, normalize: bool = False, **o
     compare("chunk", cu_seqlens=cu_seqlens, case=case._replace(options=case.options | {"causal": False}), **options)
 
 
-__all__ = ["VARIANTS", "Job", "run_jobs"]
+__all__ = ["SPREAD", "Job", "run_jobs"]
 
 
 # -- faults: each returns what it raised, as the error of the job ----------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import linattn
 import numpy as np
 from linattn import gates
+from linattn.plugin import MixedState
 from linattn.spec import COMPANIONS, FAMILIES
 
 AFFINE = tuple(name for name in FAMILIES if name != "mixed_attn")
@@ -29,9 +30,17 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "softplus_steps": ("ssd", ("steps",)),
 }
 
+"""Of the families that are affine in their state."""
+MIXED = {"mixed": ("mixed_attn", ()), "mixed_biased": ("mixed_attn", ("bias",))}
+SPREAD = VARIANTS | MIXED
+"""Every kind of call that ranks may share."""
+
 
 class Case(NamedTuple):
-    """One call: the family, its arrays and its options, those of the gate object among the arrays as ``gate.…``."""
+    """One call: the family, its arrays and its options.
+
+    The arrays of the gate object are among the arrays as ``gate.…``, those of a state of several as ``initial_state.…``.
+    """
 
     family: str
     arrays: dict[str, np.ndarray]
@@ -51,11 +60,13 @@ def draw(
     state: bool = True,
 ) -> Case:
     """Random inputs of a variant; ``resets`` puts ``-inf`` and ``-1e4`` among the log decays, of one batch entry or half."""
-    family, flags = VARIANTS[variant]
+    family, flags = SPREAD[variant]
     rng = np.random.default_rng(zlib.crc32(f"{variant} {T} {cu_seqlens}".encode()))
     B = 1 if cu_seqlens is not None else B
     N = B if cu_seqlens is None else len(cu_seqlens) - 1
     new = lambda *shape: rng.standard_normal(shape)  # noqa: E731
+    if family == "mixed_attn":
+        return _mixed(flags, new, rng, (B, N, T, H, K, V), cu_seqlens, state)
     if family == "ssd":
         arrays = dict(x=new(B, T, HV, V), dt=np.abs(new(B, T, HV)), A=-np.exp(new(HV)), B=new(B, T, H, K), C=new(B, T, H, K))
         arrays |= dict(D=new(HV), z=new(B, T, HV, V), dt_bias=0.1 * np.abs(new(HV)))
@@ -72,6 +83,24 @@ def draw(
     if cu_seqlens is not None:
         arrays["cu_seqlens"] = np.array(cu_seqlens)
     return Case(family, arrays, options)
+
+
+def _mixed(flags, new, rng, sizes, cu_seqlens, state) -> Case:
+    B, N, T, H, K, V = sizes
+    L, C = K + 1, 5
+    arrays = dict(
+        q_quad=new(B, T, H, K), k_quad=new(B, T, H, K), q_lin=new(B, T, H, L), k_lin=new(B, T, H, L), v=new(B, T, H, V)
+    )
+    if "bias" in flags:
+        arrays["bias"] = new(H, C, C)
+    if state:
+        length = rng.integers(0, C, N).astype(np.int32)
+        held = (np.arange(C) < length[:, None])[..., None, None]
+        kept = dict(kv=new(N, H, L, V), k_quad=held * new(N, C, H, K), k_lin=held * new(N, C, H, L), v=held * new(N, C, H, V))
+        arrays |= {f"initial_state.{name}": x for name, x in kept.items()} | {"initial_state.length": length}
+    if cu_seqlens is not None:
+        arrays["cu_seqlens"] = np.array(cu_seqlens)
+    return Case("mixed_attn", arrays, {"chunk_size": C})
 
 
 def _operands(family, flags, new, rng, sizes, resets) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -117,11 +146,13 @@ def _operands(family, flags, new, rng, sizes, resets) -> tuple[dict[str, np.ndar
 
 
 def arguments(case: Case, arrays: dict[str, Any], operator: Any) -> dict[str, Any]:
-    """The keywords of a call of ``operator``: of ``arrays`` those that it takes, with the gate as an object."""
+    """The keywords of a call of ``operator``: of ``arrays`` those that it takes, with the gate and the state as objects."""
     spec = operator.spec
     taken = {name: x for name, x in arrays.items() if name in spec.parameters}
     if "gate.A_log" in arrays:
         taken["gate"] = gates.Softplus(arrays["gate.A_log"], arrays["gate.dt_bias"])
+    if "initial_state.kv" in arrays:
+        taken["initial_state"] = MixedState(*(arrays[f"initial_state.{name}"] for name in MixedState._fields))
     return taken | {name: value for name, value in case.options.items() if name in spec.parameters}
 
 
@@ -132,9 +163,14 @@ def oracle_options(case: Case) -> dict[str, Any]:
     return case.options | {"gate": gates.Softplus(case.arrays["gate.A_log"], case.arrays["gate.dt_bias"]).kind}
 
 
+def parts(state: Any) -> list[Any]:
+    """The arrays of a state: none, one, or several."""
+    return [] if state is None else list(state) if isinstance(state, tuple) else [state]
+
+
 def operator(name: str) -> Any:
     """A public operator by name."""
     return getattr(linattn, name)
 
 
-__all__ = ["AFFINE", "COMPANIONS", "VARIANTS", "Case", "arguments", "draw", "operator", "oracle_options"]
+__all__ = ["AFFINE", "COMPANIONS", "SPREAD", "VARIANTS", "Case", "arguments", "draw", "operator", "oracle_options", "parts"]

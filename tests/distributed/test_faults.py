@@ -40,3 +40,18 @@ def test_a_dead_rank_ends_the_others():
     assert alive.startswith(
         "ContextError: chunk_linear_attn: rank 0 waited for the 2 ranks of its group, and one of them died or is late: "
     )
+
+
+def test_another_error_comes_out_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    from linattn.distributed import agreement
+
+    monkeypatch.setattr(agreement.dist, "get_rank", lambda group: 1)
+    monkeypatch.setattr(agreement.dist, "get_world_size", lambda group: 4)
+    error = RuntimeError("Tensors must be contiguous")
+    assert agreement.rank_is_gone("chunk_gla", None, error) is None
+    assert error.__notes__ == ["chunk_gla: rank 1 waited for the 4 ranks of its group"]
+    gone = agreement.rank_is_gone("chunk_gla", None, RuntimeError("[pair.cc:553] Connection closed by peer [::1]:7\nGLHF"))
+    assert str(gone) == (
+        "chunk_gla: rank 1 waited for the 4 ranks of its group, and one of them died or is late: "
+        "[pair.cc:553] Connection closed by peer [::1]:7"
+    )

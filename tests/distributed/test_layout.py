@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import linattn
 import numpy as np
 import pytest
 from linattn.distributed import simulate
 from linattn.distributed.layout import chain_of, shard_of
 from linattn.errors import ContextError, OptionError
+from sequence_cases import draw
 
 OFFSETS = (0, 3, 3, 4, 15, 16, 16, 22)
 
@@ -73,7 +76,9 @@ def test_a_context_is_one_and_holds_the_offsets():
     x = np.ones((1, 4, 1, 2))
     with pytest.raises(OptionError) as error:
         linattn.chunk_linear_attn(x, x, x, context="cp")
-    assert str(error.value) == ("chunk_linear_attn: context must be what linattn.distributed.context_parallel makes, got str")
+    assert str(error.value) == (
+        "chunk_linear_attn: context must be what context_parallel or shard_axis of linattn.distributed makes, got str"
+    )
     with pytest.raises(OptionError, match="context= holds the offsets of packed sequences"):
         _with_offsets(x)
 
@@ -106,3 +111,30 @@ def test_many_ranks_give_what_one_device_gives(ranks: int):
     )
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+
+
+def test_a_compiler_takes_them_for_constants():
+    torch = pytest.importorskip("torch")
+
+    def scaled(x):
+        return x * len(shard_of(2, 0, "zigzag", 4, (0, 3, 8)).segments)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.compile(scaled, fullgraph=True, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 6, 6, 21, 24]])
+def test_chunks_of_whole_sequences_lie_on_one_rank(offsets: list[int] | None):
+    case = draw("mixed_biased", cu_seqlens=offsets, state=False)
+    arrays = {name: x for name, x in case.arrays.items() if name != "cu_seqlens"}
+    whole = linattn.chunk_mixed_attn(**case.arrays | {"bias": case.arrays["bias"][:, :3, :3]}, chunk_size=3, causal=False)[0]
+    given = dict(**arrays | {"bias": arrays["bias"][:, :3, :3]}, chunk_size=3, causal=False)
+    spread, _ = simulate(linattn.chunk_mixed_attn, **given, ranks=4, cu_seqlens=offsets)
+    np.testing.assert_allclose(spread, whole, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ContextError) as error:
+        simulate(linattn.chunk_mixed_attn, **arrays, chunk_size=5, causal=False, ranks=4, cu_seqlens=offsets)
+    assert str(error.value) == (
+        "chunk_mixed_attn: causal=False takes chunks that lie on one rank, and one of 5 tokens goes on from a span of 6 to the "
+        "next: let spans, and sequences in front of one that goes on, be multiples of chunk_size"
+    )

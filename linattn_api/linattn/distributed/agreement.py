@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..errors import ContextError
 
-__all__ = ["agree"]
+__all__ = ["agree", "rank_is_gone"]
 
 
 def agree(group: Any, what: str, mine: str) -> None:
@@ -27,14 +27,27 @@ def agree(group: Any, what: str, mine: str) -> None:
     try:
         dist.all_gather_object(said, mine, group=group)
     except RuntimeError as error:
-        raise ContextError(
-            f"{what}: rank {dist.get_rank(group)} waited for the {len(said)} ranks of its group, and one of them died or is "
-            f"late: {str(error).splitlines()[0]}"
-        ) from error
+        if gone := rank_is_gone(what, group, error):
+            raise gone from error
+        raise
     if len(set(said)) == 1:
         return
     rows = "".join(f"\n  rank {_ranks(said, one)}: {one}" for one in dict.fromkeys(said))
     raise ContextError(f"{what}: the ranks do not agree{rows}")
+
+
+GONE = ("timed out", "timeout", "connection closed", "connection re", "broken pipe", "remote error", "remote process")
+"""What the transports of gloo and NCCL say, among other things, when a rank does not answer."""
+
+
+def rank_is_gone(what: str, group: Any, error: BaseException) -> ContextError | None:
+    """The error that says so, where that is what an error of a collective means; any other gets a note of the call."""
+    waited = f"{what}: rank {dist.get_rank(group)} waited for the {dist.get_world_size(group)} ranks of its group"
+    text = str(error)
+    if any(sign in text.lower() for sign in GONE):
+        return ContextError(f"{waited}, and one of them died or is late: {text.splitlines()[0]}")
+    error.add_note(waited)
+    return None
 
 
 def _ranks(said: list[Any], one: Any) -> str:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ..affine import act, act_transposed, gradient_of
-from ..errors import ContextError
 from ..frameworks import framework_of
-from .agreement import agree
+from .agreement import agree, rank_is_gone
+from .layout import remembered
 
 __all__ = ["chain", "combine", "total", "watch"]
 
@@ -45,8 +45,8 @@ def _first_time(name: str, label: str, *tensors: Tensor) -> None:
         _agreed.add(key)
 
 
-class _named_failure:
-    """What a collective raises when a rank is gone, with the name of the operator and of the rank that noticed."""
+class _waiting:
+    """Around a collective: says which operator waited on which rank, and whether another one is gone."""
 
     def __init__(self, label: str, group: Any) -> None:
         self.label, self.group = label, group
@@ -55,18 +55,15 @@ class _named_failure:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, ContextError):
-            raise ContextError(
-                f"{self.label}: rank {dist.get_rank(self.group)} waited for the {dist.get_world_size(self.group)} ranks of its "
-                f"group, and one of them died or is late: {str(error).splitlines()[0]}"
-            ) from error
+        if isinstance(error, RuntimeError) and (gone := rank_is_gone(self.label, self.group, error)):
+            raise gone from error
 
 
 def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
     """``[ranks, ...]``: what every rank has."""
     x = x.contiguous()
     found = x.new_empty((dist.get_world_size(group), *x.shape))
-    with _named_failure(label, group):
+    with _waiting(label, group):
         dist.all_gather(list(found.unbind(0)), x, group=group)
     return found
 
@@ -126,7 +123,7 @@ def _(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group_name: st
 
 def _sent(state: Tensor, there: int, me: int, group: Any, label: str) -> None:
     if there != me:
-        with _named_failure(label, group):
+        with _waiting(label, group):
             dist.send(state.contiguous(), group_dst=there, group=group)
 
 
@@ -134,7 +131,7 @@ def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: 
     if there == me:
         return state
     found = torch.empty_like(like, memory_format=torch.contiguous_format)
-    with _named_failure(label, group):
+    with _waiting(label, group):
         dist.recv(found, group_src=there, group=group)
     return found
 
@@ -287,7 +284,7 @@ def combine(x: Tensor, sources: Any, rank: int, group_name: str, label: str) -> 
     return _combine(x, list(wanted), list(given), outputs, group_name, label)
 
 
-@functools.lru_cache(maxsize=64)
+@remembered
 def _pairs(sources: Any, rank: int, parts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     wanted = [i for output, own in enumerate(sources[rank]) for source in own for i in (output, source)]
     given = [

@@ -8,15 +8,31 @@ span holds of one sequence; a state crosses from one span to the next where a se
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from ..errors import ContextError
 
-__all__ = ["LAYOUTS", "Layout", "Segment", "Shard", "Span", "chain_of", "rank_order", "shard_of"]
+__all__ = ["LAYOUTS", "Layout", "Segment", "Shard", "Span", "chain_of", "rank_order", "remembered", "shard_of"]
 
 Layout = Literal["contiguous", "zigzag"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def remembered(function: Function) -> Function:
+    """A function of plain integers that keeps its results; a compiler that traces a call takes them for constants."""
+    kept = functools.lru_cache(maxsize=256)(function)
+
+    def call(*args: Any) -> Any:
+        return kept(*args)
+
+    call.__doc__ = function.__doc__
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return cast(Function, call)
 
 
 class Segment(NamedTuple):
@@ -130,19 +146,23 @@ class Shard(NamedTuple):
             met = segment.stop
         return [*found, (0, tokens - met)]
 
-    def holds(self, index: int) -> int | None:
-        """The number, among the rank's spans, of the span with this index."""
-        return next((i for i, span in enumerate(self.spans) if span.place == index), None)
+    def number_of(self, place: int) -> int:
+        """The number, among the rank's spans, of the span with this place among all; −1 where another rank has it."""
+        return next((i for i, span in enumerate(self.spans) if span.place == place), -1)
+
+    def entry(self, number: int) -> int:
+        """The segment that a state enters which comes into a span; of a span without any, the rank's first."""
+        return next((j for j, segment in enumerate(self.segments) if segment.span == number), 0)
 
 
-@functools.cache
+@remembered
 def rank_order(ranks: int, layout: Layout) -> tuple[tuple[int, int], ...]:
     """For every span in order, the rank that holds it and its number there."""
     there = tuple((rank, 0) for rank in range(ranks))
     return there if layout == "contiguous" else (*there, *((rank, 1) for rank in reversed(range(ranks))))
 
 
-@functools.lru_cache(maxsize=256)
+@remembered
 def chain_of(ranks: int, layout: Layout, length: int, cu_seqlens: tuple[int, ...] | None) -> Chain:
     """How states go from span to span; a span has ``length`` tokens, which counts for packed sequences only."""
     order = rank_order(ranks, layout)
@@ -160,7 +180,7 @@ def chain_of(ranks: int, layout: Layout, length: int, cu_seqlens: tuple[int, ...
     return Chain(order, tuple(enters), tuple(starts))
 
 
-@functools.lru_cache(maxsize=256)
+@remembered
 def shard_of(ranks: int, rank: int, layout: Layout, tokens: int, cu_seqlens: tuple[int, ...] | None) -> Shard:
     """What one rank holds.
 

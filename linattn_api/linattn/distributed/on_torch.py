@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -16,10 +18,13 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from ..context import Context
 from ..errors import ContextError, OptionError
 from ..feature_maps import FeatureMap
-from ..spec import OpSpec
+from ..plugin import MixedState
+from ..spec import Arg, OpSpec
 from . import collectives, lowering
 from .agreement import agree
+from .exchange import Exchange, Sources
 from .layout import LAYOUTS, Layout, Shard, shard_of
+from .rules import each
 
 __all__ = ["ContextPlan", "context_parallel"]
 
@@ -28,7 +33,7 @@ GATHERED = 1 << 28
 """Bytes of summaries that ``"auto"`` gathers at most; beyond them a ring takes less memory and time."""
 
 
-class ContextPlan(Context, lowering.Exchange):
+class ContextPlan(Context, Exchange):
     """Who has which tokens: what operators on torch tensors take as ``context=``. Made by :func:`context_parallel`.
 
     Attributes:
@@ -50,7 +55,8 @@ class ContextPlan(Context, lowering.Exchange):
         mesh: DeviceMesh | None,
     ) -> None:
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.layout, self.cu_seqlens = layout, cu_seqlens
+        self.layout: Layout = layout
+        self.cu_seqlens = cu_seqlens
         self.replicate_states, self.way = replicate_states, way
         self.group_name, self.mesh = group.group_name, mesh
 
@@ -63,7 +69,8 @@ class ContextPlan(Context, lowering.Exchange):
 
     def shard(self, tokens: int) -> Shard:
         """What this rank holds if it has ``tokens`` of them."""
-        return shard_of(self.ranks, self.rank, self.layout, 0 if self.cu_seqlens is None else tokens, self.cu_seqlens)
+        counted = 0 if self.cu_seqlens is None else operator.index(tokens)  # of one that is symbolic, the size traced for
+        return shard_of(self.ranks, self.rank, self.layout, counted, self.cu_seqlens)
 
     def run(
         self,
@@ -81,11 +88,23 @@ class ContextPlan(Context, lowering.Exchange):
             return self._run_dtensors(spec, form, arrays, keywords, feature_map, backend)
         return self._run_tensors(spec, form, arrays, keywords, feature_map, backend)
 
-    def _run_tensors(self, *call: Any) -> tuple[Tensor, Tensor | None]:
+    def _run_tensors(
+        self,
+        spec: OpSpec,
+        form: str | None,
+        arrays: tuple[Any, ...],
+        keywords: dict[str, Any],
+        feature_map: str | FeatureMap | None,
+        backend: str | Sequence[str] | None,
+    ) -> Any:
         """On plain tensors; the final state is contiguous."""
-        o, final = lowering.run(self, self.shard, self.replicate_states, *call)
+        o, final = lowering.run(self, self.shard, self.replicate_states, spec, form, arrays, keywords, feature_map, backend)
+        given = keywords["initial_state"]
+        states = [x for x in (given if isinstance(given, tuple) else (given,)) if x is not None and x.requires_grad]
+        if states and torch.is_grad_enabled():  # a rank that reads none of its rows gives it a gradient of zeros
+            o = _Tied.apply(o, *states)
         # a collective adds memory to memory: the state of one rank and the zeros of the others must have the same strides
-        return o, None if final is None else final.contiguous()
+        return o, None if final is None else each(lambda x: x.contiguous(), final)
 
     def positions(self, x: Tensor) -> Tensor:
         """The position of each of this rank's tokens in its sequence ``[T]``, int32, for ``x [B, T, …]``."""
@@ -105,12 +124,14 @@ class ContextPlan(Context, lowering.Exchange):
         b = _of_inputs(call, b)
         return collectives.chain(A, b, order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring)
 
-    def combine(self, call: lowering.ShardCall, x: Tensor, sources: lowering.Sources) -> Tensor:
+    def combine(self, call: lowering.ShardCall, x: Tensor, sources: Sources) -> Tensor:
         """This rank's sums of what all ranks contribute."""
         return collectives.combine(_of_inputs(call, x), sources, self.rank, self.group_name, call.label)
 
     def total(self, call: lowering.ShardCall, x: Tensor) -> Tensor:
         """The sum over all ranks."""
+        if self.ranks == 1:
+            return x
         return collectives.total(_of_inputs(call, x), self.ranks, self.rank, self.group_name, call.label)
 
     # -- DTensor -----------------------------------------------------------------------------------------------------
@@ -136,25 +157,43 @@ class ContextPlan(Context, lowering.Exchange):
                 f"{label}: {spec.like} is a plain tensor and another array is a DTensor: make all of them DTensors"
             )
         own = like.device_mesh.mesh_dim_names.index(self._axis(like))  # type: ignore[union-attr]
-        local: dict[str, Any] = {}
-        for name, x in named.items():
+
+        def local(name: str, x: Any) -> Any:
+            """What this device has of an array, or of each in an object that holds some."""
+            if isinstance(x, MixedState):
+                return MixedState(*(local(f"{name}.{part}", y) for part, y in zip(x._fields, x, strict=True)))
+            if is_dataclass(x) and not isinstance(x, type):
+                held = {field.name: getattr(x, field.name) for field in fields(x)}
+                changed = {part: local(f"{name}.{part}", y) for part, y in held.items() if isinstance(y, DTensor)}
+                return replace(x, **changed) if changed else x
             if not isinstance(x, DTensor):
-                local[name] = x
-                continue
+                return x
             by_token = name in args and lowering.has_tokens(args[name], x)
             if by_token != x.placements[own].is_shard(1):
                 expected = "Shard(1)" if by_token else "Replicate()"
                 raise ContextError(f"{label}: {name} must be {expected} along {self._axis(like)!r}, got {x.placements[own]}")
-            gradients = [Partial() if i == own and not by_token else place for i, place in enumerate(x.placements)]
-            local[name] = x.to_local(grad_placements=gradients)
-        given = tuple(local[arg.name] for arg in spec.args)
-        o, final = self._run_tensors(spec, form, given, {name: local[name] for name in keywords}, feature_map, backend)
+            # what every device has of an array, while each has other tokens or heads of the values, gets a part of its gradient
+            places = zip(x.placements, like.placements, strict=True)
+            gradients = [Partial() if mine.is_replicate() and other.is_shard() else mine for mine, other in places]
+            return x.to_local(grad_placements=gradients)
+
+        given = tuple(local(arg.name, x) for arg, x in zip(spec.args, arrays, strict=True))
+        rest = {name: local(name, x) for name, x in keywords.items()}
+        o, final = self._run_tensors(spec, form, given, rest, local("feature_map", feature_map), backend)
         o = DTensor.from_local(o, like.device_mesh, like.placements)
         if final is None:
             return o, None
-        places: list[Placement] = [_of_state(place, spec) for place in like.placements]
-        places[own] = Replicate() if self.replicate_states else Partial()
-        return o, DTensor.from_local(final, like.device_mesh, places)
+
+        def whole(arg: Arg, x: Tensor) -> DTensor:
+            """A state, with its heads where those of the values are."""
+            places: list[Placement] = [_of_state(place, arg) for place in like.placements]
+            places[own] = Replicate() if self.replicate_states else Partial()
+            return DTensor.from_local(x, like.device_mesh, places)
+
+        kinds = spec.state(keywords)
+        if isinstance(final, tuple):
+            return o, type(final)(*(whole(arg, x) for arg, x in zip(kinds, final, strict=True)))
+        return o, whole(kinds[0], final)
 
     def _axis(self, like: DTensor) -> str:
         names = self.mesh.mesh_dim_names if self.mesh is not None else None
@@ -182,17 +221,21 @@ class _Tied(torch.autograd.Function):
 
 def _of_inputs(call: lowering.ShardCall, x: Tensor) -> Tensor:
     """What a rank contributes, with a gradient wherever an input of the call has one: the same on every rank."""
-    if x.requires_grad or not torch.is_grad_enabled():
+    if x.requires_grad or not x.is_floating_point() or not torch.is_grad_enabled():
         return x
     given = [y for y in (*call.arrays.values(), *call.keywords.values()) if isinstance(y, Tensor) and y.requires_grad]
     return _Tied.apply(x, *given[:1]) if given else x
 
 
-def _of_state(place: Placement, spec: OpSpec) -> Placement:
-    """Where a state ``[N, HV, K, V]`` is, if the values ``[B, T, HV, V]`` are there: heads move from axis 2 to 1."""
+def _of_state(place: Placement, arg: Arg) -> Placement:
+    """Where an array of a state is, if the values ``[B, T, HV, V]`` are there: its heads, or its rows, with theirs."""
     from torch.distributed.tensor import Shard as Sharded
 
-    return Sharded(1) if place.is_shard(2) else place
+    symbols = arg.shapes[0]
+    heads = next((i for i, symbol in enumerate(symbols) if symbol in ("H", "HV", "D")), None)
+    if place.is_shard(2):
+        return Replicate() if heads is None else Sharded(heads)
+    return place
 
 
 def context_parallel(

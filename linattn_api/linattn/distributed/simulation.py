@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..affine import act
 from ..context import Context
 from ..errors import ContextError
 from ..feature_maps import FeatureMap
 from ..frameworks import Framework, framework_of
 from ..spec import OpSpec
 from . import lowering
+from .exchange import Exchange, Sources
 from .layout import Layout, Shard, rank_order, shard_of
+from .rules import plus
 
 __all__ = ["simulate"]
 
@@ -26,7 +30,7 @@ class _Waiting(Exception):
         self.kind, self.shard, self.contributed = kind, shard, contributed
 
 
-class _Rank(Context, lowering.Exchange):
+class _Rank(Context, Exchange):
     """One rank: runs its call anew whenever one more exchange is known."""
 
     def __init__(self, shard_of_tokens: Callable[[int], Shard], replicate_states: bool) -> None:
@@ -56,7 +60,7 @@ class _Rank(Context, lowering.Exchange):
     def chain(self, call: lowering.ShardCall, A: Any, b: Any) -> Any:
         return self._result("chain", call, A, b)
 
-    def combine(self, call: lowering.ShardCall, x: Any, sources: lowering.Sources) -> Any:
+    def combine(self, call: lowering.ShardCall, x: Any, sources: Sources) -> Any:
         return self._result("combine", call, x, sources)
 
     def total(self, call: lowering.ShardCall, x: Any) -> Any:
@@ -115,7 +119,9 @@ def simulate(
         length = T // spans
         o[j] = results[rank][0][:, number * length : (number + 1) * length]
     states = [state for _, state in results if state is not None]
-    final = states[0] if states and replicate_states else sum(states[1:], states[0]) if states else None
+    if not states:
+        return xp.concat(o, axis=1), None
+    final = states[0] if replicate_states else functools.reduce(plus, states)
     return xp.concat(o, axis=1), final
 
 
@@ -151,7 +157,7 @@ def _exchange(xp: Framework, members: Sequence[_Rank], waiting: Sequence[_Waitin
 def _chained(xp: Framework, waiting: Sequence[_Waiting]) -> list[Any]:
     order = waiting[0].shard.chain.order
     A, b = ([waiting[rank].contributed[which][number] for rank, number in order] for which in (0, 1))
-    entering = lowering.prefixes(xp, waiting[0].shard, A, b, len(order))
+    entering = prefixes(xp, waiting[0].shard, A, b, len(order))
     own: list[list[Any]] = [[] for _ in waiting]
     for state, (rank, _) in zip(entering, order, strict=True):
         own[rank].append(state[None])
@@ -161,7 +167,7 @@ def _chained(xp: Framework, waiting: Sequence[_Waiting]) -> list[Any]:
 def _combined(xp: Framework, waiting: Sequence[_Waiting]) -> list[Any]:
     parts = [part for member in waiting for part in member.contributed[0]]
     sources = waiting[0].contributed[1]
-    return [xp.concat([x[None] for x in lowering.sums(xp, parts, own)], axis=0) for own in sources]
+    return [xp.concat([x[None] for x in sums(xp, parts, own)], axis=0) for own in sources]
 
 
 def _totalled(xp: Framework, waiting: Sequence[_Waiting]) -> list[Any]:
@@ -169,6 +175,30 @@ def _totalled(xp: Framework, waiting: Sequence[_Waiting]) -> list[Any]:
     for member in waiting[1:]:
         total = total + member.contributed[0]
     return [total] * len(waiting)
+
+
+def prefixes(xp: Framework, shard: Shard, A: Sequence[Any], b: Sequence[Any], upto: int) -> list[Any]:
+    """The states that enter the spans ``0 … upto-1``, in order; zeros where no sequence comes in.
+
+    The order of every sum is that of the spans, so the bits do not depend on who computes it.
+    """
+    entering: list[Any] = []
+    state = xp.zeros_like(b[0])
+    for j in range(upto):
+        entering.append(state if shard.chain.enters[j] else xp.zeros_like(state))
+        state = b[j] if shard.chain.starts[j] else act(xp, A[j], state) + b[j]
+    return entering
+
+
+def sums(xp: Framework, parts: Sequence[Any], sources: Sequence[tuple[int, ...]]) -> list[Any]:
+    """For each output, the sum of its sources, in their order; zeros where it has none."""
+    found: list[Any] = []
+    for own in sources:
+        total = xp.zeros_like(parts[0])
+        for i, source in enumerate(own):
+            total = parts[source] if i == 0 else total + parts[source]
+        found.append(total)
+    return found
 
 
 _RESULTS = {"chain": _chained, "combine": _combined, "total": _totalled}

@@ -1,0 +1,202 @@
+"""Calls over an axis of a mesh of CPU devices against those of one device: run by test_jax.py, in processes of its own.
+
+As a program: ``jax_ranks.py`` for four devices of one process, ``jax_ranks.py ADDRESS RANK`` for one of two processes with one
+device each. It prints the cases that are equal.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import linattn
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from linattn.distributed import shard_axis
+from linattn.distributed.layout import rank_order
+from sequence_cases import AFFINE, Case, arguments, draw, operator, parts
+
+T = 24
+PACKED = [0, 3, 3, 4, 15, 16, 16, 22]
+TWO_PROCESSES = ("kda", "short_conv-zigzag-packed")
+
+
+class Run(NamedTuple):
+    """One comparison: the case, the operator, and how its tokens are spread."""
+
+    name: str
+    case: Case
+    operator: str
+    cu_seqlens: list[int] | None = None
+    layout: str = "contiguous"
+    inside: bool = True
+    check_vma: bool = True
+
+
+def convolution(cu_seqlens: list[int] | None, W: int) -> Case:
+    rng = np.random.default_rng(W)
+    B, N = (1, len(cu_seqlens) - 1) if cu_seqlens else (2, 2)
+    arrays = dict(x=rng.standard_normal((B, T, 5)), weight=rng.standard_normal((5, W)), bias=rng.standard_normal(5))
+    arrays["initial_state"] = rng.standard_normal((N, 5, W - 1))
+    return Case("short_conv", arrays, {"activation": "silu"})
+
+
+def aligned() -> Case:
+    """Chunks that no span's end cuts."""
+    case = draw("mixed", T=T, state=False)
+    return case._replace(options={"causal": False, "chunk_size": 3})
+
+
+def everywhere(cu_seqlens: list[int] | None) -> Case:
+    case = draw("linear_attn", cu_seqlens=cu_seqlens, state=False)
+    return case._replace(options={"causal": False})
+
+
+ONCE = (*AFFINE, "value_gate", "normalized", "mapped_delta", "mixed", "mixed_biased")
+
+
+def runs() -> Iterator[Run]:
+    """Every family and what changes its summary, the packings and layouts dealt out over them."""
+    ways = [(None, "contiguous"), (PACKED, "contiguous"), (None, "zigzag"), (PACKED, "zigzag")]
+    for i, variant in enumerate(ONCE):
+        packed, layout = ways[i % 4]
+        case = draw(variant, T=T, cu_seqlens=packed)
+        # marks of what differs between ranks may be switched off, and one operator alone maps itself over the axis
+        yield Run(
+            variant,
+            case,
+            f"chunk_{case.family}",
+            packed,
+            layout,
+            check_vma=variant != "gla",
+            inside=variant not in ("kda", "mapped_delta"),
+        )
+    for packed, layout in (ways[0], ways[3]):
+        where = f"{layout}{'-packed' if packed else ''}"
+        yield Run(f"short_conv-{where}", convolution(packed, 8), "short_conv", packed, layout)
+        yield Run(f"everywhere-{where}", everywhere(packed), "chunk_linear_attn", packed, layout)
+    yield Run("everywhere-mixed", aligned(), "chunk_mixed_attn")
+
+
+def specs_of(run: Run) -> dict[str, Any]:
+    """Of what has a row a token, along the axis."""
+    spec = operator(run.operator).spec
+    args = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
+    by_token = lambda name, x: name in args and any(s[1:2] == ("T",) and len(s) == x.ndim for s in args[name].shapes)  # noqa: E731
+    return {name: P(None, "cp") if by_token(name, x) else P() for name, x in run.case.arrays.items() if name != "cu_seqlens"}
+
+
+def order(ranks: int, layout: str) -> np.ndarray:
+    """Which token of the whole stands where, once the tokens are laid out."""
+    places = rank_order(ranks, layout)
+    length = T // len(places)
+    spans = [j for rank in range(ranks) for j, (holder, _) in enumerate(places) if holder == rank]
+    return np.concatenate([np.arange(j * length, (j + 1) * length) for j in spans])
+
+
+def compare(run: Run, mesh: Any) -> None:
+    """Outputs, states and gradients."""
+    function, specs = operator(run.operator), specs_of(run)
+    moved = order(mesh.shape["cp"], run.layout)
+    arrays = {name: x.astype(np.int32 if x.dtype.kind == "i" else np.float32) for name, x in run.case.arrays.items()}
+    offsets = {} if run.cu_seqlens is None else {"cu_seqlens": arrays.pop("cu_seqlens", np.array(run.cu_seqlens, np.int32))}
+    laid = {name: x[:, moved] if specs[name] != P() else x for name, x in arrays.items()}
+    keep = {"output_final_state": True} if run.case.options.get("causal", True) else {}
+    plan = shard_axis("cp", run.cu_seqlens, run.layout, replicate_states=True, mesh=None if run.inside else mesh)
+
+    def plain(x: dict[str, Any]) -> Any:
+        return function(**arguments(run.case, x, function), **jax.tree.map(jnp.asarray, offsets), **keep)
+
+    def spread(x: dict[str, Any]) -> Any:
+        return function(**arguments(run.case, x, function), **keep, context=plan)
+
+    if run.inside:
+        spread = jax.shard_map(spread, mesh=mesh, in_specs=(specs,), out_specs=(P(None, "cp"), P()), check_vma=run.check_vma)
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(plain, arrays)
+    weights = jax.tree.map(lambda y: rng.standard_normal(y.shape).astype(np.float32), shapes)
+    expected, gradients = differentiated(plain, weights)(*halves(arrays))
+    laid = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in laid.items()}
+    found, own = differentiated(spread, (weights[0][:, moved], weights[1]))(*halves(laid))
+    close("o", found[0], expected[0][:, moved])
+    for x, y in zip(parts(found[1]), parts(expected[1]), strict=True):
+        close("final state", x, y)
+    for name, gradient in gradients.items():
+        close(f"gradient of {name}", own[name], gradient[:, moved] if specs[name] != P() else gradient)
+
+
+def halves(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of floats, and those of integers."""
+    floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+    return floats, {name: x for name, x in arrays.items() if name not in floats}
+
+
+def differentiated(function: Any, weights: Any) -> Any:
+    """From arrays of floats and of integers, what ``function`` gives, and the gradient of a weighted sum of it."""
+
+    def both(floats: dict[str, Any], integers: dict[str, Any]) -> Any:
+        def total(floats: dict[str, Any]) -> Any:
+            found = function({**floats, **integers})
+            return sum(jax.tree.leaves(jax.tree.map(lambda y, w: (y * w).sum(), found, weights))), found
+
+        (_, found), gradients = jax.value_and_grad(total, has_aux=True)(floats)
+        return found, gradients
+
+    return jax.jit(both)
+
+
+def close(what: str, found: Any, expected: Any) -> None:
+    """Of what this process has of it."""
+    expected = np.asarray(expected, np.float64)
+    most = max(1.0, np.abs(expected).max(initial=0.0))
+    for shard in found.addressable_shards:
+        value = np.asarray(shard.data, np.float64)
+        np.testing.assert_allclose(value, expected[shard.index], rtol=2e-4, atol=2e-5 * most, err_msg=what)
+
+
+def export(mesh: Any) -> None:
+    """An exported program for sharded arrays."""
+    x = np.random.default_rng(0).standard_normal((3, 1, T, 2, 4), np.float32)
+    spread = NamedSharding(mesh, P(None, "cp"))
+    plan = shard_axis("cp", mesh=mesh)
+    program = jax.export.export(jax.jit(lambda q, k, v: linattn.chunk_linear_attn(q, k, v, context=plan)[0]))
+    given = [jax.device_put(each, spread) for each in x]
+    close("o", jax.jit(program(*given).call)(*given), linattn.chunk_linear_attn(*map(jnp.asarray, x))[0])
+
+
+def positions(mesh: Any) -> None:
+    """Of every token in its sequence, inside ``shard_map`` and outside."""
+    for offsets in (None, PACKED):
+        starts = np.searchsorted([0] if offsets is None else offsets, np.arange(T), side="right") - 1
+        wanted = np.arange(T) - np.asarray([0] if offsets is None else offsets)[starts]
+        for layout in ("contiguous", "zigzag"):
+            plan, x = shard_axis("cp", offsets, layout, mesh=mesh), jnp.zeros((1, T, 2))
+            inside = jax.shard_map(plan.positions, mesh=mesh, in_specs=P(None, "cp"), out_specs=P("cp"))
+            for found in (inside(x), plan.positions(x)):
+                np.testing.assert_array_equal(np.asarray(found), wanted[order(mesh.shape["cp"], layout)])
+
+
+def main() -> None:
+    """Run them all, or in each of two processes a few."""
+    if len(sys.argv) > 1:
+        jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+    mesh = jax.make_mesh((len(jax.devices()),), ("cp",), axis_types=(AxisType.Auto,))
+    jobs = {run.name: partial(compare, run) for run in runs()} | {"export": export, "positions": positions}
+    if len(sys.argv) > 1:
+        jobs = {name: jobs[name] for name in TWO_PROCESSES}
+    for name, job in jobs.items():
+        try:
+            job(mesh)
+            print(f"equal {name}", flush=True)
+        except Exception:
+            print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
