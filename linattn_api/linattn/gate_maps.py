@@ -82,7 +82,7 @@ class Softplus(Gate):
 
     Args:
         A_log: Log of the decay rate: one number for each head of ``g``, ``[heads]``, or one number ``[]``.
-        dt_bias: ``[heads]`` or ``[heads, K]``, or none.
+        dt_bias: ``[heads]`` or, where ``g`` has a number a key channel, ``[heads, K]``; or none.
     """
 
     A_log: Any
@@ -103,7 +103,7 @@ class BoundedSigmoid(Gate):
 
     Args:
         A_log: Log of the slope: ``[heads]`` of ``g``, or one number ``[]``.
-        dt_bias: ``[heads]`` or ``[heads, K]``.
+        dt_bias: ``[heads]`` or, where ``g`` has a number a key channel, ``[heads, K]``.
         lower_bound: The least log decay, below zero.
 
     Raises:
@@ -164,7 +164,7 @@ class NegExp(Gate):
     """``g ← −exp(g + bias)`` (RWKV-6, Peng et al. 2024, eq. 14).
 
     Args:
-        bias: ``[heads]`` of ``g`` or ``[heads, K]``, or none.
+        bias: ``[heads]`` of ``g`` or, where that has a number a key channel, ``[heads, K]``; or none.
     """
 
     bias: Any = None

@@ -266,6 +266,15 @@ def test_parameters_of_the_wrong_shape(make, gate, text):
     assert str(caught.value) == f"kda: {text}"
 
 
+@pytest.mark.parametrize("family", ["simple_gla", "gated_delta_rule"])
+def test_a_gate_by_head_takes_no_parameters_by_channel(make, family):
+    given = dict(q=make(B, T, H, K), k=make(B, T, H, K), v=make(B, T, HV, V), g=make(B, T, HV))
+    given |= {"beta": make(B, T, HV)} if family == "gated_delta_rule" else {}
+    with pytest.raises(errors.ShapeError) as caught:
+        getattr(linattn, family)(**given, gate=gates.Softplus(make(HV), make(HV, K)))
+    assert str(caught.value) == f"{family}: gate.dt_bias must be [G] = [4], got [4, 5]"
+
+
 def test_parameters_of_another_framework(torch):
     x = {name: torch.from_numpy(a.astype(np.float32)) for name, a in draw().items()}
     with pytest.raises(errors.FrameworkError) as caught:

@@ -6,6 +6,7 @@ accumulation dtype, in this order: ``qk_norm``, ``gate``, ``beta_map``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..call import Call
@@ -15,6 +16,7 @@ from ..spec import Holder, Lowered, Lowering, Option, redescribe, unchanged
 __all__ = [
     "BETA_MAP",
     "GATE",
+    "HEAD_GATE",
     "QK_NORM",
     "apply_beta_map",
     "apply_gate",
@@ -75,6 +77,14 @@ def parameters_of(gate: GateKind) -> dict[str, str]:
     return {name: GATES[gate.name].shapes[name] for name in gate.parameters}
 
 
+def parameters_by_head(gate: GateKind) -> dict[str, str]:
+    """Those of a family whose ``g`` has one number a head: none has one a key channel."""
+    return {
+        name: "|".join(shape for shape in shapes.split("|") if "K" not in shape.split())
+        for name, shapes in parameters_of(gate).items()
+    }
+
+
 QK_NORM = Option("qk_norm", (str,), choices=("l2",), lowering=Lowering(None, apply_qk_norm, describe_qk_norm))
 GATE = Option(
     "gate",
@@ -82,6 +92,7 @@ GATE = Option(
     lowering=Lowering(None, apply_gate, describe_gate),
     holder=Holder(Gate, parameters_of, "an object of linattn.gates"),
 )
+HEAD_GATE = replace(GATE, holder=Holder(Gate, parameters_by_head, "an object of linattn.gates"))
 BETA_MAP = Option(
     "beta_map", (str,), choices=("sigmoid", "2sigmoid"), lowering=Lowering(None, apply_beta_map, describe_beta_map)
 )

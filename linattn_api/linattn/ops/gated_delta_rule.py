@@ -10,7 +10,7 @@ from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family, summary
-from ._input_maps import BETA_MAP, GATE, QK_NORM
+from ._input_maps import BETA_MAP, HEAD_GATE, QK_NORM
 
 Array = TypeVar("Array")
 
@@ -31,7 +31,7 @@ SPEC = OpSpec(
         Arg("g", "B T HV", "float"),
         Arg("beta", "B T HV | B T HV V", "float"),
     ),
-    options=(*COMMON_OPTIONS, QK_NORM, GATE, BETA_MAP),
+    options=(*COMMON_OPTIONS, QK_NORM, HEAD_GATE, BETA_MAP),
     lowering=Lowering("kda", to_kda, lambda call: redescribe(call, "kda", {"g": ("B T HV K", call.dtypes["g"])})),
 )
 

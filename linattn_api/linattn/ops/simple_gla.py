@@ -10,7 +10,7 @@ from ..feature_maps import FeatureMap
 from ..gate_maps import Gate
 from ..spec import COMMON_OPTIONS, Arg, Lowered, Lowering, OpSpec, redescribe, unchanged
 from ._family import decoding, family, summary
-from ._input_maps import GATE, QK_NORM
+from ._input_maps import HEAD_GATE, QK_NORM
 from ._normalize import NORMALIZE, normalized_state
 
 Array = TypeVar("Array")
@@ -27,7 +27,7 @@ SPEC = OpSpec(
     name="simple_gla",
     recurrence="S = e^g S⁻ + kᵀv;  o = scale · q S",
     args=(Arg("q", "B T H K"), Arg("k", "B T H K"), Arg("v", "B T HV V"), Arg("g", "B T HV | HV", "float")),
-    options=(*COMMON_OPTIONS, QK_NORM, GATE, NORMALIZE),
+    options=(*COMMON_OPTIONS, QK_NORM, HEAD_GATE, NORMALIZE),
     state=normalized_state,
     lowering=Lowering("gla", to_gla, lambda call: redescribe(call, "gla", {"g": ("B T HV K", call.dtypes["g"])})),
 )
