@@ -1,4 +1,4 @@
-"""Calls over an axis of a mesh of CPU devices against those of one device: run by test_jax.py, in processes of its own.
+"""Calls over an axis of a mesh of CPU devices against those of one device: run by test_mesh_axis.py, in processes of its own.
 
 As a program: ``jax_ranks.py`` for four devices of one process, ``jax_ranks.py ADDRESS RANK`` for one of two processes with one
 device each. It prints the cases that are equal.
