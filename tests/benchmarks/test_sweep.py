@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from linattn.errors import OptionError, Unsupported
-from linattn_benchmarks import commands, environment, fresh, grid, packing, published, reports, sections, sweep
+from linattn_benchmarks import beside, commands, environment, fresh, grid, packing, published, reports, sections, sweep
 from linattn_benchmarks.runners import Torch
 from linattn_benchmarks.subjects import Fla, Linattn
 from linattn_benchmarks.sweep import Entry
@@ -433,7 +433,7 @@ def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
 
 
 def test_a_row_is_json(entries):
-    assert commands.DEFAULTS.keys() == commands.COMMANDS.keys() == commands.PEERS.keys()
+    assert commands.DEFAULTS.keys() == commands.COMMANDS.keys() == {*commands.PEERS, *beside.BENCHMARKS}
     row = replace(entries[0], case=replace(entries[0].case, states=False)).row()
     assert json.loads(json.dumps(row)) == row
     assert packing.parsed(row["sequence_lengths"]) == (40,)

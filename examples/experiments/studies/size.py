@@ -35,6 +35,6 @@ STUDY = Study(
         rates=(),
         together=1,
     ),
-    small={key: x for key, x in SMALL.items() if key != "rates"} | {"chunk": 16},
+    small={key: x for key, x in SMALL.items() if key != "rates"} | {"heads": 2, "chunk": 16},
     scout={"width": 384, "depth": 4, "heads": 4, "batch": 8, "steps": 600, "rates": (1e-3, 2e-3, 5e-3, 1e-2)},
 )
