@@ -238,7 +238,7 @@ RULES = (
     ),
     Rule(
         "gate-bias", "gated_delta_rule", gated("Softplus", A_log=(4,), dt_bias=(4, 2)), S,
-        "chunk_gated_delta_rule: gate.dt_bias must be [G] = [4] or [G, K] = [4, 3], got [4, 2]",
+        "chunk_gated_delta_rule: gate.dt_bias must be [G] = [4], got [4, 2]",
     ),
     Rule(
         "gate-name", "gla", option(gate="softplus"), O,
