@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from linattn.distributed import shard_axis
 from linattn.distributed.layout import rank_order
-from sequence_cases import AFFINE, Case, arguments, draw, operator, parts
+from sequence_cases import Case, arguments, draw, operator, parts
 
 T = 24
 PACKED = [0, 3, 3, 4, 15, 16, 16, 22]
@@ -58,11 +58,12 @@ def everywhere(cu_seqlens: list[int] | None) -> Case:
     return case._replace(options={"causal": False})
 
 
-ONCE = (*AFFINE, "value_gate", "normalized", "mapped_delta", "mixed", "mixed_biased")
+ONCE = ("ssd", "gla", "rwkv6", "kda", "dplr", "value_gate", "normalized", "mapped_delta", "mixed", "mixed_biased")
+"""One of each kind of summary: the rules are shared with simulated ranks, among which every family runs."""
 
 
 def runs() -> Iterator[Run]:
-    """Every family and what changes its summary, the packings and layouts dealt out over them."""
+    """Every kind of summary and what changes it, the packings and layouts dealt out over them."""
     ways = [(None, "contiguous"), (PACKED, "contiguous"), (None, "zigzag"), (PACKED, "zigzag")]
     for i, variant in enumerate(ONCE):
         packed, layout = ways[i % 4]

@@ -14,7 +14,7 @@ import pytest
 jax = pytest.importorskip("jax")
 jax_ranks = pytest.importorskip("jax_ranks")
 
-SECONDS = 300
+SECONDS = 900
 
 
 def program(devices: int, *arguments: str) -> subprocess.Popen[str]:
