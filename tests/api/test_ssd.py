@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
 from linattn import errors
+from linattn.plugin import Backend
 
 BATCH, T, H, HV, K, V = 2, 21, 2, 4, 5, 3
 LIMITS = (0.1, 1.5)
@@ -83,6 +84,32 @@ def test_decoding(framework):
     y, state = mamba2(draw(T=5))
     near(np.concatenate([np.asarray(o) for o in found], 1), y)
     near(pool, state)
+
+
+class Still(Backend):
+    """Decodes ``simple_gla`` in place, to nothing at all."""
+
+    name = "still"
+    api = ">=1,<2"
+    frameworks = ("numpy",)
+
+    def supports(self, call):
+        return None
+
+    def decode_simple_gla(self, q, k, v, g, *, state, state_indices, scale):
+        return np.zeros_like(v)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_padding_stays_zero_where_a_backend_decodes_in_place(by_channel):
+    linattn.register_backend(Still())
+    a = draw(T=1)
+    pool = a.pop("initial_state")
+    a["D"] = np.ones((HV, V)) if by_channel else a["D"]
+    a["x"][1] = a["z"][1] = np.nan
+    o = linattn.decode_ssd(**a, state=pool, state_indices=np.array([0, -1]), backend="still")
+    np.testing.assert_allclose(o[0], (a["D"].reshape(HV, -1) * a["x"][0] * a["z"][0] / (1 + np.exp(-a["z"][0]))))
+    assert not o[1].any()
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE)

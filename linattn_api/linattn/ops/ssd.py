@@ -37,12 +37,15 @@ def steps(xp: Any, dt: Any, dt_bias: Any, options: Options) -> Any:
 
 
 def of_sequences(xp: Any, x: Any, options: Options) -> Any:
-    """``x [B, T, HV, V]``, zero behind the last packed sequence."""
-    offsets = options.get("cu_seqlens")
-    if offsets is None:
+    """``x [B, T, HV, V]``, zero behind the last packed sequence, and in rows whose slot is padding."""
+    offsets, slots = options.get("cu_seqlens"), options.get("state_indices")
+    if offsets is not None:
+        live = (xp.arange(x.shape[1], like=offsets) < offsets[-1])[None, :, None, None]
+    elif slots is not None:
+        live = (slots >= 0)[:, None, None, None]
+    else:
         return x
-    live = xp.arange(x.shape[1], like=offsets) < offsets[-1]
-    return xp.where(live[None, :, None, None], x, xp.zeros_like(x))
+    return xp.where(live, x, xp.zeros_like(x))
 
 
 def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
@@ -61,7 +64,7 @@ def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> L
             skip = xp.astype(D, wide)
             o = o + (skip[:, None] if len(D.shape) == 1 else skip) * of_sequences(xp, xp.astype(x, wide), options)
         if z is not None:
-            gate = xp.astype(z, wide)
+            gate = of_sequences(xp, xp.astype(z, wide), options)
             o = o * gate * xp.exp(-softplus(xp, -gate))
         return xp.astype(o, dtype), state
 
