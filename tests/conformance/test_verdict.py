@@ -11,6 +11,7 @@ from linattn.plugin import Backend, Unsupported
 from linattn_conformance import calls, known_failures, manifest, report
 from linattn_conformance.broken import Honest
 from linattn_conformance.broken.base import Simple
+from linattn_conformance.capabilities import covered
 from linattn_conformance.cases import every_case, generate, neighbours
 from linattn_conformance.known_failures import KnownFailure, KnownFailuresError
 from linattn_conformance.manifest import Entry, Manifest
@@ -453,3 +454,24 @@ def test_report(registered, tmp_path):
 def test_the_hash_tells_results_apart():
     one, two = ({"id": "a", "status": status, "error": None, "seconds": 0.0, "message": ""} for status in ("passed", "failed"))
     assert report.results_hash([one]) != report.results_hash([two])
+
+
+ASKED = {
+    "gla/chunk/fp32/fp64.g/T3/forward": "declared-unsupported",
+    "gla/chunk/fp32/plain/T3/forward": "passed",
+    "gla/chunk/fp32/plain/T4/forward": "declared-unsupported",
+    "gla/chunk/fp64/plain/T3/forward": "declared-unsupported",
+}
+
+
+def test_a_backend_without_float64_is_held_to_the_other_cases():
+    assert covered("core", "chunk_gla", ASKED) == ""
+    fewer = {**ASKED, "gla/chunk/fp32/plain/T5/forward": "declared-unsupported"}
+    told = "chunk_gla: takes 1 of its 3 cases that are not float64, and profile core wants 50% of a claimed operator's"
+    assert covered("core", "chunk_gla", fewer) == told
+
+
+def test_a_backend_with_float64_is_held_to_all():
+    taken = {**ASKED, "gla/chunk/fp64/plain/T4/forward": "passed", "gla/chunk/fp64/plain/T5/forward": "declared-unsupported"}
+    told = "chunk_gla: takes 2 of its 6 cases, and profile core wants 50% of a claimed operator's"
+    assert covered("core", "chunk_gla", taken) == told
