@@ -130,7 +130,8 @@ class Torch(Runner):
     def array(self, x: np.ndarray, dtype: str) -> Any:
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device, getattr(torch, dtype), copy=True)
+        # A reversed axis of length one is contiguous to NumPy, with a negative stride that PyTorch refuses.
+        return torch.from_numpy(np.array(x, order="C")).to(self.device, getattr(torch, dtype))
 
     def numpy(self, x: Any) -> np.ndarray:
         return x.detach().double().cpu().numpy()

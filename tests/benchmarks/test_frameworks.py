@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import linattn
+import numpy as np
 import pytest
 from linattn.plugin import Backend
 from linattn_benchmarks import clocks
@@ -59,3 +60,10 @@ def test_resident_peak_sees_what_a_call_holds():
 
 def test_spread():
     assert clocks.spread([1.0, 2.0, 3.0]) == {"median": 2.0, "q10": 1.2, "q90": 2.8, "min": 1.0, "n": 3}
+
+
+def test_a_reversed_axis_of_one_is_an_array_of_pytorch():
+    """NumPy calls it contiguous, and its stride is negative."""
+    pytest.importorskip("torch")
+    x = np.arange(3.0)[None][::-1]
+    assert RUNNERS["torch"]("cpu").array(x, "float32").tolist() == [[0.0, 1.0, 2.0]]
