@@ -111,12 +111,25 @@ def plain_variant(K):
 
 @pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
 def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
-    assert plain_variant(K=128).segment(T, 1, 2 * heads) == length
+    assert plain_variant(K=128).segment(T, 2 * heads) == length
 
 
 def test_sequences_of_wide_keys_are_not_split():
     """What a segment does to the state, ``[K, K]`` in float32, has no room in shared memory."""
-    assert plain_variant(K=129).segment(32768, 1, 8) == 0
+    assert plain_variant(K=129).segment(32768, 8) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "K", "how"),
+    [
+        (torch.float32, 15, "ieee"), (torch.float32, 16, "tf32x3"),
+        (torch.float16, 15, "ieee"), (torch.float16, 16, "tf32"), (torch.bfloat16, 1, "tf32"),
+    ],
+)  # fmt: skip
+def test_the_rounding_of_one_of_few_terms_does_not_show(dtype, K, how):
+    """The tensor cores' 11 bits are fewer than what float16 is held to where nothing averages them."""
+    facts = Facts("gated_delta_rule", dtype, K, 8, 32)
+    assert forward_variant(facts, Properties(132, True, "the device is another")).precision == how
 
 
 @pytest.mark.parametrize(("K", "V"), [(1, 3), (40, 70)])

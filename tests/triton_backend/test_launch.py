@@ -7,6 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from linattn_backends.triton.host import chunks  # noqa: E402
 from linattn_backends.triton.runtime import launch  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
@@ -135,3 +136,11 @@ def test_a_hook_may_take_a_kernel_over(kernel, monkeypatch):
         launch.start(one, 3, CUDA, (x, 5), {"C": 1, "D": 2})
     assert [note[0] for note in one.notes] == ["compiled", "compiled"]
     assert not launch.COMPILED
+
+
+@pytest.mark.parametrize(("cu", "tokens"), [(None, 4096), ([0, 4096], 4096), ([0, 1024, 2048, 3072, 4096], 1024), ([0], 4096)])
+def test_packed_sequences_are_as_long_as_their_mean(cu, tokens):
+    """Four sequences of 1,024 tokens end to end are cut as a batch of them would be."""
+    offsets = None if cu is None else torch.tensor(cu)
+    call = SimpleNamespace(v=torch.empty(1, 4096, 1, 1), cu=offsets, N=1 if cu is None else len(cu) - 1)
+    assert chunks.usual_tokens(call) == tokens

@@ -61,11 +61,11 @@ class DeltaVariant(Variant):
         """Programs that fill the device and share ``count`` pieces of work."""
         return min(count, 2 * self.num_sms)
 
-    def segment(self, T: int, N: int, busy: int) -> int:
-        """Chunks a segment, if sequences that keep ``busy`` programs must be cut to fill the device; else 0."""
-        if "segment_carry" not in self.stages or 8 * busy >= 7 * self.num_sms or N == 0:
+    def segment(self, tokens: int, busy: int) -> int:
+        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs must be cut to fill the device; else 0."""
+        if "segment_carry" not in self.stages or 8 * busy >= 7 * self.num_sms:
             return 0
-        chunks = -(-T // self.chunk)
+        chunks = -(-tokens // self.chunk)
         length = max(-(-chunks * busy // (self.state_programs * self.num_sms)), 8)
         return length if 3 * length <= chunks else 0
 
@@ -86,9 +86,11 @@ def beta_of(facts: Facts) -> int:
     return 0 if facts.family == "dplr" else facts.strength
 
 
-def precise(K: int) -> str:
-    """How products of float32 are done: of so few terms that the rounding of one shows, exactly."""
-    return "tf32x3" if K >= 16 else "ieee"
+def precision_of(dtype: torch.dtype, K: int) -> str:
+    """How products of float32 tiles are done: of so few terms that the rounding of one shows, exactly."""
+    if K < 16 and dtype != torch.bfloat16:
+        return "ieee"
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
@@ -280,7 +282,7 @@ class Choice:
             chunk=self.facts.chunk,
             split=3 if dtype == torch.float32 else 2,
             range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
-            precision="tf32" if dtype != torch.float32 else precise(self.facts.K),
+            precision=precision_of(dtype, self.facts.K),
             num_sms=self.device.num_sms,
             scores_chunks=4 if self.gate < 2 and why is None else 1,
             state_programs=1 if self.state_sm90("v") else 2,

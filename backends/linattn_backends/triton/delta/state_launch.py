@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import Cut, cut, state_strides, strides
+from ..host.chunks import Cut, cut, state_strides, strides, usual_tokens
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -84,7 +84,7 @@ def segments_of(call: ChunkedCall, operands: StateOperands) -> Segments | None:
     """Segments, if there are too few heads to fill the device."""
     T, HV, V = call.v.shape[1:]
     K, variant = call.q.shape[-1], call.variant
-    length = variant.segment(T, call.N, call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
+    length = variant.segment(usual_tokens(call), call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
     if length == 0:
         return None
     pieces = cut(T, call.N, length * call.chunk, call.cu)

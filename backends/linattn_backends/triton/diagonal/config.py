@@ -67,11 +67,11 @@ class DiagonalVariant(Variant):
     num_sms: int
     shareable: bool
 
-    def segment(self, T: int, N: int, busy: int) -> int:
-        """Chunks a segment, if sequences must be cut to fill the device with more than ``busy`` programs; else 0."""
-        if 8 * busy >= 7 * self.num_sms or N == 0:
+    def segment(self, tokens: int, busy: int) -> int:
+        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs must be cut to fill the device; else 0."""
+        if 8 * busy >= 7 * self.num_sms:
             return 0
-        chunks = -(-T // self.chunk)
+        chunks = -(-tokens // self.chunk)
         wanted = -(-2 * self.num_sms // max(busy, 1))
         length = max(-(-chunks // wanted), 8)
         return length if 2 * length <= chunks else 0

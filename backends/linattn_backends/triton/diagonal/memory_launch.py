@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import cut, places, state_strides, strides, type_of_products
+from ..host.chunks import cut, places, state_strides, strides, type_of_products, usual_tokens
 from ..host.tiles import Tile, programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -81,11 +81,11 @@ def scan_states(
 ) -> tuple[Tensor, Tensor | None]:
     """States at chunk starts (gradients at chunk ends, in reverse), and the state at the far end of each sequence."""
     call, stage = run.call, run.variant["states"]
-    _, T, HV, V = call.v.shape
+    HV, V = call.v.shape[2:]
     K, N, tile = call.q.shape[-1], call.N, stage.tile
     new = functools.partial(torch.empty, device=call.q.device)
     kept = new((run.chunks.count, HV, K, V), dtype=call.state_dtype)
-    length = run.variant.segment(T, N, N * HV * programs(K, V, tile.BK, tile.BV))
+    length = run.variant.segment(usual_tokens(call), N * HV * programs(K, V, tile.BK, tile.BV))
     if length:
         segments = segment_starts(run, update, start, reverse, length)
         launch_states(run, stage, update, reverse, segments, kept=kept)

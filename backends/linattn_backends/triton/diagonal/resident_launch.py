@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..host.chunks import Cut, state_strides, strides
+from ..host.chunks import Cut, state_strides, strides, usual_tokens
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
@@ -31,11 +31,11 @@ class Operands(NamedTuple):
 def scan_segments(run: ChunkedCall, stage: Stage, update: Update, start: Tensor | None, reverse: bool) -> Segments:
     """What to scan at once: sequences are cut if there are too few heads to fill the device, or two programs share each."""
     call, variant = run.call, run.variant
-    T, N, width = call.v.shape[1], call.N, max(call.q.shape[-1], call.v.shape[-1])
-    busy = N * call.v.shape[2] * programs(1, width, 1, stage.tile.BV)
-    if call.cu is None and variant.shares(T, busy):
+    width = max(call.q.shape[-1], call.v.shape[-1])
+    busy = call.N * call.v.shape[2] * programs(1, width, 1, stage.tile.BV)
+    if call.cu is None and variant.shares(call.v.shape[1], busy):
         return Segments(start, shared=True)
-    length = variant.segment(T, N, busy)
+    length = variant.segment(usual_tokens(call), busy)
     return segment_starts(run, update, start, reverse, length) if length else Segments(start)
 
 

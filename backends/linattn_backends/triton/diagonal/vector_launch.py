@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import places, state_strides, strides, type_of_products
+from ..host.chunks import places, state_strides, strides, type_of_products, usual_tokens
 from ..host.tiles import Tile, programs
 from ..runtime.launch import launch
 from .call import ChunkedCall, DiagonalCall, Segments, Update, VectorOperands
@@ -74,9 +74,9 @@ def scan(
 ) -> Tensor | None:  # fmt: skip
     """Write ``o``, or ``dv``, with the state in registers, and to ``kept`` the chunks' states; return the state at the end."""
     call, variant, stage = run.call, run.variant, run.variant["scan"]
-    (_, T, HV, V), K, N = call.v.shape, call.q.shape[-1], call.N
+    (*_, HV, V), K, N = call.v.shape, call.q.shape[-1], call.N
     reads, writes = (made.write, made.read) if reverse else (made.read, made.write)
-    length = variant.segment(T, N, N * HV * programs(1, V, 1, stage.tile.BV))
+    length = variant.segment(usual_tokens(call), N * HV * programs(1, V, 1, stage.tile.BV))
     segments = segment_starts(run, update(made, writes, y), start, reverse, length) if length else Segments(start)
     end = torch.empty((N, HV, K, V), dtype=torch.float32, device=y.device) if final and not length else None
     launch(
