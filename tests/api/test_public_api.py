@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 
 import linattn
@@ -33,3 +34,13 @@ def test_annotations_can_be_evaluated():
     for name in linattn.ops.__all__:
         hints = typing.get_type_hints(getattr(linattn, name))
         assert hints.get("output_final_state", bool) is bool
+
+
+def test_docstrings_describe_the_parameters_there_are():
+    for name in linattn.ops.__all__:
+        operator = getattr(linattn, name)
+        if not hasattr(operator, "spec"):
+            continue
+        arguments = operator.__doc__.partition("\nArgs:\n")[2].partition("\n\n")[0]
+        described = re.findall(r"^    (\w+):", arguments, re.MULTILINE)
+        assert sorted(described) == sorted(inspect.signature(operator).parameters), name

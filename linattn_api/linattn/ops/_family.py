@@ -44,18 +44,10 @@ For decoding, one token or a few at a time: each sequence goes on from its own s
 stays there. Inference only.
 
 Args:
-{arrays}
-    state: States ``[{state}]``, any float dtype; overwritten. Accumulation is float32 (float64 for float64 inputs) all
-        the same, rounded once, when the state is written.{normalize}
-    state_indices: Which of the ``P`` states is each sequence's, ``[N]`` with ``N = B``, int32 or int64, distinct. ``-1`` is
-        padding: that row of ``o`` is zero and no state is written. Default: state ``n`` for sequence ``n``.
-    scale: Multiplies the output. Default ``K ** -0.5``.
-    feature_map: Applied to {mapped} first: a name or an object from ``linattn.feature_maps``.
-    backend: A name (strict), a sequence in order of preference, or ``"auto"``. A backend that cannot write in place runs
-        its recurrent form on copies.
+{arguments}
 
 Returns:
-    ``o``, of the shape and dtype of ``v``.
+    ``o``, of the shape and dtype of ``{like}``.
 
 Raises:
     ArgumentError: An argument is wrong, as for ``{family}``; a gradient is asked for; ``state`` cannot be written to, as no
@@ -98,8 +90,15 @@ _EACH = {
     ),
 }
 
-_NORMALIZE = """
-    normalize: As in ``linear_attn``; a state then has ``V+1`` value columns."""
+_DECODING_KEYWORDS = {
+    "state": "States ``[{state}]``, any float dtype; overwritten. Accumulation is float32 (float64 for float64 inputs) all\n"
+    "        the same, rounded once, when the state is written.",
+    "state_indices": "Which of the ``P`` states is each sequence's, ``[N]`` with ``N = B``, int32 or int64, distinct. ``-1``\n"
+    "        is padding: that row of ``o`` is zero and no state is written. Default: state ``n`` for sequence ``n``.",
+    "normalize": "As in ``linear_attn``; a state then has ``V+1`` value columns.",
+    "backend": 'A name (strict), a sequence in order of preference, or ``"auto"``. A backend that cannot write in place runs\n'
+    "        its recurrent form on copies.",
+}
 
 _KEYWORDS = {
     "qk_norm": '``"l2"`` gives queries and keys unit length: ``x · (Σ x² + 1e-6)^{{-1/2}}``. Default: nothing.',
@@ -207,15 +206,10 @@ def summary(declared: Callable[P, R]) -> Callable[P, R]:
 
 def _document_summary(spec: OpSpec) -> str:
     """What is the same for every family, with its own arrays and equation."""
-    same = f"as in ``{spec.name}``."
-    shaped = {arg.name: f"``[{', '.join(arg.shapes[0])}]``, {same}" for arg in (*spec.args, *spec.keyword_args)}
-    own = {"normalize": f"{same.capitalize()} ``b`` then has ``V+1`` value columns.", "dt_softplus": same, "dt_limit": same}
-    taken = (*spec.parameters, *(("feature_map",) if spec.mapped else ()), "backend")
-    mapped = " and ".join(f"``{name}``" for name in spec.mapped)
-    texts = {**_KEYWORDS, **own, **shaped}
+    own = {"normalize": f"As in ``{spec.name}``. ``b`` then has ``V+1`` value columns."}
     return _SUMMARY.format(
         recurrence=spec.recurrence,
-        arguments="\n".join(f"    {name}: {texts[name].format(mapped=mapped)}" for name in taken),
+        arguments=_arguments(spec, own),
         action=_ACTIONS[kind_of(spec.name, value_gate=False, value_beta=False)].replace("{each}", _EACH.get(spec.name, "")),
         family=spec.name,
     )
@@ -223,14 +217,19 @@ def _document_summary(spec: OpSpec) -> str:
 
 def _document_decoding(spec: OpSpec) -> str:
     """What is the same for every family, with its own arrays and equation."""
-    return _DECODE.format(
-        recurrence=spec.recurrence,
-        arrays="\n".join(f"    {arg.name}: ``[{', '.join(arg.shapes[0])}]``, as in ``{spec.name}``." for arg in spec.args),
-        state=", ".join(spec.state({"normalize": False})[0].shapes[0]),
-        normalize=_NORMALIZE if "normalize" in spec.option_names else "",
-        mapped=" and ".join(f"``{name}``" for name in spec.mapped),
-        family=spec.name,
-    )
+    state = ", ".join(spec.state({"normalize": False})[0].shapes[0])
+    arguments = _arguments(spec, _DECODING_KEYWORDS, state=state)
+    return _DECODE.format(recurrence=spec.recurrence, arguments=arguments, like=spec.like, family=spec.name)
+
+
+def _arguments(spec: OpSpec, own: dict[str, str], **named: str) -> str:
+    """Every parameter on a line: its ``own`` text, what is said of it everywhere, or that the family says it."""
+    same = f"as in ``{spec.name}``."
+    shaped = {arg.name: f"``[{', '.join(arg.shapes[0])}]``, {same}" for arg in (*spec.args, *spec.keyword_args)}
+    texts = {**_KEYWORDS, **shaped, **own}
+    taken = (*spec.parameters, *(("feature_map",) if spec.mapped else ()), "backend")
+    mapped = " and ".join(f"``{name}``" for name in spec.mapped)
+    return "\n".join(f"    {name}: {texts.get(name, same.capitalize()).format(mapped=mapped, **named)}" for name in taken)
 
 
 _RUNNERS: dict[Form | None, tuple[Any, Any]] = {
