@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from linattn_backends.triton.diagonal.config import backward_variant, forward_variant
+from linattn_backends.triton.diagonal.config import backward_variant, forward_variant, is_short
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
 from triton_cases import place_of
@@ -125,6 +125,19 @@ def test_two_programs_share_a_scan_of_narrow_heads_in_kernels_for_hopper():
     assert not narrow.shares(256, 66)
     assert not wider.shares(2048, 66)
     assert not plain.shares(2048, 54)
+
+
+def test_short_sequences_take_plain_kernels_that_share_a_multiprocessor():
+    assert [is_short("simple_gla", 128, 128, tokens) for tokens in (1, 128, 129)] == [True, True, False]
+    assert not is_short("linear_attn", 256, 128, 33)  # plain kernels would have states in memory
+    assert not is_short("gla", 128, 128, 33)  # whose scans have no kernel for Hopper
+    short = facts()._replace(short=True)
+    found = forward_variant(short, BF16, HOPPER)
+    assert (kernels(found), found.reason) == (
+        dict(running_sums=SUMS, scan=SCAN), "sequences have at most 128 tokens in the mean",
+    )  # fmt: skip
+    found = backward_variant(short, BF16, False, True, HOPPER)
+    assert kernels(found) == dict(running_sums=SUMS, scan_dv=SCAN, states=STATES, scalar_gradients=SCALAR_GRADIENTS)
 
 
 def test_sequences_are_cut_where_heads_do_not_fill_the_device():

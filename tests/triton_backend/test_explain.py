@@ -11,13 +11,24 @@ from triton_cases import pretend
 
 
 def described(
-    op="kda", form="chunk", dtype="bfloat16", K=128, V=64, HV=2, beta="B T HV", needs_grad=False, vectors=(), **options
+    op="kda",
+    form="chunk",
+    dtype="bfloat16",
+    K=128,
+    V=64,
+    HV=2,
+    beta="B T HV",
+    needs_grad=False,
+    vectors=(),
+    T=256,
+    N=None,
+    **options,
 ):
     arrays = [("q", "B T H K"), ("k", "B T H K"), ("v", "B T HV V")]
     arrays += [("g", "B T HV" if op == "simple_gla" else "B T HV K")] if op != "linear_attn" else []
     arrays += [("beta", beta)] if op == "kda" else []
-    dims = dict(B=1, T=64, N=1, H=2, HV=HV, K=K, V=V)
-    given = [(name, shape, dtype) for name, shape in arrays]
+    dims = dict(B=1, T=T, N=N or 1, H=2, HV=HV, K=K, V=V)
+    given = [(name, shape, dtype) for name, shape in arrays] + ([("cu_seqlens", "N+1", "int32")] if N else [])
     given += [(name, "B T HV K", wide) for name, wide in zip("ab", vectors, strict=False)]
     return Call(op, form, "torch", "cuda:0", tuple(given), tuple(dims.items()), tuple(options.items()), needs_grad)
 
@@ -55,6 +66,9 @@ CASES = [
         dict(op="linear_attn", V=192, needs_grad=True, form="recurrent"),
         "recurrent_tokens_fwd; gradients diagonal_states, diagonal_scan_sm90, diagonal_gradients_bwd",
     ),
+    (dict(op="linear_attn", T=128), "diagonal_scan (none for Hopper: sequences have at most 128 tokens in the mean)"),
+    (dict(op="linear_attn", N=2), "diagonal_scan (none for Hopper: sequences have at most 128 tokens in the mean)"),
+    (dict(op="linear_attn", N=1), "diagonal_scan_sm90"),
     (dict(op="linear_attn", K=96), "diagonal_scan (none for Hopper: K is 96, not 64, 128 or 256)"),
     (dict(op="simple_gla", V=96), f"{SUMS}, diagonal_scan (none for Hopper: V is 96, not a multiple of 64)"),
     (dict(op="gla", V=96), GLA),

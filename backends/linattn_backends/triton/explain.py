@@ -84,7 +84,10 @@ def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant 
     dtype = getattr(torch, call.dtype)
     family, out = "gla with gv" if call.has("gv") else call.op, torch.float32 if call.option("normalize") else dtype
     chunk = diagonal.chunk_tokens(dtype, int(call.option("chunk_size") or 0))
-    facts = Facts(family, dtype, call.K, value_width(call), chunk)
+    V, tokens = value_width(call), call.T or diagonal.SHORT + 1  # a length that a trace leaves open is taken to be large
+    if call.has("cu_seqlens"):
+        tokens = -(-tokens // max(call.N or 1, 1))
+    facts = Facts(family, dtype, call.K, V, chunk, short=diagonal.is_short(family, call.K, V, tokens))
     forward = diagonal.forward_variant(facts, out, device)
     if not call.needs_grad:
         return forward, None

@@ -95,7 +95,7 @@ def precision_of(dtype: torch.dtype, K: int) -> str:
 
 def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
     """The tile of each stage: a few choices by shape, each checked on the device."""
-    _, dtype, K, V, C, _ = facts
+    _, dtype, K, V, C, *_ = facts
     gate, beta, full = GATES[facts.family], beta_of(facts), dtype != torch.bfloat16
     rows = max(power_of_two(K), 16 if full else 64)
     most, least = (32, 16) if full else (64, 64)  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
-from ..host.chunks import Cut, room_for, rows_contiguous
+from ..host.chunks import Cut, room_for, rows_contiguous, usual_tokens
 from ..host.tiles import programs
 from ..host.variant import Facts
 from ..runtime.device import properties
-from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, scores_tile
+from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, is_short, scores_tile
 from .gate import VECTOR
 
 __all__ = ["ChunkedCall", "DiagonalCall", "Segments", "Update", "VectorOperands"]
@@ -74,7 +74,8 @@ class DiagonalCall(MatrixStateCall):
     def facts(self) -> Facts:
         """The facts by which its kernels are chosen."""
         family = self.family if self.gv is None else f"{self.family} with gv"
-        return Facts(family, self.q.dtype, int(self.q.shape[-1]), int(self.v.shape[-1]), self.chunk)  # no symbols in a cache
+        K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # no symbols in a cache
+        return Facts(family, self.q.dtype, K, V, self.chunk, short=is_short(family, K, V, usual_tokens(self)))
 
     @property
     def applies_gate(self) -> bool:

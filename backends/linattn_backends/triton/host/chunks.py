@@ -72,7 +72,7 @@ class Chunked(Protocol):
 def usual_tokens(call: Chunked) -> int:
     """Tokens of a sequence; of packed ones the mean, because the host knows none of their lengths."""
     T = call.v.shape[1]
-    return T if call.cu is None else -(-T // max(call.N, 1))
+    return T if call.cu is None else -(-T // torch.sym_max(call.N, 1))  # of a trace too
 
 
 def places(call: Chunked, chunks: Cut) -> tuple[Any, ...]:

@@ -82,6 +82,7 @@ class Facts(NamedTuple):
         K, V: Widths of a head.
         chunk: Tokens a chunk.
         strength: Dimensions of ``beta`` besides batch and time: 2 is one a value channel.
+        short: Whether sequences are too short for kernels that have a multiprocessor for themselves.
     """
 
     family: str
@@ -90,6 +91,7 @@ class Facts(NamedTuple):
     V: int
     chunk: int
     strength: int = 1
+    short: bool = False
 
 
 @functools.lru_cache(maxsize=1024)
