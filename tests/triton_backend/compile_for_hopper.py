@@ -15,6 +15,7 @@ import re
 import linattn_backends.triton as package
 import torch
 import triton
+from linattn.gates import Softplus
 from linattn.spec import FAMILIES
 from linattn_backends.triton.runtime import device, launch
 from triton._C.libtriton import ir
@@ -166,6 +167,8 @@ def run(family):
         token = arrays(family, 2, 1)
         getattr(backend, f"recurrent_{family}")(**token, initial_state=S.detach(), output_final_state=True)
         getattr(backend, f"decode_{family}")(**token, state=S.detach(), scale=None, state_indices=None)
+    if family in ("delta_rule", "gated_delta_rule", "kda"):
+        differentiate(*chunk(**arrays(family, 2, 256), **maps(family), output_final_state=True))
     if family == "linear_attn":
         differentiate(*chunk(**arrays(family, 2, 256), causal=False))
         differentiate(*chunk(**arrays(family, 2, 256), normalize=True))
@@ -181,6 +184,15 @@ def run(family):
         differentiate(*chunk(**arrays(family, 2, 256, dict(a=torch.float32, b=torch.float32))))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(**arrays(family, 2, 256, dict(g=torch.bfloat16, u=torch.bfloat16))))
+
+
+def maps(family):
+    """Every input map of a delta family, the gate's with all parameters that one has."""
+    asked = dict(qk_norm="l2", beta_map="sigmoid")
+    if family == "delta_rule":
+        return asked
+    heads = [SIZES["HV"], SIZES["K"]] if family == "kda" else [SIZES["HV"]]
+    return asked | dict(gate=Softplus(torch.randn(heads[0]).requires_grad_(), torch.randn(heads).requires_grad_()))
 
 
 def mix(family, every, operands):

@@ -8,9 +8,11 @@ from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend
 from linattn_backends.triton.delta.call import DeltaCall
 from linattn_backends.triton.delta.op import delta, delta_backward
+from linattn_backends.triton.maps.op import scalars
 from triton_cases import arrays, call, place_of, pretend
 
-NAMES = ("q", "k", "v", "g", "beta", "a", "b", "initial_state", "cu_seqlens")
+NAMES = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias", "initial_state", "cu_seqlens")
+NO_MAPS = (0, 0.0, False)
 
 
 def test_a_key_too_wide_is_named():
@@ -30,12 +32,20 @@ def test_opcheck(family, form):
     given = arrays(family, T=5, K=4, V=4)
     for x in given.values():
         x.requires_grad_()
-    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True, True))
+    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), form, 0.5, 16, True, *NO_MAPS, True))
+
+
+def test_opcheck_with_maps():
+    given = arrays("kda", T=5, K=4, V=4) | dict(A_log=torch.zeros(1), bias=torch.randn(1, 4))
+    for x in given.values():
+        x.requires_grad_()
+    torch.library.opcheck(delta, (*(given.get(name) for name in NAMES), "chunk", 0.5, 16, True, 1, 0.0, True, True))
+    torch.library.opcheck(scalars, (torch.randn(1, 5, 2), None, torch.zeros(2).requires_grad_(), None, 1, 0.0, 0.0))
 
 
 def test_opcheck_backward():
     given = arrays("gated_delta_rule", T=5, K=4, V=4)
-    arguments = (given["v"], given["initial_state"], *(None,) * 5, *(given.get(name) for name in NAMES), 0.5, 16)
+    arguments = (given["v"], given["initial_state"], *(None,) * 5, *(given.get(name) for name in NAMES), 0.5, 16, *NO_MAPS)
     with torch.no_grad():
         torch.library.opcheck(delta_backward, arguments, test_utils=("test_schema", "test_faketensor"))
 

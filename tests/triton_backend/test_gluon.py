@@ -5,7 +5,10 @@ from __future__ import annotations
 import gluon_on_numpy
 import pytest
 import torch
+from linattn.gates import Softplus
 from linattn_backends.triton.runtime import launch
+from test_input_maps import check as check_raw
+from test_input_maps import raw
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton_cases import arrays, check, place_of, pretend
 
@@ -97,6 +100,18 @@ def test_delta_families(family, launched):
 def test_value_heads_that_take_turns(family, launched):
     call(family, T=100, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 100])
     assert launched & {DELTA_GRADIENTS, KDA_GRADIENTS, *DPLR}
+
+
+@pytest.mark.parametrize("sizes", [dict(K=128), dict(H=1, HV=2, V=128, cu=[0, 0, 30, 90, 100])])
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda"])
+def test_raw_projections(family, sizes, launched):
+    """Strong gates, which ``kda`` has kernels for, among weak ones; 16 bits, and gates that no chunk fills."""
+    given, _ = raw(family, **dict(T=100, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes)
+    gate = None if family == "delta_rule" else Softplus(torch.tensor([-3.0, 3.0]), torch.randn(given["g"].shape[2:]))
+    for name in {"g", "beta"} & given.keys():
+        given[name] = given[name].bfloat16()
+    check_raw(family, given, gate, qk_norm="l2", beta_map="sigmoid")
+    assert launched >= ({KDA_STRONG, KDA_GRADIENTS} if family == "kda" else {DELTA_SCORES, DELTA_GRADIENTS})
 
 
 @pytest.mark.parametrize("kind", ["weak", "mixed"])

@@ -17,6 +17,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import linattn_backends.triton as package
 import pytest
 import torch
+from linattn.gates import Softplus
 from linattn.plugin import MixedState
 from linattn_backends.triton.conv import decode_short_conv, short_conv
 from linattn_backends.triton.norm import gated_rms_norm
@@ -67,6 +68,16 @@ def matrix_state(family, **sizes):
     o, final = call(family, {n: x.requires_grad_() if x.is_floating_point() else x for n, x in given.items()}, **FINAL)
     yield "backward"
     (o.sum() + final.sum()).backward()
+
+
+def mapped(family):
+    """One call of a delta family on raw projections, forward and backward."""
+    given = {name: x.requires_grad_() for name, x in arrays(family, dtype=torch.bfloat16).items()}
+    options = {} if family == "delta_rule" else dict(gate=Softplus(torch.randn(1).requires_grad_()))
+    yield "forward"
+    o, _ = call(family, given, qk_norm="l2", beta_map="sigmoid", **options)
+    yield "backward"
+    o.sum().backward()
 
 
 FINAL = dict(output_final_state=True)
@@ -135,6 +146,8 @@ CALLS = {
     for family in FAMILIES
 }
 CALLS["linear_attn"].append(both_directions)
+for family in ("delta_rule", "gated_delta_rule", "kda"):
+    CALLS[family].append(lambda f=family: mapped(f))
 CALLS["mixed_attn"] = [mixed, lambda: mixed(cu=torch.tensor([0, 35])), lambda: mixed(T=1, form="recurrent")]
 CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm]}
 """Calls that between them take every kernel of an operator: each says which pass begins."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linattn.gates import Softplus
 from linattn_backends.numpy import oracle
+from linattn_backends.triton.host.maps import Maps
 from linattn_backends.triton.recurrent.op import Tokens, decode
 from triton_cases import BACKEND, TOLERANCE, arrays, as_numpy, call, distance, gate
 
@@ -153,7 +155,9 @@ def test_opcheck_decoding():
     given = arrays("kda", B=2, T=1, K=4, V=4)
     pool = given.pop("initial_state")
     named = [given.get(name) for name in Tokens._fields]
-    torch.library.opcheck(decode, (*named, pool, torch.tensor([1, 0]), 0.5, False))
+    gate = Softplus(torch.randn(1), torch.randn(1, 4))
+    maps = Maps.of(gate, "sigmoid", "l2")
+    torch.library.opcheck(decode, (*named, pool, torch.tensor([1, 0]), 0.5, False, *maps.gate, maps.factor, maps.unit))
 
 
 def test_decoding_compiles_without_a_break():

@@ -139,6 +139,19 @@ others. ``tests/triton_backend/test_map.py`` holds all this against what calls l
 
     backward  dx, dz, parts of dw                             kernels.py:norm_gradients_bwd
 
+`delta_rule`, `gated_delta_rule`, `kda` in maps/, of raw projections::
+
+    forward   log decays, writing strengths                   kernels.py:maps_scalars_fwd
+
+    backward  gradients of raw ones, parts of parameters'     kernels.py:maps_scalars_bwd
+
+`delta_rule`, `gated_delta_rule`, `kda` in lib/, of raw queries and keys::
+
+    forward   reciprocal lengths of rows                      lengths.py:reciprocal_lengths
+
+    backward  reciprocal lengths of rows                      lengths.py:reciprocal_lengths
+              dq and dk from those of unit rows               lengths.py:unit_row_gradients
+
 `linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in lib/::
 
     forward   zeros behind packed sequences                   tails.py:zero_tails
@@ -153,9 +166,9 @@ others. ``tests/triton_backend/test_map.py`` holds all this against what calls l
 
     backward  zeros behind packed sequences                   tails.py:zero_tails
 
-`short_conv`, `gated_rms_norm` in lib/::
+`short_conv`, `gated_rms_norm`, `gated_delta_rule`, `kda` in lib/::
 
-    backward  dw and db from their parts                      sums.py:column_sums
+    backward  parameters' gradients from their parts          sums.py:column_sums
 
 Gradients of the recurrent form are the backward pass above.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import torch
 import triton
@@ -17,6 +18,8 @@ from .conv import decode_short_conv, short_conv
 from .delta.op import delta_call
 from .diagonal.op import diagonal_call
 from .explain import details_of
+from .host.maps import Maps
+from .maps import with_scalars_mapped
 from .mixed.bidirectional import bidirectional_call
 from .mixed.op import mixed_attention
 from .norm import gated_rms_norm
@@ -104,11 +107,20 @@ def delta(
     output_final_state: bool,
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
+    qk_norm: str | None = None,
+    gate: Any = None,
+    beta_map: str | None = None,
 ) -> Result:
     """The delta families and ``dplr``."""
+    maps = Maps.of(gate, beta_map, qk_norm)
+    arrays, maps = with_scalars_mapped(arrays, maps)
     given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
     scale = scale_of(arrays, scale)
-    o, final = delta_call(*given, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state)
+    A_log, bias, kind, number = maps.gate
+    o, final = delta_call(
+        *given, A_log, bias, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state,
+        kind, number, maps.unit,
+    )  # fmt: skip
     return o, final if output_final_state else None
 
 
@@ -120,12 +132,16 @@ def decoded(
     state_indices: Tensor | None,
     scale: float | None,
     normalize: bool = False,
+    qk_norm: str | None = None,
+    gate: Any = None,
+    beta_map: str | None = None,
 ) -> Tensor:
     """Any matrix-state family, on states that are overwritten."""
     dtype = arrays["v"].dtype
     arrays = with_ones(arrays) if normalize else arrays
     given = [arrays.get(name) for name in Tokens._fields]
-    o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize)
+    maps = Maps.of(gate, beta_map, qk_norm)
+    o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize, *maps.gate, maps.factor, maps.unit)
     return divided(o, dtype) if normalize else o
 
 
@@ -160,6 +176,15 @@ def call_complaint(call: Call) -> str | None:
         most = widest(call, symbol)
         if not 1 <= size <= most:
             return f"{symbol} must be at most {most}, got {size}"
+    return None
+
+
+def map_complaint(call: Call) -> str | None:
+    """Why the kernels do not make what a call's input maps make; linattn then does."""
+    if call.decay == "scalar" and 2 in (call.ranks.get("gate.dt_bias"), call.ranks.get("gate.bias")):
+        return "makes log decays with one bias a head where there is one decay a head"
+    if call.option("beta_map") is not None and call.beta == "vector" and call.form != "decode":
+        return "makes no beta of value channels"
     return None
 
 
@@ -223,7 +248,7 @@ class TritonBackend(Triton):
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
-        complaint = _device_complaint(call.device) or call_complaint(call)
+        complaint = _device_complaint(call.device) or call_complaint(call) or map_complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
     def missing_device(self) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from linattn.plugin import Call
 
@@ -9,6 +11,7 @@ from .conv import config as conv
 from .delta import config as delta
 from .diagonal import config as diagonal
 from .host.variant import Facts, Variant, described
+from .maps import config as maps
 from .mixed import config as mixed
 from .norm import config as norm
 from .recurrent import config as recurrent
@@ -40,10 +43,20 @@ def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None
     if not call.option("causal", True):
         return mixed_variants(call, None)
     chunked = delta_variants if call.op in DELTA else diagonal_variants
-    if call.form == "chunk":
-        return chunked(call, device)
-    forward = recurrent.variant(call.K, value_width(call), call.T == 1 or call.op == "dplr")
-    return forward, chunked(call, device)[1]  # whose gradients are the chunk form's
+    forward, backward = chunked(call, device)
+    if call.form != "chunk":
+        forward = recurrent.variant(
+            call.K, value_width(call), call.T == 1 or call.op == "dplr"
+        )  # gradients are the chunk form's
+    mapped = call.form != "decode" and (call.gate is not None or call.option("beta_map") is not None)
+    return with_scalar_maps(call, forward, backward) if mapped else (forward, backward)
+
+
+def with_scalar_maps(call: Call, forward: Variant, backward: Variant | None) -> tuple[Variant, Variant | None]:
+    """The variants with those stages before and after that make log decays and writing strengths, and gradients of raw ones."""
+    before, after = (maps.variant(call.HV, back).stages for back in (False, True))
+    forward = replace(forward, stages={**before, **forward.stages})
+    return forward, backward and replace(backward, stages={**backward.stages, **after})
 
 
 def companion_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:

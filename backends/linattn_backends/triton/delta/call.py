@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
 from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
+from ..host.lengths import NO_LENGTHS, Lengths, lengths_of
+from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
 from ..runtime.device import properties
 from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant
@@ -36,6 +38,7 @@ class DeltaCall(MatrixStateCall):
         cu: Offsets of packed sequences, or ``None``.
         scale: Factor on the outputs.
         chunk: Tokens a chunk.
+        maps: What is made of raw ``q``, ``k`` and, with a vector gate, ``g``.
     """
 
     q: Tensor
@@ -49,16 +52,17 @@ class DeltaCall(MatrixStateCall):
     cu: Tensor | None
     scale: float
     chunk: int
+    maps: Maps
 
     @classmethod
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
-        start: Tensor | None, cu: Tensor | None, scale: float, chunk: int,
+        start: Tensor | None, cu: Tensor | None, scale: float, chunk: int, maps: Maps = NO_MAPS,
     ) -> DeltaCall:  # fmt: skip
         """Take the arrays of an op; ``chunk`` is the caller's wish, or 0."""
         q, k, v, g, beta, a, b = (x if x is None or x.dim() < 4 else rows_contiguous(x) for x in (q, k, v, g, beta, a, b))
         tokens = chunk_tokens(q.dtype, int(q.shape[-1]), 0 if beta is None else beta.dim() - 2, int(chunk))
-        return cls(q, k, v, g, beta, a, b, start, cu, scale, tokens)
+        return cls(q, k, v, g, beta, a, b, start, cu, scale, tokens, maps)
 
     @property
     def strength(self) -> int:
@@ -74,6 +78,11 @@ class DeltaCall(MatrixStateCall):
     def family(self) -> str:
         """The family whose recurrence this is."""
         return "dplr" if self.dplr else ("delta_rule", "gated_delta_rule", "kda")[self.gate]
+
+    @property
+    def rate_rows(self) -> int:
+        """Rows of numbers a token by which products with queries and keys are multiplied, if any (:class:`Scores`)."""
+        return 6 if self.maps.unit and self.gate < 2 else 3 if self.gate == 1 else 0
 
     @property
     def facts(self) -> Facts:
@@ -103,15 +112,18 @@ class ChunkedCall(DeltaCall):
     Attributes:
         variant: What runs.
         chunks: Where chunks lie.
+        lengths: Reciprocal lengths of queries and keys that are to be unit rows.
     """
 
     variant: DeltaVariant
     chunks: Cut
+    lengths: Lengths
 
     @classmethod
     def cut(cls, call: DeltaCall, variant: DeltaVariant) -> ChunkedCall:
         """Cut a call's sequences."""
-        return cls(**vars(call), variant=variant, chunks=cut(call.v.shape[1], call.N, call.chunk, call.cu))
+        chunks = cut(call.v.shape[1], call.N, call.chunk, call.cu)
+        return cls(**vars(call), variant=variant, chunks=chunks, lengths=lengths_of(call) if call.maps.unit else NO_LENGTHS)
 
     @property
     def chunk_heads(self) -> int:
@@ -141,7 +153,9 @@ class Scores(NamedTuple):
         A: Scores of queries ``[chunks, HV, C, C]``.
         M: Solved systems, likewise; with a ``beta`` a value channel, scores ``L`` of keys in float32.
         A2, L2: Scores with the second row that ``dplr`` writes, or ``None``.
-        rates: With a scalar gate ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``.
+        rates: With a scalar gate ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``. With unit rows, which
+            stand as they came, and at most a scalar gate ``[chunks, HV, 6, C]``: then ``u e^G`` with a query's reciprocal
+            length ``u``, and with a key's ``u e^G`` and ``u e^{G_C - G}``.
     """
 
     A: Tensor
@@ -161,7 +175,7 @@ class Scores(NamedTuple):
             square(dtype=call.state_dtype),
             square(dtype=torch.float32 if call.strength == 2 else call.state_dtype),
             *(square(dtype=call.state_dtype) if call.dplr else None for _ in range(2)),
-            new((count, HV, 3, C), dtype=torch.float32) if call.gate == 1 else None,
+            new((count, HV, call.rate_rows, C), dtype=torch.float32) if call.rate_rows else None,
         )
 
 

@@ -114,12 +114,12 @@ def score_products(left, right, C: gl.constexpr, NK: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_dplr_scores_fwd_sm90(
-    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    q, r, w, k, g, uq, uk, A_log, bias, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
     SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
-    DT: gl.constexpr,
+    DT: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Scores and decayed rows of every chunk that takes plain products.
 
@@ -221,12 +221,12 @@ def states_overlap(S, dS, V: gl.constexpr, BK: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
 def delta_dplr_gradients_bwd_sm90(
-    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
-    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv,
+    dg, parts, dbeta, log_decays, owner, first, cu, T, PER, N, HV, TURN, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     TURNS: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, STRONG: gl.constexpr,
-    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr,
+    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Gradients ``dq, da, db, dk, dg [C, BK]`` of one chunk: readers' first, then writers'; nothing of strong chunks."""
     heads = HV // TURNS

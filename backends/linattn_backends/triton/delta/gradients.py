@@ -19,7 +19,7 @@ import triton.language as tl
 from ..lib.gates import decay_matrix, load_scalar_gate, suffix_sum, sum_where
 from ..lib.indexing import locate_sequence
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
-from .loads import load_beta_tile
+from .loads import load_beta_tile, load_keys, load_two_lengths
 
 
 @triton.jit
@@ -165,16 +165,17 @@ def state_products(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def delta_gradients_bwd(
-    q, k, do, g, beta, errors, adjoint, rates, states, dstates, dq, dk, dv, dg, dbeta,
+    q, k, uq, uk, do, g, beta, errors, adjoint, rates, states, dstates, dq, dk, dv, dg, dbeta,
     owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     TURNS: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr,
+    DT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Gradients ``dq, dk [C, BK]`` and a tile's part of ``dg`` of one chunk; in the first of its programs, ``dv, dbeta`` too.
 
-    Where ``TURNS`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    Where ``TURNS`` value heads share ``dq, dk``, they take turns: this is the ``TURN``-th of each. If ``UNIT``, those are
+    gradients of rows times their reciprocal lengths ``uq, uk``, from which the rows' own follow.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -221,16 +222,18 @@ def delta_gradients_bwd(
     )  # fmt: skip
     acc = acc * scale
     if GATE == 1:
-        rates += here * (3 * C)
+        rates += here * ((6 if UNIT else 3) * C)
         rate = tl.load(rates + token)[:, None]
         acc = acc * rate
         compared = compared * rate
         wrote = wrote * tl.load(rates + C + token)[:, None]
         through = tl.sum(overlap, 0) * tl.load(rates + C - 1)
 
+    lq, lk = load_two_lengths(uq, uk, (b * T + bos) * (HV // GROUP) + hv // GROUP, rows, L, HV // GROUP, UNIT)
+
     # The query's side.
-    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    bq = load_keys(q, rows, qt, columns_k, L, K, BK, lq, UNIT)
+    bk = load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT)
     if GATE == 1 and SPLIT == 3:
         read = tl.sum(bq.to(tl.float32) * acc, 1)
         crossing = tl.where(s < t, bdA * dot(bq, tl.trans(bk), PREC), 0.0)
@@ -240,10 +243,10 @@ def delta_gradients_bwd(
         read = tl.sum(bq.to(tl.float32) * acc, 1)
 
     # The key that is written, then the key that reads.
-    bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+    bk = load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT)
     if GATE == 1:
         late = tl.sum(bk.to(tl.float32) * wrote, 1)
-    bq = load_tile(q, rows, qt, columns_k, L, K, BK)
+    bq = load_keys(q, rows, qt, columns_k, L, K, BK, lq, UNIT)
     wrote = dot_add(tl.trans(bdA), bq.to(DT), wrote, PREC)
     wrote = dot_add(tl.trans(bdL), bk.to(DT), wrote, PREC)
     compared = -compared

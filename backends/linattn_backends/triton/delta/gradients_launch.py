@@ -8,7 +8,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from ..host.chunks import over_group, strides
+from ..host.chunks import strides
+from ..host.lengths import key_gradients
+from ..host.sums import sums_of_parts
 from ..host.tiles import programs
 from ..runtime.launch import launch
 from .call import ChunkedCall, ScoreGradients, StateOperands, States
@@ -34,14 +36,16 @@ def scalar_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, sta
     for turn in range(turns):
         launch(
             stage.kernel, call.chunk_heads // turns * tiles, call,
-            call.q, call.k, do, call.g, call.beta, states.errors, states.adjoint, operands.rates, states.states, states.dstates,
-            dq, dk, dv, partial_dg, dbeta, *call.places, turn, call.scale, 0 if partial_dg is None else partial_dg.stride(0),
+            call.q, call.k, *call.lengths, do, call.g, call.beta, states.errors, states.adjoint, operands.rates,
+            states.states, states.dstates, dq, dk, dv, partial_dg, dbeta, *call.places, turn, call.scale,
+            0 if partial_dg is None else partial_dg.stride(0),
             *strides(call.q), *strides(call.k), *strides(do), *strides(call.g), *strides(call.beta),
             **call.constants, **call.products, V=V, BK=tile.BK, BV=tile.BV, TURNS=turns, GATE=call.gate, BETA=call.strength,
-            SPLIT=call.variant.split, **stage.config,
+            SPLIT=call.variant.split, UNIT=call.maps.unit, **stage.config,
         )  # fmt: skip
     dg = None if partial_dg is None else gate_gradient(call, partial_dg)
-    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, beta=dbeta)
+    dq, dk = key_gradients(call, call.lengths, dq, dk)
+    return dict(q=dq, k=dk, v=dv, g=dg, beta=dbeta)
 
 
 def gate_gradient(call: ChunkedCall, partial_dg: Tensor) -> Tensor:
@@ -66,20 +70,51 @@ def vector_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, sta
     scores = score_gradients(call, do, states, dv, dbeta) if first else ScoreGradients(None, None, None, None)
     turns = turns_of(call, programs(call.q.shape[-1], 1, variant["gradients"].tile.BK, 1))
     dq, dk, da, db, dg = summed(call, turns), summed(call, turns), like(call.a), like(call.b), like(call.g)
+    A_log, bias, kind, number = call.maps.gate
+    parts = parts_of(call)
     for turn, name in itertools.product(range(turns), ("gradients", "gradients_strong")):
         stage, strong = variant[name], name == "gradients_strong"
         count = call.chunk_heads // turns * programs(call.q.shape[-1], 1, stage.tile.BK, 1)
         launch(
             stage.kernel, variant.few(count) if strong else count, call,
-            call.q, call.a, call.b, call.k, call.v, do, call.g, call.beta, states.errors, states.adjoint, *scores,
-            states.states, states.dstates, dq, da, db, dk, *((None, dg, None) if first else (dv, dg, dbeta)),
-            operands.log_decays, *call.places, turn, count, call.scale,
+            call.q, call.a, call.b, call.k, call.v, do, call.g, *call.lengths, A_log, bias, call.beta, states.errors,
+            states.adjoint, *scores, states.states, states.dstates, dq, da, db, dk,
+            *((None, dg, parts, None) if first else (dv, dg, parts, dbeta)),
+            operands.log_decays, *call.places, turn, count, call.scale, number,
             *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
+            *call.maps.gate.strides,
             **call.constants, **call.products, V=V, BK=stage.tile.BK, BV=stage.tile.BV, TURNS=turns, BETA=call.strength,
-            DPLR=call.dplr, STRONG=strong, SPLIT=variant.split, RANGE=variant.range, **stage.config,
+            DPLR=call.dplr, STRONG=strong, SPLIT=variant.split, RANGE=variant.range, UNIT=call.maps.unit, MAP=kind,
+            **stage.config,
         )  # fmt: skip
     dv = value_gradient(call, do, operands, states) if call.dplr else dv
-    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, beta=dbeta, a=da, b=db)
+    dq, dk = key_gradients(call, call.lengths, dq, dk)
+    return dict(q=dq, k=dk, v=dv, g=dg, beta=dbeta, a=da, b=db, **parameter_gradients(call, parts))
+
+
+def parts_of(call: ChunkedCall) -> Tensor | None:
+    """An array for what chunks add to the gradients of a raw gate's parameters, ``[chunks, 2, HV, K]``, if it has any.
+
+    Of packed sequences there is room for more chunks than there are.
+    """
+    gate = call.maps.gate
+    if gate.A_log is None and gate.bias is None:
+        return None
+    new = torch.empty if call.cu is None else torch.zeros
+    shape = call.chunks.count, 2, call.v.shape[2], call.q.shape[-1]
+    return new(shape, dtype=torch.float32, device=call.v.device)
+
+
+def parameter_gradients(call: ChunkedCall, parts: Tensor | None) -> Gradients:
+    """Gradients of a raw gate's parameters by their names, of what chunks left."""
+    gate = call.maps.gate
+    if parts is None:
+        return {}
+    by_A, by_bias = sums_of_parts(call, parts)
+    return dict(
+        A_log=None if gate.A_log is None else by_A.sum(-1) if gate.A_log.dim() else by_A.sum(),
+        bias=None if gate.bias is None else by_bias if gate.bias.dim() == 2 else by_bias.sum(-1),
+    )
 
 
 def score_gradients(

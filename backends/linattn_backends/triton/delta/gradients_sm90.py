@@ -19,6 +19,7 @@ from ..lib.sm90 import (
     mma_async,
     mma_layout,
     program_parts,
+    scale_rows,
     store_or_add_rows,
     wait_for_predecessor,
 )
@@ -26,12 +27,12 @@ from ..lib.sm90 import (
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
 def delta_gradients_bwd_sm90(
-    q, k, do, g, beta, errors, adjoint, rates, states, dstates, dq, dk, dv, partial_dg, dbeta,
+    q, k, uq, uk, do, g, beta, errors, adjoint, rates, states, dstates, dq, dk, dv, partial_dg, dbeta,
     owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     TURNS: gl.constexpr, GATE: gl.constexpr, BETA: gl.constexpr, PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
-    DT: gl.constexpr,
+    DT: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Gradients ``dq, dk [C, BK]`` and a part of ``dv`` of one chunk; in the first of its programs, ``dbeta`` too.
 
@@ -59,7 +60,7 @@ def delta_gradients_bwd_sm90(
     j = gl.arange(0, C, scan)
     betas = load_scalars(head_pointer(beta, b, row, hv, bb, bt, bh, 1), j, bt, count)  # ahead of the copies, not behind them
     if GATE == 1:
-        sums_of_gates = rates + here * (3 * C) + 2 * C
+        sums_of_gates = rates + here * ((6 if UNIT else 3) * C) + 2 * C
         G_t = gl.load(sums_of_gates + t)
         G_s = gl.load(sums_of_gates + s)
         whole = gl.load(sums_of_gates + C - 1)
@@ -134,6 +135,9 @@ def delta_gradients_bwd_sm90(
     dA = gl.convert_layout(dA, lhs_layout(C))
     dL = gl.convert_layout(dL, lhs_layout(C))
     async_copy.wait_group(0)
+    if UNIT:
+        scale_rows(bq, uq, b, row, hv, T, HV // GROUP, count, C, BK, GROUP)
+        scale_rows(bk, uk, b, row, hv, T, HV // GROUP, count, C, BK, GROUP)
     fence_async_shared()
     gl.thread_barrier()
 

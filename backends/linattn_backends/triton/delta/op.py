@@ -7,6 +7,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
+from ..host.maps import GateMap, Maps
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
@@ -34,48 +35,53 @@ def delta_backward(
     beta: Tensor | None,
     a: Tensor | None,
     b: Tensor | None,
+    A_log: Tensor | None,
+    bias: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
     chunk: int,
+    kind: int,
+    number: float,
+    unit: bool,
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
 
     Scores that the forward pass did not keep are made again.
     """
-    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+    maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
+    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
     scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
     grads = backward(call, do, dfinal, scores)
     zero_behind(call, cu_seqlens, *map(grads.get, ("q", "k", "v", "g", "beta", "a", "b")))
-    given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, start=initial_state)
+    given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, A_log=A_log, bias=bias, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @delta_backward.register_fake
-def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk):
-    given = (q, k, v, g, beta, a, b, initial_state)
+def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, A_log, bias, initial_state, *_):
+    given = (q, k, v, g, beta, a, b, A_log, bias, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
 _backward_call = register(delta_backward)
-rule = rules(9, delta_backward, _backward_call)
+rule = rules(11, delta_backward, _backward_call, more=3)
 
 
 @precompiled(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
+    A_log: Tensor | None, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float,
+    chunk: int, final: bool, kind: int, number: float, unit: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What :func:`delta` returns, and ``None`` for what is not wanted."""
     nothing = (None,) * len(Scores._fields)
+    maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
-        return (
-            recurrent_forward(Tokens(q, k, v, g, beta=beta, a=a, b=b), initial_state, end, scale, v.dtype, cu_seqlens),
-            end,
-            *nothing,
-        )
-    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk)
+        tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
+        return recurrent_forward(tokens, initial_state, end, scale, v.dtype, cu_seqlens, maps=maps), end, *nothing
+    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
     o, end, scores = forward(call, final)
     zero_behind(call, cu_seqlens, o)
     return o, end, *(scores if keep else nothing)
@@ -90,24 +96,39 @@ def delta(
     beta: Tensor | None,
     a: Tensor | None,
     b: Tensor | None,
+    A_log: Tensor | None,
+    bias: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     form: str,
     scale: float,
     chunk: int,
     final: bool,
+    kind: int,
+    number: float,
+    unit: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor."""
-    return filled(v, computed(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep))
+    """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor.
+
+    ``A_log, bias, kind, number`` are the map of a raw ``g`` (:class:`..host.maps.GateMap`); ``unit`` says that queries and keys
+    are to have unit length.
+    """
+    return filled(
+        v,
+        computed(
+            q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scale, chunk, final, kind, number, unit, keep
+        ),
+    )  # fmt: skip
 
 
 @delta.register_fake
-def _(q, k, v, g, beta, a, b, initial_state, cu_seqlens, form, scale, chunk, final, keep):
+def _(q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scale, chunk, final, kind, number, unit, keep):
     results = v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
     if form == "recurrent" or not keep:
         return *results, *(v.new_empty(0) for _ in Scores._fields)
-    scores = Scores.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk))
+    maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
+    scores = Scores.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps))
     return *results, *(v.new_empty(0) if x is None else x for x in scores)
 
 

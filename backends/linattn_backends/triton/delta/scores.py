@@ -20,7 +20,7 @@ import triton.language as tl
 from ..lib.gates import BLOCK, LOG2E, decay_matrix, load_scalar_gate, prefix_sum, suffix_sum
 from ..lib.indexing import locate_sequence
 from ..lib.tiles import dot, dot_add, load_tile
-from .loads import load_beta
+from .loads import load_beta, load_two_lengths
 
 
 @triton.jit
@@ -134,11 +134,16 @@ def delta_solve_fwd(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_scores_fwd(
-    q, k, g, beta, A, L, rates, owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
+    q, k, uq, uk, g, beta, A, L, rates, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
-    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Scores ``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [3, C]``: ``e^G``, ``e^{G_C - G}``, ``G log2(e)``."""
+    """Scores ``A, L [C, C]`` of one chunk and, for a scalar gate, ``rates [3, C]``: ``e^G``, ``e^{G_C - G}``, ``G log2(e)``.
+
+    If ``UNIT``, rows have reciprocal lengths ``uq, uk``, which factor out like a decay: ``rates [6, C]`` goes on with those of
+    products with a query, with a key that reads, and with one that is written.
+    """
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
@@ -162,16 +167,31 @@ def delta_scores_fwd(
         kk = dot_add(bk, tl.trans(bk), kk, PREC)
     qk = tl.where(s <= t, qk * scale, 0.0)
     kk = tl.where(s < t, kk, 0.0)
+    p = rates
+    if UNIT:
+        lq, lk = load_two_lengths(uq, uk, (b * T + bos) * (HV // GROUP) + hv // GROUP, rows, length, HV // GROUP, UNIT)
+        qk = qk * (lq[:, None] * lk[None, :])
+        kk = kk * (lk[:, None] * lk[None, :])
+        p += at * (6 * C) + tl.arange(0, C)
+        early = tl.full((C,), 1.0, tl.float32)
+        late = early
+    elif GATE == 1:
+        p += at * (3 * C) + tl.arange(0, C)
     if GATE == 1:
         bg = load_scalar_gate(g + b * gb + bos * gt + hv.to(tl.int64) * gh, rows, gt, length)
         D = decay_matrix(bg, C, False, SPLIT)
         qk = tl.where(s <= t, qk * D, 0.0)
         kk = tl.where(s < t, kk * D, 0.0)
-        p = rates + at * (3 * C) + tl.arange(0, C)
         G = prefix_sum(bg, C, SPLIT) * LOG2E
-        tl.store(p, tl.exp2(G))
-        tl.store(p + C, tl.exp2(suffix_sum(bg, C, SPLIT) * LOG2E))
+        early = tl.exp2(G)
+        late = tl.exp2(suffix_sum(bg, C, SPLIT) * LOG2E)
+        tl.store(p, early)
+        tl.store(p + C, late)
         tl.store(p + 2 * C, G)
+    if UNIT:
+        tl.store(p + 3 * C, early * lq)
+        tl.store(p + 4 * C, early * lk)
+        tl.store(p + 5 * C, late * lk)
     square = at * (C * C) + t * C + s
     tl.store(A + square, qk.to(A.dtype.element_ty))
     if BETA == 2:

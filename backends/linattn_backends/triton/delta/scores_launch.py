@@ -28,9 +28,10 @@ def scalar_scores(call: ChunkedCall) -> Scores:
     L = unsolved(call, made.M)
     launch(
         stage.kernel, -(-count // call.variant.scores_chunks), call,
-        call.q, call.k, call.g, call.beta, made.A, L, made.rates, *call.places, count, call.scale,
+        call.q, call.k, *call.lengths, call.g, call.beta, made.A, L, made.rates, *call.places, count, call.scale,
         *strides(call.q), *strides(call.k), *strides(call.g), *strides(call.beta),
-        **call.constants, BK=stage.tile.BK, GATE=call.gate, BETA=call.strength, SPLIT=call.variant.split, **stage.config,
+        **call.constants, BK=stage.tile.BK, GATE=call.gate, BETA=call.strength, SPLIT=call.variant.split,
+        UNIT=call.maps.unit, **stage.config,
     )  # fmt: skip
     solve(call, L, made.M)
     return made
@@ -62,13 +63,16 @@ def vector_operands(call: ChunkedCall, kept: Scores | None) -> StateOperands:
 def launch_vector_stage(call: ChunkedCall, name: str, made: StateOperands, L: Tensor) -> None:
     """Launch one of the stages that write decayed rows."""
     stage, count, strong = call.variant[name], call.chunk_heads, name == "scores_strong"
+    A_log, bias, kind, number = call.maps.gate
     launch(
         stage.kernel, call.variant.few(count) if strong else count, call,
-        call.q, call.a, call.b, call.k, call.g, call.beta, made.scores.A, L, made.scores.A2, made.scores.L2, made.rates,
-        made.read, made.compare, made.write, made.write2, made.log_decays, *call.places, count, call.scale,
+        call.q, call.a, call.b, call.k, call.g, *call.lengths, A_log, bias, call.beta,
+        made.scores.A, L, made.scores.A2, made.scores.L2, made.rates,
+        made.read, made.compare, made.write, made.write2, made.log_decays, *call.places, count, call.scale, number,
         *strides(call.q), *strides(call.k), *strides(call.g), *strides(call.a), *strides(call.b), *strides(call.beta),
+        *call.maps.gate.strides,
         **call.constants, **call.products, BK=stage.tile.BK, DPLR=call.dplr, SCORES=name != "rows", STRONG=strong,
-        SPLIT=call.variant.split, RANGE=call.variant.range, **stage.config,
+        SPLIT=call.variant.split, RANGE=call.variant.range, UNIT=call.maps.unit, MAP=kind, **stage.config,
     )  # fmt: skip
 
 

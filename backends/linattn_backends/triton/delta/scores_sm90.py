@@ -14,7 +14,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..lib.gates import FLOOR, LOG2E
 from ..lib.indexing import head_pointer, locate_sequence_or_none
-from ..lib.sm90 import add, copy_layout, copy_rows_async, load_scalars, mma_async, mma_layout, store_rows, wait_for_predecessor
+from ..lib.sm90 import (
+    add,
+    copy_layout,
+    copy_rows_async,
+    load_lengths,
+    load_scalars,
+    mma_async,
+    mma_layout,
+    scale_rows,
+    store_rows,
+    wait_for_predecessor,
+)
 
 __all__ = ["delta_scores_fwd_sm90", "solve_and_store"]
 
@@ -182,9 +193,10 @@ def locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C: gl.constexpr, 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_scores_fwd_sm90(
-    q, k, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, COUNT, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
+    q, k, uq, uk, g, beta, A, M, rates, owner, first, cu, T, PER, N, HV, COUNT, scale,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, bb, bt, bh,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr, BETA: gl.constexpr,
-    PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr,
+    PACKED: gl.constexpr, SPLIT: gl.constexpr, PREC: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Scores and solved systems of four chunks a program.
 
@@ -193,6 +205,7 @@ def delta_scores_fwd_sm90(
     wait_for_predecessor()
     item = gl.program_id(0) * 4
     NK: gl.constexpr = K // C
+    ROWS: gl.constexpr = 6 if UNIT else 3
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     betas = gl.allocate_shared_memory(gl.float32, [4, C], plain)
@@ -227,15 +240,28 @@ def delta_scores_fwd_sm90(
     held = ()
     for w in gl.static_range(4):
         b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+        if UNIT:
+            lq = load_lengths(uq, j, b, row, hv, T, HV // GROUP, count, GROUP)
+            lk = load_lengths(uk, j, b, row, hv, T, HV // GROUP, count, GROUP)
         if GATE == 1:
             bg = gl.maximum(decays[w], FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
             G = gl.associative_scan(bg, 0, add)
-            gl.store(rates + here * (3 * C) + j, gl.exp2(G), mask=count > 0)
-            gl.store(rates + here * (3 * C) + C + j, gl.exp2(gl.sum(bg, 0) - G), mask=count > 0)
-            gl.store(rates + here * (3 * C) + 2 * C + j, G, mask=count > 0)
+            early = gl.exp2(G)
+            late = gl.exp2(gl.sum(bg, 0) - G)
+            gl.store(rates + here * (ROWS * C) + j, early, mask=count > 0)
+            gl.store(rates + here * (ROWS * C) + C + j, late, mask=count > 0)
+            gl.store(rates + here * (ROWS * C) + 2 * C + j, G, mask=count > 0)
+        if UNIT:
+            gl.store(rates + here * (ROWS * C) + 3 * C + j, lq * early if GATE == 1 else lq, mask=count > 0)
+            gl.store(rates + here * (ROWS * C) + 4 * C + j, lk * early if GATE == 1 else lk, mask=count > 0)
+            gl.store(rates + here * (ROWS * C) + 5 * C + j, lk * late if GATE == 1 else lk, mask=count > 0)
         square = here * (C * C)
         there = gl.where(count > 0, C, 0)
         async_copy.wait_group(0)
+        if UNIT:  # here, and not the products: registers are what there is least of
+            for n in gl.static_range(NK):
+                scale_rows(ks[n], uk, b, row, hv, T, HV // GROUP, count, C, C, GROUP)
+                scale_rows(qs[n], uq, b, row, hv, T, HV // GROUP, count, C, C, GROUP)
         fence_async_shared()
         gl.thread_barrier()
         kk = zeros

@@ -68,20 +68,43 @@ def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constex
     return b, bos, L, chunk0, low, high
 
 
+@triton.jit
+def load_rates(rates, here, C: tl.constexpr, GATE: tl.constexpr, UNIT: tl.constexpr):
+    """What a chunk's products are multiplied by, of :class:`.call.Scores`: with queries, with keys that read and with keys that
+    are written, a number a token; and the whole chunk's decay.
+    """
+    t = tl.arange(0, C)
+    if UNIT:
+        p = rates + here * (6 * C)
+        asked = tl.load(p + 3 * C + t)
+        rate = tl.load(p + 4 * C + t)
+        later = tl.load(p + 5 * C + t)
+    else:
+        p = rates + here * (3 * C)
+        rate = tl.load(p + t)
+        asked = rate
+        later = tl.load(p + C + t)
+    decay = 1.0
+    if GATE == 1:
+        decay = tl.load(p + C - 1)
+    return asked, rate, later, decay
+
+
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def delta_state_fwd(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
-    END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state, through the chunks of a sequence or segment.
 
     ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
-    ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``.
+    ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``. ``UNIT`` has ``rates`` with the lengths of ``q`` and ``k``.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -119,10 +142,8 @@ def delta_state_fwd(
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
         # What no product prefetches comes first, so that its latency is the first product's.
-        if GATE == 1:
-            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (3 * C) + C - 1)
+        if GATE == 1 or UNIT:
+            asked, rate, later, decay = load_rates(rates, here, C, GATE, UNIT)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -135,7 +156,7 @@ def delta_state_fwd(
         if OUT:
             bq = load_tile(q, rows, qt, columns_k, L, K, BK)
             acc = dot(old, tl.trans(bq.to(DT)), PREC) * scale
-        if GATE == 1:
+        if GATE == 1 or UNIT:
             r = r * rate[None, :]
         if not IDENTITY:
             bv = load_tile_transposed(v, rows, vt, columns_v, L, V, BV)
@@ -159,15 +180,16 @@ def delta_state_fwd(
         if KEEP:
             tl.store(errors + at_v, tl.trans(e.to(errors.dtype.element_ty)), mask=stored)
         if OUT:
-            if GATE == 1:
-                acc = acc * rate[None, :]
+            if GATE == 1 or UNIT:
+                acc = acc * asked[None, :]
             bA = tl.load(A + here * (C * C) + t * C + s)
             acc = dot_add(x.to(DT), tl.trans(bA), acc, PREC)
             if DPLR:
                 acc = dot_add(bv.to(DT), tl.trans(tl.load(A2 + here * (C * C) + t * C + s)), acc, PREC)
             tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
-        if GATE == 1:
+        if GATE == 1 or UNIT:
             x = x * later[None, :]
+        if GATE == 1:
             S = S * decay
         if GATE == 2:
             S = S * decay
@@ -186,8 +208,9 @@ def delta_state_bwd(
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
-    END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state's gradient, through the chunks of a sequence or segment from the last.
 
@@ -225,10 +248,8 @@ def delta_state_bwd(
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
-        if GATE == 1:
-            rate = tl.load(rates + here * (3 * C) + tl.arange(0, C))
-            later = tl.load(rates + here * (3 * C) + C + tl.arange(0, C))
-            decay = tl.load(rates + here * (3 * C) + C - 1)
+        if GATE == 1 or UNIT:
+            asked, rate, later, decay = load_rates(rates, here, C, GATE, UNIT)
         if GATE == 2:
             decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
         if BETA > 0:
@@ -243,8 +264,8 @@ def delta_state_bwd(
             dx = dot(dS.to(DT), tl.trans(bk.to(DT)), PREC)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         do_read = tl.trans(bdo).to(tl.float32) * scale
-        if GATE == 1:
-            do_read = do_read * rate[None, :]
+        if GATE == 1 or UNIT:
+            do_read = do_read * asked[None, :]
             dx = dx * later[None, :]
         if GATE > 0:
             dS = dS * decay
@@ -267,7 +288,7 @@ def delta_state_bwd(
             at_v = ((b * T + bos + rows)[:, None] * HV + hv) * V + columns_v[None, :]
             stored = (rows < L)[:, None] & (columns_v < V)[None, :]
             tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
-        if GATE == 1:
+        if GATE == 1 or UNIT:
             dr = dr * rate[None, :]
         dS = dot_add(dr.to(DT), bk.to(DT), dS, PREC)
     if END:

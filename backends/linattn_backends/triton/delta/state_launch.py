@@ -130,8 +130,8 @@ def launch_state(
         *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
-        WHOLE=segments is None, START=start is not None, END=end is not None, KEEP=written.states is not None,
-        OUT=written.out is not None, IDENTITY=y is None, **stage.config,
+        UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None, END=end is not None,
+        KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, **stage.config,
     )  # fmt: skip
 
 

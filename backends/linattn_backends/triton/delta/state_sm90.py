@@ -35,7 +35,9 @@ def copy_vector(buffer, p, W: gl.constexpr):
 class Form:
     """What a program is compiled for: widths, tokens a chunk, kinds of gate, and what it reads, writes and begins with.
 
-    Names are the kernel's; ``REVERSE`` begins with the last chunk.
+    Names are the kernel's; ``REVERSE`` begins with the last chunk. Of what a chunk's products are multiplied by, ``RATES``
+    numbers stand in the ring if ``RATED``: those of queries, of keys that read and of keys that are written from ``ASKED``,
+    ``READ`` and ``WRITTEN`` on, and the whole chunk's decay from ``DECAY`` on, one or with a vector gate ``K``.
     """
 
     K: gl.constexpr
@@ -43,6 +45,13 @@ class Form:
     C: gl.constexpr
     BV: gl.constexpr
     GATE: gl.constexpr
+    UNIT: gl.constexpr
+    RATED: gl.constexpr
+    RATES: gl.constexpr
+    ASKED: gl.constexpr
+    READ: gl.constexpr
+    WRITTEN: gl.constexpr
+    DECAY: gl.constexpr
     STAGES: gl.constexpr
     KEEP: gl.constexpr
     OUT: gl.constexpr
@@ -52,12 +61,19 @@ class Form:
     END: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END):
+    def __init__(self, K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END):
         self.K = gl.constexpr(K)
         self.V = gl.constexpr(V)
         self.C = gl.constexpr(C)
         self.BV = gl.constexpr(BV)
         self.GATE = gl.constexpr(GATE)
+        self.UNIT = gl.constexpr(UNIT)
+        self.RATED = gl.constexpr(GATE == 1 or UNIT)
+        self.RATES = gl.constexpr(K if GATE == 2 else 4 * C if UNIT else 2 * C)
+        self.ASKED = gl.constexpr(0)
+        self.READ = gl.constexpr(C if UNIT else 0)
+        self.WRITTEN = gl.constexpr(2 * C if UNIT else C)
+        self.DECAY = gl.constexpr(0 if GATE == 2 else 4 * C - 1 if UNIT else C - 1)
         self.STAGES = gl.constexpr(STAGES)
         self.KEEP = gl.constexpr(KEEP)
         self.OUT = gl.constexpr(OUT)
@@ -143,8 +159,8 @@ def allocate_rings(form):
     state = k.index(0)
     if form.GATE == 2:
         write = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
-    if form.GATE > 0:
-        rates = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * C if form.GATE == 1 else K], line)
+    if form.GATE > 0 or form.UNIT:
+        rates = gl.allocate_shared_memory(gl.float32, [STAGES, form.RATES], line)
     if not form.IDENTITY:
         v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, form.BV], tiles_c)
     if form.OUT or form.REVERSE:
@@ -174,7 +190,12 @@ def load_partition(sources, rings, barriers, way, form):
         if form.GATE == 2:
             copy_vector(rings.rates.index(stage), sources.rates + at * K, K)
             copy_rows_async(rings.write.index(stage), sources.write + far * sources.kt, sources.kt, count, C, K)
-        if form.GATE == 1:
+        if form.UNIT:
+            copy_vector(rings.rates.index(stage).slice(0, 2 * C), sources.rates + at * (6 * C) + 3 * C, 2 * C)
+            copy_vector(rings.rates.index(stage).slice(2 * C, C), sources.rates + at * (6 * C) + 5 * C, C)
+            if form.GATE == 1:
+                copy_vector(rings.rates.index(stage).slice(3 * C, C), sources.rates + at * (6 * C), C)
+        elif form.GATE == 1:
             copy_vector(rings.rates.index(stage), sources.rates + at * (3 * C), 2 * C)
         if not form.IDENTITY:
             copy_rows_async(rings.v.index(stage), sources.v + far * sources.vt, sources.vt, count, C, form.BV)
@@ -217,7 +238,6 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
     V: gl.constexpr = form.V
     C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
     DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
     wide: gl.constexpr = mma_layout(K)
     narrow: gl.constexpr = mma_layout(C)
@@ -238,7 +258,7 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
         fence_async_shared()
         before = S.to(gl.bfloat16)
         if form.GATE > 0:  # while nothing runs: the assembler waits for every product where it meets these registers
-            S = S * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
+            S = S * rings.rates.index(stage).slice(form.DECAY, DECAYS).load(by_key)[None, :]
         old = gl.convert_layout(before, lhs_layout(C))
         r = mma_async(old, rings.k.index(stage).permute((1, 0)), zeros, True)
         if form.OUT:
@@ -252,8 +272,8 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             r = warpgroup_mma_wait(1, [r])
         else:
             r, old = warpgroup_mma_wait(0, [r, old])
-        if form.GATE == 1:
-            r = r * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+        if form.RATED:
+            r = r * rings.rates.index(stage).slice(form.READ, C).load(by_token)[None, :]
         if form.IDENTITY:
             r = -r
         else:
@@ -263,14 +283,14 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
         if form.OUT:
             o, old = warpgroup_mma_wait(1, [o, old])
             o = o * scale
-            if form.GATE == 1:
-                o = o * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+            if form.RATED:
+                o = o * rings.rates.index(stage).slice(form.ASKED, C).load(by_token)[None, :]
         e, weighted = warpgroup_mma_wait(0, [e, weighted])
         e = r - e
         x = e * rings.beta.index(stage).load(by_token)[None, :]
         added = x
-        if form.GATE == 1:
-            added = x * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
+        if form.RATED:
+            added = x * rings.rates.index(stage).slice(form.WRITTEN, C).load(by_token)[None, :]
         added = gl.convert_layout(added.to(gl.bfloat16), lhs_layout(K))
         S = mma_async(added, (rings.write if form.GATE == 2 else rings.k).index(stage), S, False)
         if form.KEEP:
@@ -298,7 +318,6 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
     V: gl.constexpr = form.V
     C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    FIRST: gl.constexpr = C - 1 if form.GATE == 1 else 0  # what the whole chunk decays by, among its rates
     DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
     wide: gl.constexpr = mma_layout(K)
     narrow: gl.constexpr = mma_layout(C)
@@ -317,7 +336,7 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         fence_async_shared()
         before = dS.to(gl.bfloat16)
         if form.GATE > 0:
-            dS = dS * rings.rates.index(stage).slice(FIRST, DECAYS).load(by_key)[None, :]
+            dS = dS * rings.rates.index(stage).slice(form.DECAY, DECAYS).load(by_key)[None, :]
         old = gl.convert_layout(before, lhs_layout(C))
         dx = mma_async(old, (rings.write if form.GATE == 2 else rings.k).index(stage).permute((1, 0)), zeros, True)
         given = rings.v.index(stage).permute((1, 0)).load(lhs_layout(C))
@@ -328,13 +347,13 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_full, count=1)
         read = given.to(gl.float32) * scale
-        if form.GATE == 1:
-            read = read * rings.rates.index(stage).slice(0, C).load(gl.SliceLayout(0, lhs_layout(C)))[None, :]
+        if form.RATED:
+            read = read * rings.rates.index(stage).slice(form.ASKED, C).load(gl.SliceLayout(0, lhs_layout(C)))[None, :]
         read = gl.convert_layout(read.to(gl.bfloat16), lhs_layout(K))
         dS = mma_async(read, rings.q.index(stage), dS, False)
         dx, own, old, given = warpgroup_mma_wait(1, [dx, own, old, given])
-        if form.GATE == 1:
-            dx = dx * rings.rates.index(stage).slice(C, C).load(by_token)[None, :]
+        if form.RATED:
+            dx = dx * rings.rates.index(stage).slice(form.WRITTEN, C).load(by_token)[None, :]
         dx = dx + own
         weighted = gl.convert_layout((dx * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), lhs_layout(C))
         y = mma_async(weighted, rings.M.index(stage), zeros, True)
@@ -342,8 +361,8 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         y, weighted = warpgroup_mma_wait(0, [y, weighted])
         y = dx - y
         dr = -y * rings.beta.index(stage).load(by_token)[None, :]
-        if form.GATE == 1:
-            dr = dr * rings.rates.index(stage).slice(0, C).load(by_token)[None, :]
+        if form.RATED:
+            dr = dr * rings.rates.index(stage).slice(form.READ, C).load(by_token)[None, :]
         dr = gl.convert_layout(dr.to(gl.bfloat16), lhs_layout(K))
         dS = mma_async(dr, rings.k.index(stage), dS, False)
         if form.KEEP:
@@ -363,7 +382,7 @@ def delta_state_fwd_sm90(
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
-    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
     PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -393,7 +412,7 @@ def delta_state_fwd_sm90(
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
-    form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, False, START, END)
+    form = Form(K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, False, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, M, rates, beta, v, q, A, kt, bt, vt, qt)
     rings = allocate_rings(form)
@@ -416,7 +435,7 @@ def delta_state_bwd_sm90(
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
-    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
+    GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
     PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -442,7 +461,7 @@ def delta_state_bwd_sm90(
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
-    form = Form(K, V, C, BV, GATE, STAGES, KEEP, OUT, IDENTITY, True, START, END)
+    form = Form(K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, True, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, M, rates, beta, do, q, A, kt, bt, ot, qt)
     rings = allocate_rings(form)

@@ -13,6 +13,10 @@ Both are one recurrence of *readers* ``q, r`` and *writers* ``w``; what is not h
 ``w ∘ e^{G_C - G}``. ``delta_vector_gradients_bwd`` goes the other way. A relation of a reader and a writer contributes
 ``d reader = dA (w e^{-G}) e^G``, ``d writer = dAᵀ (r e^G) e^{-G}``, by the products or levels of its scores: every exponent
 is a sum of gates, and ``dg_j`` sums over the pairs ``s < j ≤ t`` without cancellation where that matters.
+
+Of ``kda``, raw projections are mapped as they are loaded: ``q, k`` times the reciprocal lengths ``uq, uk`` of their rows
+(``UNIT``), whose gradients are left as those of unit rows, and raw gates to log decays (``MAP``), whose gradient is taken as it
+is stored.
 """
 
 import triton
@@ -25,7 +29,6 @@ from ..lib.gates import (
     level_masks,
     level_pairs_transposed,
     level_scores,
-    load_gate,
     lower_gates_transposed,
     plain_block_half,
     sum_where,
@@ -34,14 +37,17 @@ from ..lib.gates import (
 from ..lib.indexing import locate_sequence
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
 from .gradients import state_product, state_products
+from .loads import load_decays, load_keys, load_two_lengths, store_gate_gradient
 
 __all__ = ["delta_vector_gradients_bwd", "delta_vector_rows_fwd", "delta_vector_scores_fwd", "delta_vector_values_bwd"]
 
 
 @triton.jit
-def load_writer(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr):
+def load_writer(
+    writer, k, w, lk, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
     """A tile of the first writer, for ``dplr`` ``w``, or of the last, ``k``; in float32, whatever the dtype of each."""
-    result = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+    result = load_keys(k, rows, kt, columns, L, K, BK, lk, UNIT).to(tl.float32)
     if DPLR:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if writer == 0:
             result = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32)
@@ -50,10 +56,11 @@ def load_writer(writer, k, w, rows, columns, L, kt, wt, K: tl.constexpr, BK: tl.
 
 @triton.jit
 def chunk_scores(
-    pid, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
+    pid, q, r, w, k, g, uq, uk, A_log, bias, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, HV, scale, number, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, As, bs, bias_k,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
-    STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, UNIT: tl.constexpr,
+    MAP: tl.constexpr,
 ):  # fmt: skip
     """Scores and decayed rows of one chunk of one value head; if ``STRONG``, by levels."""
     hv = pid % HV
@@ -66,6 +73,7 @@ def chunk_scores(
     q += b * qb + bos * qt + head * qh
     k += b * kb + bos * kt + head * kh
     g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    lq, lk = load_two_lengths(uq, uk, (b * T + bos) * (HV // GROUP) + head, rows, L, HV // GROUP, UNIT)
     if DPLR:
         r += b * rb + bos * rt + hv.to(tl.int64) * rh
         w += b * wb + bos * wt + hv.to(tl.int64) * wh
@@ -74,7 +82,12 @@ def chunk_scores(
         least = 0.0
         for ik in range((K + BK - 1) // BK):
             columns = ik * BK + tl.arange(0, BK)
-            whole = tl.sum(load_gate(g, rows, gt, columns, L, K, BK).to(tl.float32), 0) * LOG2E
+            whole = (
+                tl.sum(
+                    load_decays(g, rows, gt, columns, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP).to(tl.float32), 0
+                )
+                * LOG2E
+            )
             tl.store(decays + at * K + columns, tl.exp2(whole), mask=columns < K)
             least = tl.minimum(least, tl.min(whole, 0))
         tl.store(log_decays + at, least)
@@ -91,11 +104,11 @@ def chunk_scores(
                 p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
                 keep = (rows < L)[:, None] & (columns < K)[None, :]
                 none = tl.zeros((BK,), tl.float32)
-                bg = load_gate(g, rows, gt, columns, L, K, BK)
-                bx = load_writer(writer, k, w, rows, columns, L, kt, wt, K, BK, DPLR)
+                bg = load_decays(g, rows, gt, columns, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP)
+                bx = load_writer(writer, k, w, lk, rows, columns, L, kt, wt, K, BK, DPLR, UNIT)
                 later = bx * tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
                 tl.store(written + p, later.to(written.dtype.element_ty), mask=keep)
-                bq = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32)
+                bq = load_keys(q, rows, qt, columns, L, K, BK, lq, UNIT).to(tl.float32)
                 qx += level_scores(bq, bx, bg, none, C, False, False, SPLIT, RANGE, DT, PREC)
                 br = bx
                 if DPLR:
@@ -126,19 +139,19 @@ def chunk_scores(
         columns = ik * BK + tl.arange(0, BK)
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
-        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        bg = load_decays(g, rows, gt, columns, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP)
         # Both sides measured from c = G_C / 2. The diagonal of A, where they cancel, is exact to rounding. One operand at
         # a time: registers are what there is least of.
         c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
         G = sum_where(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         half = tl.exp2(c)[None, :]
         if DPLR:
-            right = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
+            right = load_keys(k, rows, kt, columns, L, K, BK, lk, UNIT).to(tl.float32) * tl.exp2(-G)
             tl.store(write2 + p, (right * half).to(write2.dtype.element_ty), mask=keep)
             right2 = tl.trans(right.to(DT))
             right = load_tile(w, rows, wt, columns, L, K, BK).to(tl.float32) * tl.exp2(-G)
         else:
-            bk = load_tile(k, rows, kt, columns, L, K, BK)
+            bk = load_keys(k, rows, kt, columns, L, K, BK, lk, UNIT)
             right = bk.to(tl.float32) * tl.exp2(-G)
         tl.store(write + p, (right * half).to(write.dtype.element_ty), mask=keep)
         right = tl.trans(right.to(DT))
@@ -151,7 +164,7 @@ def chunk_scores(
         rw = dot_add(left.to(DT), right, rw, PREC)
         if DPLR:
             rk = dot_add(left.to(DT), right2, rk, PREC)
-        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * tl.exp2(G)
+        left = load_keys(q, rows, qt, columns, L, K, BK, lq, UNIT).to(tl.float32) * tl.exp2(G)
         tl.store(read + p, (left * half).to(read.dtype.element_ty), mask=keep)
         qw = dot_add(left.to(DT), right, qw, PREC)
         if DPLR:
@@ -177,12 +190,12 @@ def least_log_decay(log_decays, pid, COUNT, TILES: tl.constexpr, TURNS: tl.const
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_vector_scores_fwd(
-    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    q, r, w, k, g, uq, uk, A_log, bias, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh, As, bs, bias_k,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
     SCORES: tl.constexpr, STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr,
+    DT: tl.constexpr, UNIT: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """Scores and decayed rows of chunks. ``STRONG`` programs look for those that decay by ``2^RANGE``; others leave them."""
     pid = tl.program_id(0)
@@ -195,29 +208,31 @@ def delta_vector_scores_fwd(
                 wanted = wanted & (tl.load(owner + item // HV) < N)
             if wanted:
                 chunk_scores(
-                    item, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays, owner, first, cu, T,
-                    PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-                    K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
+                    item, q, r, w, k, g, uq, uk, A_log, bias, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+                    owner, first, cu, T, PER, HV, scale, number,
+                    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, As, bs, bias_k,
+                    K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT, UNIT, MAP
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
             if tl.load(owner + pid // HV) >= N:
                 return
         chunk_scores(
-            pid, q, r, w, k, g, A, L1, A2, L2, decays, read, compare, write, write2, log_decays, owner, first, cu, T,
-            PER, HV, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-            K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
+            pid, q, r, w, k, g, uq, uk, A_log, bias, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+            owner, first, cu, T, PER, HV, scale, number,
+            qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, As, bs, bias_k,
+            K, C, BK, GROUP, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT, UNIT, MAP
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_vector_rows_fwd(
-    q, r, w, k, g, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    q, r, w, k, g, uq, uk, A_log, bias, beta, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh, As, bs, bias_k,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
     SCORES: tl.constexpr, STRONG: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr,
+    DT: tl.constexpr, UNIT: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """Decayed rows of every chunk whose scores are known, whatever it decays by."""
     pid = tl.program_id(0)
@@ -234,6 +249,7 @@ def delta_vector_rows_fwd(
     q += b * qb + bos * qt + head * qh
     k += b * kb + bos * kt + head * kh
     g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    lq, lk = load_two_lengths(uq, uk, (b * T + bos) * (HV // GROUP) + head, rows, L, HV // GROUP, UNIT)
     if DPLR:
         r += b * rb + bos * rt + hv.to(tl.int64) * rh
         w += b * wb + bos * wt + hv.to(tl.int64) * wh
@@ -243,15 +259,15 @@ def delta_vector_rows_fwd(
         columns = ik * BK + tl.arange(0, BK)
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         keep = (rows < L)[:, None] & (columns < K)[None, :]
-        bg = load_gate(g, rows, gt, columns, L, K, BK)
+        bg = load_decays(g, rows, gt, columns, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP)
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         tl.store(decays + at * K + columns, tl.exp2(whole), mask=columns < K)
         least = tl.minimum(least, tl.min(whole, 0))
         early = tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
         later = tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
-        left = load_tile(q, rows, qt, columns, L, K, BK).to(tl.float32) * early
+        left = load_keys(q, rows, qt, columns, L, K, BK, lq, UNIT).to(tl.float32) * early
         tl.store(read + p, left.to(read.dtype.element_ty), mask=keep)
-        bk = load_tile(k, rows, kt, columns, L, K, BK).to(tl.float32)
+        bk = load_keys(k, rows, kt, columns, L, K, BK, lk, UNIT).to(tl.float32)
         right = (bk * later).to(write.dtype.element_ty)
         if DPLR:
             tl.store(write2 + p, right, mask=keep)
@@ -321,12 +337,12 @@ def load_score_gradient(p, C: tl.constexpr):
 
 @triton.jit
 def chunk_gradients(
-    pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg,
-    owner, first, cu, T, PER, HV, TURN, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    pid, q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk,
+    dg, parts, owner, first, cu, T, PER, HV, TURN, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh, As, bs, bias_k,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     TURNS: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, STRONG: tl.constexpr,
-    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, UNIT: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """Gradients ``dq, dk, dg [C, BK]`` of one chunk and, for ``dplr``, ``dr, dw``; if ``STRONG``, by levels."""
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -342,8 +358,11 @@ def chunk_gradients(
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     g += b * gb + bos * gt + hv.to(tl.int64) * gh
+    lq, lk = load_two_lengths(uq, uk, (b * T + bos) * (HV // GROUP) + hv // GROUP, rows, L, HV // GROUP, UNIT)
     do += b * ob + bos * ot + hv.to(tl.int64) * oh
     here = i.to(tl.int64) * HV + hv
+    if parts is not None:
+        parts += (here + i.to(tl.int64) * HV) * K
     dA += here * (C * C)
     dL += here * (C * C)
     if DPLR:
@@ -362,7 +381,7 @@ def chunk_gradients(
     summed = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns_k[None, :]
     if BETA > 0:
         beta += b * bb + bos * bt + hv.to(tl.int64) * bh
-    bg = load_gate(g, rows, gt, columns_k, L, K, BK)
+    bg = load_decays(g, rows, gt, columns_k, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP)
     c = tl.sum(bg.to(tl.float32), 0) * (0.5 * LOG2E)
     square = t * C + s
 
@@ -371,7 +390,7 @@ def chunk_gradients(
             do, ot, beta, bt, errors, adjoint, HV * V, states, dstates, rows, columns_k, L, K, V, C, BK, BV, BETA, True, PREC,
             DT
         )  # fmt: skip
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32)
+        bq = load_keys(q, rows, qt, columns_k, L, K, BK, lq, UNIT).to(tl.float32)
         acc = acc * scale * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
         bdg = sum_where(s >= t, bq * acc, SPLIT) + (overlap * tl.exp2(2.0 * c))[None, :]
         if DPLR:
@@ -379,12 +398,12 @@ def chunk_gradients(
             bdr = -bdr * tl.exp2(sum_where(s < t, bg, SPLIT) * LOG2E)
             bdg += sum_where(s > t, br * bdr, SPLIT)
         else:
-            br = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            br = load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT).to(tl.float32)
             bdr = -bdr * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
             bdg += sum_where(s >= t, br * bdr, SPLIT)
         bdw = wrote
         for writer in range(2 if DPLR else 1):  # one after the other: the compiler takes long for their levels
-            bw = load_writer(writer, k, w, rows, columns_k, L, kt, wt, K, BK, DPLR)
+            bw = load_writer(writer, k, w, lk, rows, columns_k, L, kt, wt, K, BK, DPLR, UNIT)
             bdw = wrote * tl.exp2(sum_where(s > t, bg, SPLIT) * LOG2E)
             bdg += sum_where(s < t, bw * bdw, SPLIT)
             below, above, own = load_score_gradient(dA, C)
@@ -410,7 +429,9 @@ def chunk_gradients(
             accumulate(dk + summed, bdw, in_k, TURN, TURNS)
         else:
             accumulate(dk + summed, bdr + bdw, in_k, TURN, TURNS)
-        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+        store_gate_gradient(
+            dg, at_k, bdg, parts, HV * K, g, rows, gt, columns_k, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP
+        )  # fmt: skip
     else:
         # Both sides measured from c = G_C / 2: the scores' part and the state's share their factors. For dg, what a pair gives
         # to its two tokens must cancel for gates outside: so both sides as they were rounded for the products. One gradient
@@ -419,16 +440,16 @@ def chunk_gradients(
         G = sum_where(s <= t, bg, SPLIT) * LOG2E - c[None, :]
         if DPLR:
             right = load_tile(w, rows, wt, columns_k, L, K, BK).to(tl.float32)
-            right2 = to_operand(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(-G), DT, PREC)
+            right2 = to_operand(load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT).to(tl.float32) * tl.exp2(-G), DT, PREC)
         else:
-            right = load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32)
+            right = load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT).to(tl.float32)
         right = to_operand(right * tl.exp2(-G), DT, PREC)
 
         acc, overlap = state_product(do, ot, beta, bt, states, dstates, rows, columns_k, L, K, V, C, BK, BV, 0, False, PREC, DT)
         acc = dot_add(tl.load(dA + square), right, acc * (scale * half), PREC)
         if DPLR:
             acc = dot_add(tl.load(dA2 + square), right2, acc, PREC)
-        reads = to_operand(load_tile(q, rows, qt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+        reads = to_operand(load_keys(q, rows, qt, columns_k, L, K, BK, lq, UNIT).to(tl.float32) * tl.exp2(G), DT, PREC)
         bdg = reads.to(tl.float32) * acc
         accumulate(dq + summed, acc * tl.exp2(G), in_k, TURN, TURNS)
 
@@ -443,7 +464,7 @@ def chunk_gradients(
             behind = left.to(tl.float32) * bdr
             tl.store(dr + at_k, (-bdr * tl.exp2(Gr)).to(dr.dtype.element_ty), mask=in_k)
         else:
-            left = to_operand(load_tile(k, rows, kt, columns_k, L, K, BK).to(tl.float32) * tl.exp2(G), DT, PREC)
+            left = to_operand(load_keys(k, rows, kt, columns_k, L, K, BK, lk, UNIT).to(tl.float32) * tl.exp2(G), DT, PREC)
             bdg += left.to(tl.float32) * bdr
             bdr = bdr * tl.exp2(G)
 
@@ -472,17 +493,19 @@ def chunk_gradients(
         bdg = sum_where(s >= t, bdg, SPLIT) + through[None, :]
         if DPLR:
             bdg += sum_where(s > t, behind, SPLIT)
-        tl.store(dg + at_k, bdg.to(dg.dtype.element_ty), mask=in_k)
+        store_gate_gradient(
+            dg, at_k, bdg, parts, HV * K, g, rows, gt, columns_k, L, K, BK, A_log, bias, hv, As, bs, bias_k, number, MAP
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
 def delta_vector_gradients_bwd(
-    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
-    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv,
+    dg, parts, dbeta, log_decays, owner, first, cu, T, PER, N, HV, TURN, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh, As, bs, bias_k,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     TURNS: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr, STRONG: tl.constexpr,
-    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    SPLIT: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr, UNIT: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; the others leave those.
 
@@ -500,10 +523,11 @@ def delta_vector_gradients_bwd(
                 wanted = wanted & (tl.load(owner + item // (NK * (HV // TURNS))) < N)
             if wanted:
                 chunk_gradients(
-                    item, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg,
-                    owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh,
-                    vb, vt, vh, ob, ot, oh, bb, bt, bh,
-                    K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
+                    item, q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates,
+                    dq, dr, dw, dk, dg, parts, owner, first, cu, T, PER, HV, TURN, scale, number,
+                    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+                    As, bs, bias_k,
+                    K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT, UNIT, MAP
                 )  # fmt: skip
     else:
         if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
@@ -512,9 +536,10 @@ def delta_vector_gradients_bwd(
         if tl.load(log_decays + pid // NK * TURNS) <= -RANGE:
             return
         chunk_gradients(
-            pid, q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dg, owner,
-            first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot,
-            oh, bb, bt, bh, K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT
+            pid, q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates,
+            dq, dr, dw, dk, dg, parts, owner, first, cu, T, PER, HV, TURN, scale, number,
+            qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh, As, bs, bias_k,
+            K, V, C, BK, BV, GROUP, TURNS, BETA, DPLR, PACKED, STRONG, SPLIT, RANGE, PREC, DT, UNIT, MAP
         )  # fmt: skip
 
 

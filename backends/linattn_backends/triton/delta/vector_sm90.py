@@ -17,6 +17,7 @@ from ..lib.sm90 import (
     locate_chunk,
     mma_async,
     mma_layout,
+    scale_rows,
     store_or_add_rows,
     store_rows,
     wait_for_predecessor,
@@ -24,26 +25,26 @@ from ..lib.sm90 import (
 from ..lib.sm90_gates import (
     any_strong,
     copy_chunk_async,
-    load_log2_gates,
+    load_mapped_gates,
     opaque_offset,
     store_decayed_rows,
+    store_gate_gradient,
     store_split,
     strong_gradients,
     strong_scores,
     sum_where,
     sum_where_async,
-    to_log2,
 )
 from .scores_sm90 import solve_and_store
 
 
 @gluon.jit
 def tile_gradients(
-    item, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
-    owner, first, cu, T, PER, HV, TURN, scale,
-    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
+    item, q, k, do, g, uq, uk, A_log, bias, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, parts, dbeta,
+    owner, first, cu, T, PER, HV, TURN, scale, number,
+    qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr,
-    PACKED: gl.constexpr, STRONG: gl.constexpr,
+    PACKED: gl.constexpr, STRONG: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Gradients ``dq, dk, dg [C, BK]`` of one chunk, a part of ``dv``, and ``dbeta``; if ``STRONG``, by levels."""
     NK: gl.constexpr = K // BK
@@ -66,7 +67,8 @@ def tile_gradients(
     bdo = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
     e = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
     y = gl.allocate_shared_memory(gl.bfloat16, [C, V], rows_v)
-    copy_rows_async(bg, g + b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK, gt, count, C, BK)
+    g += b * gb + (bos + row) * gt + hv.to(gl.int64) * gh + ik * BK
+    copy_rows_async(bg, g, gt, count, C, BK)
     async_copy.commit_group()
     copy_rows_async(bq, q + b * qb + (bos + row) * qt + (hv // GROUP).to(gl.int64) * qh + ik * BK, qt, count, C, BK)
     copy_rows_async(bk, k + b * kb + (bos + row) * kt + (hv // GROUP).to(gl.int64) * kh + ik * BK, kt, count, C, BK)
@@ -90,7 +92,7 @@ def tile_gradients(
     if not STRONG:
         async_copy.wait_group(2)
         gl.thread_barrier()
-        gate = load_log2_gates(bg, BK)
+        gate = load_mapped_gates(bg, ik * BK, count, A_log, bias, hv, As, bs, bias_k, number, C, BK, MAP, acc)
         c = gl.sum(gate, 0) * 0.5
         half = gl.exp2(c)
         G = sum_where(gl.where(s[None, :] <= t[:, None], one, 0.0), gate, C, BK) - c[None, :]
@@ -102,6 +104,9 @@ def tile_gradients(
     async_copy.commit_group()
     if not STRONG:
         async_copy.wait_group(2)
+        if UNIT:
+            scale_rows(bq, uq, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
+            scale_rows(bk, uk, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
         gl.thread_barrier()
         key = bk.load(acc).to(gl.float32)
         right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
@@ -111,6 +116,9 @@ def tile_gradients(
         reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, queries.to(gl.bfloat16))
 
     async_copy.wait_group(1)
+    if STRONG and UNIT:
+        scale_rows(bq, uq, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
+        scale_rows(bk, uk, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
     fence_async_shared()
     gl.thread_barrier()
     A = mma_async(bdo, e.permute((1, 0)), zeros, True)
@@ -137,6 +145,8 @@ def tile_gradients(
     wrote = mma_async(e, dS, zeros, True)
     overlap = gl.sum(S.load(copy_layout(BK)).to(gl.float32) * dS.load(copy_layout(BK)).to(gl.float32), 0)
     place = head * K + ik * BK
+    if parts is not None:
+        parts += (here + i.to(gl.int64) * HV) * K + ik * BK
     summed = ((b * T + bos + row) * heads + hv // TURNS) * K + ik * BK
     mine = dv + head * V
     if STRONG:
@@ -156,12 +166,15 @@ def tile_gradients(
         compared *= -beta_t[:, None]
         wrote *= beta_t[:, None]
         overlap = gl.convert_layout(overlap, of_columns)
+        gate = load_mapped_gates(bg, ik * BK, count, A_log, bias, hv, As, bs, bias_k, number, C, BK, MAP, acc)
         read, compared, crossing = strong_gradients(
-            bg, bq, bk, sA, sL, both, read, compared, wrote, overlap, C, BK, True
+            gate, bq, bk, sA, sL, both, read, compared, wrote, overlap, C, BK, True
         )  # fmt: skip
         store_or_add_rows(dq + summed, read, heads * K, count, TURN, C, BK, TURNS)
         store_or_add_rows(dk + summed, compared, heads * K, count, TURN, C, BK, TURNS)
-        store_rows(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+        store_gate_gradient(
+            dg + place, crossing, HV * K, parts, g, gt, ik * BK, count, A_log, bias, hv, As, bs, bias_k, number, C, BK, MAP
+        )  # fmt: skip
     else:
         read = mma_async(sA, right, read * (scale * half)[None, :], False)
         compared = warpgroup_mma_wait(2, [compared])
@@ -192,17 +205,19 @@ def tile_gradients(
         wrote = compared * early + wrote * gl.exp2(-G)
         store_or_add_rows(dk + summed, wrote, heads * K, count, TURN, C, BK, TURNS)
         crossing = sum_where(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
-        store_rows(dg + place, crossing.to(dg.dtype.element_ty), HV * K, count, C, BK)
+        store_gate_gradient(
+            dg + place, crossing, HV * K, parts, g, gt, ik * BK, count, A_log, bias, hv, As, bs, bias_k, number, C, BK, MAP
+        )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "COUNT"])
 def delta_vector_gradients_bwd_sm90(
-    q, r, w, k, v, do, g, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv, dg, dbeta, log_decays,
-    owner, first, cu, T, PER, N, HV, TURN, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh,
+    q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates, dq, dr, dw, dk, dv,
+    dg, parts, dbeta, log_decays, owner, first, cu, T, PER, N, HV, TURN, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     TURNS: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr, STRONG: gl.constexpr,
-    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr,
+    SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Gradients of every tile. ``STRONG`` programs look for chunks that decay by ``2^RANGE``; the others leave those."""
     wait_for_predecessor()
@@ -217,10 +232,10 @@ def delta_vector_gradients_bwd_sm90(
                 if wanted:
                     none = opaque_offset(item)
                     tile_gradients(
-                        item, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
-                        owner, first, cu, T, PER, HV + none, TURN, scale, qb, qt + none, qh, kb, kt + none, kh,
-                        ob, ot + none, oh, gb, gt + none, gh, bb, bt + none, bh,
-                        K, V, C, BK, GROUP, TURNS, PACKED, STRONG
+                        item, q, k, do, g, uq, uk, A_log, bias, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, parts,
+                        dbeta, owner, first, cu, T, PER, HV + none, TURN, scale, number, qb, qt + none, qh, kb, kt + none, kh,
+                        ob, ot + none, oh, gb, gt + none, gh, bb, bt + none, bh, As, bs, bias_k,
+                        K, V, C, BK, GROUP, TURNS, PACKED, STRONG, UNIT, MAP
                     )  # fmt: skip
                     gl.thread_barrier()  # the next item's copies may land where a slower warp still reads this one's
     else:
@@ -230,9 +245,10 @@ def delta_vector_gradients_bwd_sm90(
         if gl.load(log_decays + pid // NK * TURNS + TURN) <= -RANGE:
             return
         tile_gradients(
-            pid, q, k, do, g, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, dbeta,
-            owner, first, cu, T, PER, HV, TURN, scale, qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh,
-            K, V, C, BK, GROUP, TURNS, PACKED, STRONG
+            pid, q, k, do, g, uq, uk, A_log, bias, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, parts, dbeta,
+            owner, first, cu, T, PER, HV, TURN, scale, number,
+            qb, qt, qh, kb, kt, kh, ob, ot, oh, gb, gt, gh, bb, bt, bh, As, bs, bias_k,
+            K, V, C, BK, GROUP, TURNS, PACKED, STRONG, UNIT, MAP
         )  # fmt: skip
 
 
@@ -273,12 +289,12 @@ def column_sum_layout(width):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_vector_scores_fwd_sm90(
-    q, r, w, k, g, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    q, r, w, k, g, uq, uk, A_log, bias, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
     SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
-    DT: gl.constexpr,
+    DT: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Scores ``A``, solved ``M`` and decayed rows of every chunk that takes plain products.
 
@@ -309,7 +325,9 @@ def delta_vector_scores_fwd_sm90(
     rest = ()
     least = 0.0
     for ik in gl.static_range(NK):
-        gate = to_log2(gs[ik].load(column_sum_layout(BK)))
+        gate = load_mapped_gates(
+            gs[ik], ik * BK, count, A_log, bias, pid % HV, As, bs, bias_k, number, C, BK, MAP, column_sum_layout(BK)
+        )  # fmt: skip
         whole = gl.convert_layout(gl.sum(gate, 0), gl.SliceLayout(0, acc))
         gl.store(decays + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
@@ -322,6 +340,8 @@ def delta_vector_scores_fwd_sm90(
         ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
         for ik in gl.static_range(NK):
             async_copy.wait_group(NK - 1 - ik)
+            if UNIT:
+                scale_pair(pid, qs[ik], ks[ik], uq, uk, owner, first, cu, T, PER, HV, C, BK, GROUP, PACKED)
             gl.thread_barrier()
             place = head + ik * BK
             store_decayed_rows(
@@ -339,6 +359,8 @@ def delta_vector_scores_fwd_sm90(
             half = gl.exp2(wholes[ik] * 0.5)[None, :]
             fence_async_shared()
             async_copy.wait_group(NK - 1 - ik)
+            if UNIT:
+                scale_pair(pid, qs[ik], ks[ik], uq, uk, owner, first, cu, T, PER, HV, C, BK, GROUP, PACKED)
             gl.thread_barrier()
             G = warpgroup_mma_wait(0, [sum_where_async(halves, high[ik], rest[ik], C, BK)])
             high[ik]._keep_alive()
@@ -372,6 +394,17 @@ def delta_vector_scores_fwd_sm90(
 
 
 @gluon.jit
+def scale_pair(
+    item, bq, bk, uq, uk, owner, first, cu, T, PER, HV, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr,
+    PACKED: gl.constexpr,
+):  # fmt: skip
+    """Queries and keys of one chunk and value head that a thread copied, times the reciprocal lengths of their rows."""
+    b, row, count = locate_chunk(item // HV, owner, first, cu, T, PER, C, PACKED)
+    scale_rows(bq, uq, b, row, item % HV, T, HV // GROUP, count, C, BK, GROUP)
+    scale_rows(bk, uk, b, row, item % HV, T, HV // GROUP, count, C, BK, GROUP)
+
+
+@gluon.jit
 def load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C: gl.constexpr, PACKED: gl.constexpr):
     """``beta`` of the tokens of one chunk and value head."""
     b, row, count = locate_chunk(item // HV, owner, first, cu, T, PER, C, PACKED)
@@ -391,12 +424,12 @@ def store_scores_and_solve(A, M, a, compared, betas, here, C: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "N", "HV", "COUNT"])
 def delta_vector_scores_strong_fwd_sm90(
-    q, r, w, k, g, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
-    owner, first, cu, T, PER, N, HV, COUNT, scale,
-    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh,
+    q, r, w, k, g, uq, uk, A_log, bias, beta, A, M, A2, L2, decays, read, compare, write, write2, log_decays,
+    owner, first, cu, T, PER, N, HV, COUNT, scale, number,
+    qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, bb, bt, bh, As, bs, bias_k,
     K: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, DPLR: gl.constexpr, PACKED: gl.constexpr,
     SCORES: gl.constexpr, STRONG: gl.constexpr, SPLIT: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr,
-    DT: gl.constexpr,
+    DT: gl.constexpr, UNIT: gl.constexpr, MAP: gl.constexpr,
 ):  # fmt: skip
     """Scores, solved systems and decayed rows of the strong chunks, by levels: those that decay by ``2^RANGE``."""
     wait_for_predecessor()
@@ -412,8 +445,15 @@ def delta_vector_scores_strong_fwd_sm90(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, K, GROUP, 1, PACKED
                 )  # fmt: skip
+                async_copy.wait_group(0)
+                if UNIT:
+                    scale_pair(item, qs[0], ks[0], uq, uk, owner, first, cu, T, PER, HV + none, C, K, GROUP, PACKED)
+                gl.thread_barrier()
+                gate = load_mapped_gates(
+                    gs[0], 0, count, A_log, bias, item % HV, As, bs, bias_k, number, C, K, MAP, mma_layout(K)
+                )  # fmt: skip
                 a, m = strong_scores(
-                    read + head, compare + head, write + head, gs, qs, ks, 1.0, (HV + none) * K, count, C, K, True
+                    read + head, compare + head, write + head, gate, qs[0], ks[0], 1.0, (HV + none) * K, count, C, K, True
                 )  # fmt: skip
                 betas = load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
                 store_scores_and_solve(A, M, a * scale, m, betas, here, C)

@@ -6,7 +6,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from ..lib.indexing import head_pointer, locate_sequence
 from ..lib.sm90 import copy_layout, copy_rows_async, mma_layout, store_rows
-from ..lib.sm90_gates import any_strong, copy_chunk_async, opaque_offset, strong_gradients, strong_scores
+from ..lib.sm90_gates import (
+    any_strong,
+    copy_chunk_async,
+    load_log2_gates,
+    opaque_offset,
+    strong_gradients,
+    strong_scores,
+)
 
 __all__ = ["diagonal_vector_intra_strong_bwd_sm90", "diagonal_vector_scores_strong_fwd_sm90"]
 
@@ -30,8 +37,11 @@ def diagonal_vector_scores_strong_fwd_sm90(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, K, GROUP, GATE_GROUP, PACKED
                 )  # fmt: skip
+                async_copy.wait_group(0)
+                gl.thread_barrier()
+                gate = load_log2_gates(gs[0], K)
                 made, _ = strong_scores(
-                    read + head, write + head, write + head, gs, qs, ks, scale, (HV + none) * K, count, C, K, False
+                    read + head, write + head, write + head, gate, qs[0], ks[0], scale, (HV + none) * K, count, C, K, False
                 )  # fmt: skip
                 store_rows(A + here * (C * C), (made * scale).to(gl.bfloat16), C, C, C, C)
                 gl.thread_barrier()
@@ -98,8 +108,8 @@ def intra_tile(
     async_copy.wait_group(0)
     gl.thread_barrier()
     bdq, bdk, bdg = strong_gradients(
-        bg, bq, bk, mirrored, mirrored, weights, bdq.load(acc).to(gl.float32), None, bdk.load(acc).to(gl.float32), through,
-        C, BK, False
+        load_log2_gates(bg, BK), bq, bk, mirrored, mirrored, weights, bdq.load(acc).to(gl.float32), None,
+        bdk.load(acc).to(gl.float32), through, C, BK, False
     )  # fmt: skip
     store_rows(dq + place, bdq.to(passed), HV * K, count, C, BK)
     store_rows(dk + place, bdk.to(passed), HV * K, count, C, BK)

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .indexing import locate_sequence
+from .indexing import head_pointer, locate_sequence
 
 
 def constants(names):
@@ -108,6 +108,21 @@ def store_or_add_rows(p, x, stride, count, TURN, C: gl.constexpr, W: gl.constexp
 def load_scalars(p, i, stride, count):
     """Numbers of tokens ``i``, float32; zero from ``count`` on."""
     return gl.load(p + i.to(gl.int64) * stride, mask=i < count, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def load_lengths(u, i, b, row, hv, T, HEADS, count, GROUP: gl.constexpr):
+    """Reciprocal lengths ``[B, T, HEADS]`` of the rows that value head ``hv`` reads, of tokens ``i`` from ``row`` on."""
+    return load_scalars(head_pointer(u, b, row, hv, T * HEADS, HEADS, 1, GROUP), i, HEADS, count)
+
+
+@gluon.jit
+def scale_rows(buffer, u, b, row, hv, T, HEADS, count, C: gl.constexpr, W: gl.constexpr, GROUP: gl.constexpr):
+    """Rows that a thread copied to ``buffer [C, W]``, and waited for, times their reciprocal lengths, in their place."""
+    layout: gl.constexpr = copy_layout(W)
+    r = gl.arange(0, C, gl.SliceLayout(1, layout))
+    x = buffer.load(layout).to(gl.float32) * load_lengths(u, r, b, row, hv, T, HEADS, count, GROUP)[:, None]
+    buffer.store(x.to(buffer.dtype))
 
 
 @gluon.jit

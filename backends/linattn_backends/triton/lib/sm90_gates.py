@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .gates import FLOOR, LOG2E, opaque_zero
 from .indexing import locate_sequence
-from .sm90 import copy_rows_async, lhs_layout, mma_async, mma_layout, store_rows
+from .input_maps import NONE, decay_of, decay_slopes, load_rate
+from .sm90 import copy_rows_async, lhs_layout, mma_async, mma_layout, store_layout, store_rows
 
 
 @gluon.jit
@@ -65,6 +66,64 @@ def sum_where_async(ones, high, rest, C: gl.constexpr, BK: gl.constexpr):
 def load_log2_gates(buffer, BK: gl.constexpr):
     """Log decays ``[C, BK]`` that were copied to ``buffer``, at least ``FLOOR``, base 2."""
     return to_log2(buffer.load(mma_layout(BK)))
+
+
+@gluon.jit
+def with_bias(x, column, bias, hv, bs, bias_k, BK: gl.constexpr, layout: gl.constexpr):
+    """A tile of raw gates of head ``hv``, from a column on, with their bias, float32."""
+    x = x.to(gl.float32)
+    if bias is not None:
+        columns = column + gl.arange(0, BK, gl.SliceLayout(0, layout))
+        x += gl.load(bias + hv.to(gl.int64) * bs + columns * bias_k).to(gl.float32)[None, :]
+    return x
+
+
+@gluon.jit
+def load_mapped_gates(
+    buffer, column, count, A_log, bias, hv, As, bs, bias_k, number, C: gl.constexpr, BK: gl.constexpr, MAP: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Log decays ``[C, BK]``, at least ``FLOOR``, base 2, of raw gates that were copied to ``buffer``, or as they are there.
+
+    ``A_log`` and ``bias`` are of all heads, and the tile of head ``hv`` from a column on.
+    """
+    x = buffer.load(layout)
+    if MAP != NONE:
+        there = gl.arange(0, C, gl.SliceLayout(1, layout)) < count
+        x = decay_of(
+            with_bias(x, column, bias, hv, bs, bias_k, BK, layout), load_rate(A_log, hv.to(gl.int64) * As), number, MAP
+        )
+        x = gl.where(there[:, None], x, 0.0)
+    return to_log2(x)
+
+
+@gluon.jit
+def store_gate_gradient(
+    p, d, stride, parts, g, gt, column, count, A_log, bias, hv, As, bs, bias_k, number, C: gl.constexpr, BK: gl.constexpr,
+    MAP: gl.constexpr,
+):  # fmt: skip
+    """Store of a tile of the gate's gradient, of raw gates' if there is a map; and of its sums over tokens for the parameters.
+
+    ``parts [2, stride]`` are those of ``A`` and of the bias, a channel of every head each, from this tile's place on.
+    """
+    if MAP == NONE:
+        store_rows(p, d.to(p.dtype.element_ty), stride, count, C, BK)
+    else:
+        layout: gl.constexpr = store_layout(BK)
+        r = gl.arange(0, C, gl.SliceLayout(1, layout))
+        columns = gl.arange(0, BK, gl.SliceLayout(0, layout))
+        x = gl.load(g + (r[:, None] * gt + columns[None, :]), mask=(r < count)[:, None], other=0.0)
+        by_x, by_A = decay_slopes(
+            with_bias(x, column, bias, hv, bs, bias_k, BK, layout), load_rate(A_log, hv.to(gl.int64) * As), number, MAP
+        )
+        d = gl.convert_layout(d, layout)
+        reaches = (r < count)[:, None] & (d != 0.0)
+        if parts is not None:
+            gl.store(parts + columns, gl.sum(gl.where(reaches, d * by_A, 0.0), 0))
+        d = gl.where(reaches, d * by_x, 0.0)
+        if parts is not None:
+            gl.store(parts + stride + columns, gl.sum(d, 0))
+        gl.store(p + (r[:, None] * stride + columns[None, :]), d.to(p.dtype.element_ty), mask=(r < count)[:, None])
 
 
 @gluon.jit
@@ -223,19 +282,17 @@ def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEY
 
 @gluon.jit
 def strong_scores(
-    read, compare, write, gs, qs, ks, scale, stride, count, C: gl.constexpr, K: gl.constexpr, KEYS: gl.constexpr
+    read, compare, write, gate, bq, bk, scale, stride, count, C: gl.constexpr, K: gl.constexpr, KEYS: gl.constexpr
 ):  # fmt: skip
-    """``store_decayed_rows`` and ``level_scores`` of a chunk that ``copy_chunk_async`` brings in one piece."""
+    """``store_decayed_rows`` and ``level_scores`` of a chunk in one piece, its gates in registers."""
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
     high = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
     rest = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    async_copy.wait_group(0)
-    gl.thread_barrier()
-    store_split(high, rest, load_log2_gates(gs[0], K))
+    store_split(high, rest, gate)
     ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16))
-    store_decayed_rows(read, compare, write, qs[0], ks[0], high, rest, ones, scale, stride, count, C, K, KEYS)
+    store_decayed_rows(read, compare, write, bq, bk, high, rest, ones, scale, stride, count, C, K, KEYS)
     gl.thread_barrier()
-    A, L = level_scores(qs[0], ks[0], high, rest, ones, C, K, KEYS)
+    A, L = level_scores(bq, bk, high, rest, ones, C, K, KEYS)
     high._keep_alive()
     rest._keep_alive()
     ones._keep_alive()
@@ -244,7 +301,7 @@ def strong_scores(
 
 @gluon.jit
 def strong_gradients(
-    bg, bq, bk, sA, sL, own, dq, dread, dwrote, met, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
+    gate, bq, bk, sA, sL, own, dq, dread, dwrote, met, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
 ):  # fmt: skip
     """``dq, dk, dg [C, BK]`` for any gates, as sums over two ways. Through the state: ``dq, dread, dwrote`` of ``q ∘ e^G``, of
     ``k ∘ e^G`` if ``KEYS``, of ``k ∘ e^{G_C - G}``, and ``met [BK]`` of ``e^{G_C}``.
@@ -263,7 +320,6 @@ def strong_gradients(
     w = gl.arange(0, C, gl.SliceLayout(0, lhs_layout(C)))[None, :]
     zeros = gl.zeros((C, BK), gl.float32, acc)
     none = gl.zeros((C, C), gl.bfloat16, lhs_layout(C))
-    gate = load_log2_gates(bg, BK)
     high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     store_split(high, rest, gate)

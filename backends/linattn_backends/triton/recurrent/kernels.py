@@ -12,12 +12,16 @@
 A program holds all ``K`` rows of ``BV`` columns of one head's state in registers, float32, and walks one sequence: no column
 of a state needs another, so every sum over ``K`` stays inside it. At ``T = 1`` it reads the state once and writes it once, and
 may write it where it read it. ``SLOTS`` says which of many states is a sequence's; a slot that is none of them is padding.
+
+Raw projections become what the equations say as a token is taken up: unit ``q`` and ``k`` (``UNIT``), log decays (``MAP``),
+writing strengths (``STRENGTH``), by :mod:`..lib.input_maps`.
 """
 
 import triton
 import triton.language as tl
 
 from ..lib.gates import LOG2E
+from ..lib.input_maps import NONE, decay_of, load_bias, load_rate, strength_of, unit
 
 __all__ = ["recurrent_tokens_fwd"]
 
@@ -62,12 +66,12 @@ def to_float32(q, k, v, g, gv, beta, a, b):
 
 @triton.jit(do_not_specialize=["T", "HV", "P"])
 def recurrent_tokens_fwd(
-    q, k, v, g, gv, beta, a, b, u, start, out, end, cu, slots, T, HV, P, scale,
+    q, k, v, g, gv, beta, a, b, u, A_log, bias, start, out, end, cu, slots, T, HV, P, scale, number, factor,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, wb, wt, wh, eb, et, eh, ab, at, ah, bb, bt, bh,
-    sn, sh, sk, sv, fn, fh, fk, fv,
+    As, bs, bias_k, sn, sh, sk, sv, fn, fh, fk, fv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, VALUE_GATE: tl.constexpr, BETA: tl.constexpr,
-    LOW_RANK: tl.constexpr, EXCLUSIVE: tl.constexpr,
+    LOW_RANK: tl.constexpr, EXCLUSIVE: tl.constexpr, UNIT: tl.constexpr, MAP: tl.constexpr, STRENGTH: tl.constexpr,
     PACKED: tl.constexpr, SLOTS: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
     WIDE_STRIDES: tl.constexpr,
 ):  # fmt: skip
@@ -123,6 +127,10 @@ def recurrent_tokens_fwd(
         b += row * bb + bos * bt + head * bh
     if EXCLUSIVE:
         bu = tl.load(u + hv * K + columns_k, mask=in_k, other=0.0).to(tl.float32)
+    if MAP != NONE:
+        gate_head = (hv // GATE_GROUP).to(tl.int64)
+        rate = load_rate(A_log, gate_head * As)
+        shift = load_bias(bias, gate_head * bs, columns_k, bias_k, in_k, GATE)
     # Loaded two tokens ahead: under load, memory takes longer than the work on one.
     zero = n * 0
     mq, mk, mv, mg, mw, me, ma, mb = load_token(
@@ -141,6 +149,13 @@ def recurrent_tokens_fwd(
             zero + i + 2, L, q, k, v, g, gv, beta, a, b, qt, kt, vt, gt, wt, et, at, bt, columns_k, columns_v, in_k, in_v,
             GATE, VALUE_GATE, BETA, LOW_RANK
         )  # fmt: skip
+        if UNIT:
+            bq = unit(bq)
+            bk = unit(bk)
+        if MAP != NONE:
+            bg = decay_of(bg + shift, rate, number, MAP)
+        if STRENGTH:
+            be = strength_of(be, factor)
         if EXCLUSIVE:
             o = tl.sum(S * bq[:, None], 0) + tl.sum(bq * bu * bk, 0) * bv
         if LOW_RANK:

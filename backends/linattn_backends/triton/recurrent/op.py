@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous, state_strides, strides
+from ..host.maps import NO_MAPS, GateMap, Maps
 from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
@@ -55,7 +56,7 @@ class Tokens(NamedTuple):
 
 def recurrent_forward(
     tokens: Tokens, start: Tensor | None, end: Tensor | None, scale: float, out_dtype: torch.dtype,
-    cu: Tensor | None = None, slots: Tensor | None = None,
+    cu: Tensor | None = None, slots: Tensor | None = None, maps: Maps = NO_MAPS,
 ) -> Tensor:  # fmt: skip
     """Outputs; the states after the last tokens go to ``end``, which may be ``start``.
 
@@ -67,6 +68,7 @@ def recurrent_forward(
         out_dtype: Dtype of the output.
         cu: Offsets of packed sequences.
         slots: Which state is each sequence's; a sequence whose slot is none of ``0 … P-1`` writes zeros and no state.
+        maps: What the kernel makes of raw projections.
     """
     tokens = tokens.laid_out()
     q, _, v, g, gv, beta, a, _, u = tokens
@@ -76,11 +78,13 @@ def recurrent_forward(
     stage = variant(K, V, T == 1 or a is not None)["tokens"]
     launch(
         stage.kernel, N * HV * programs(1, V, 1, stage.tile.BV), tokens,
-        *tokens, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0], scale,
-        *(stride for x in tokens[:8] for stride in strides(x)), *state_strides(start), *state_strides(end),
+        *tokens, maps.gate.A_log, maps.gate.bias, start, out, end, cu, slots, T, HV, 0 if slots is None else start.shape[0],
+        scale, maps.gate.number, maps.factor,
+        *(stride for x in tokens[:8] for stride in strides(x)), *maps.gate.strides, *state_strides(start), *state_strides(end),
         K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GROUP=HV // q.shape[2], GATE_GROUP=1 if g is None else HV // g.shape[2],
         GATE=0 if g is None else g.dim() - 2, VALUE_GATE=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
-        LOW_RANK=a is not None, EXCLUSIVE=u is not None, PACKED=cu is not None, SLOTS=slots is not None,
+        LOW_RANK=a is not None, EXCLUSIVE=u is not None, UNIT=maps.unit, MAP=maps.gate.kind, STRENGTH=maps.factor > 0,
+        PACKED=cu is not None, SLOTS=slots is not None,
         START=start is not None, END=end is not None,
         WIDE_STRIDES=far_apart(start) or (end is not start and far_apart(end)), **stage.config,
     )  # fmt: skip
@@ -111,15 +115,21 @@ def decode(
     state_indices: Tensor | None,
     scale: float,
     wide: bool,
+    A_log: Tensor | None,
+    bias: Tensor | None,
+    kind: int,
+    number: float,
+    factor: float,
+    unit: bool,
 ) -> Tensor:
-    """Outputs (float32 if ``wide``); ``state`` is overwritten."""
+    """Outputs (float32 if ``wide``); ``state`` is overwritten. Input maps are as :class:`..host.maps.Maps` has them."""
     slots = None if state_indices is None else state_indices.contiguous()
-    tokens = Tokens(q, k, v, g, gv, beta, a, b, u)
-    return recurrent_forward(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots)
+    tokens, maps = Tokens(q, k, v, g, gv, beta, a, b, u), Maps(GateMap(A_log, bias, kind, number), factor, unit)
+    return recurrent_forward(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots, maps=maps)
 
 
 @decode.register_fake
-def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide):
+def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide, *maps):
     return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
 
 

@@ -2,7 +2,7 @@
 
 Such an op takes ``n`` arrays, the last of them ``cu_seqlens``, then ``form, scale, chunk, final`` and more, ``keep`` last; it
 returns ``o``, final states, and what is kept. The op of its gradients takes ``do, dfinal``, what was kept, the arrays,
-``scale`` and ``chunk``.
+``scale``, ``chunk`` and the first ``more`` of those that follow ``final``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ class Rules(NamedTuple):
     backward: Callable[..., tuple[Any, ...]]
 
 
-def rules(n: int, gradients: Any, call: Callable[..., Any]) -> Rules:
+def rules(n: int, gradients: Any, call: Callable[..., Any], more: int = 0) -> Rules:
     """The rules of an op of ``n`` arrays; ``call`` runs ``gradients``, the op of its gradients, under any transform."""
+    shared = slice(n + 4, n + 4 + more)
 
     def rehearse(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> None:
         """The backward pass of a call that keeps something for it, unless it may bring a final state's gradient or not."""
         (_, scale, chunk, final, *_, keep), (o, _, *kept) = args[n:], results
         if keep and not final:
-            gradients._init_fn(o, None, *not_empty(kept), *args[:n], scale, chunk)
+            gradients._init_fn(o, None, *not_empty(kept), *args[:n], scale, chunk, *args[shared])
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         ctx.scale, ctx.chunk, ctx.final = inputs[n + 1 : n + 4]
-        ctx.rest = len(inputs) - n + 1
+        ctx.rest, ctx.shared = len(inputs) - n + 1, inputs[shared]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
         ctx.save_for_backward(*inputs[:n], *not_empty(output[2:]))  # as many of the op's outputs as of an eager call's
@@ -47,7 +48,7 @@ def rules(n: int, gradients: Any, call: Callable[..., Any]) -> Rules:
         if do is None and dfinal is None:
             return (None,) * (n - 1 + ctx.rest)
         do = torch.zeros_like(floats[2]) if do is None else do
-        grads = iter(call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk))
+        grads = iter(call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk, *ctx.shared))
         return (*(None if x is None else next(grads) for x in floats), *(None,) * ctx.rest)
 
     return Rules(rehearse, setup_context, backward)

@@ -1,0 +1,65 @@
+"""Launches of the lengths of queries and keys, and of the gradients of those that were made unit rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..lib.lengths import reciprocal_lengths, unit_row_gradients
+from ..runtime.launch import Launched, launch
+from .chunks import over_group, strides
+from .tiles import power_of_two, programs
+
+__all__ = ["NO_LENGTHS", "Lengths", "key_gradients", "lengths_of"]
+
+
+class Keyed(Launched, Protocol):
+    """A call with queries and keys ``[B, T, H, K]``."""
+
+    q: Tensor
+    k: Tensor
+
+
+class Lengths(NamedTuple):
+    """Reciprocal lengths of queries and of keys, ``[B, T, H]`` float32; ``None`` where they are as they are to be."""
+
+    q: Tensor | None
+    k: Tensor | None
+
+
+NO_LENGTHS = Lengths(None, None)
+
+
+def lengths_of(call: Keyed) -> Lengths:
+    """Those of a call's rows."""
+    B, T, H, _ = call.q.shape
+    made = Lengths(*(torch.empty((B, T, H), dtype=torch.float32, device=call.q.device) for _ in range(2)))
+    run(reciprocal_lengths, call, *made)
+    return made
+
+
+def key_gradients(call: Keyed, lengths: Lengths, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of ``q`` and ``k`` from those that kernels left of their, perhaps unit, rows: one a head, or one for each of
+    several groups of its value heads.
+    """
+    if lengths.q is None:
+        return over_group(call.q, dq), over_group(call.q, dk)
+    parts = dq.shape[2] // call.q.shape[2]
+    here = parts == 1 and dq.dtype == call.q.dtype
+    made = (dq, dk) if here else tuple(torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device) for _ in range(2))
+    run(unit_row_gradients, call, *lengths, dq, dk, *made, SUMS=parts)
+    return made
+
+
+def run(kernel: object, call: Keyed, *arrays: Tensor, **constants: int) -> None:
+    """Launch a kernel over the rows of ``q`` and ``k``, sixteen numbers a thread."""
+    B, T, H, K = call.q.shape
+    columns = power_of_two(K)
+    rows = max(2048 // columns, 1)
+    launch(
+        kernel, 2 * programs(B * T * H, 1, rows, 1), call,
+        call.q, call.k, *arrays, B * T * H, T, H, *strides(call.q), *strides(call.k),
+        K=K, BK=columns, R=rows, **constants, num_warps=4,
+    )  # fmt: skip
