@@ -14,7 +14,7 @@ from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
-from . import beside, grid, host, on_ranks, published, scale, sweep, warm
+from . import beside, costs, grid, host, on_ranks, published, scale, sweep, warm
 from .cases import Case, parse_shape
 from .environment import accelerator, document, environment, keep, read
 from .runners import RUNNERS
@@ -122,7 +122,8 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     """The results file of operators on several ranks."""
     require(asked.settings["device"])
     shapes = [sizes for text in asked.shape or () for sizes in parse_shape(text)]
-    cases, sizes = scale.cases(words, shapes, asked.settings)
+    families = [choice("scale: unknown family", word, costs.FAMILIES) for word in words]
+    cases, sizes = scale.cases(families, shapes, asked.settings)
     counts = scale.counts(asked.ranks, asked.settings["device"])
     backends = {subject.backend for subject in asked.subjects} - {"auto"}
     if len(asked.subjects) > 1:

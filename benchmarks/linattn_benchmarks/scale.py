@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from linattn.errors import OptionError
-from linattn.suggestions import closest
 
 from . import costs
 from .cases import Case, complete
@@ -29,11 +28,6 @@ def cases(
     families: Sequence[str], shapes: Sequence[dict[str, int]], settings: dict[str, Any]
 ) -> tuple[list[Case], dict[str, int]]:
     """What every number of ranks runs, and the heads and widths of all; ``T`` of a shape is that of one rank."""
-    for family in families:
-        if family not in costs.FAMILIES:
-            close = closest(family, costs.FAMILIES)
-            hint = f"did you mean {close!r}? " if close else ""
-            raise OptionError(f"scale: unknown family {family!r}: {hint}known are {', '.join(costs.FAMILIES)}")
     device = settings["device"]
     shapes = shapes or [complete(SIZES[device] | {"T": T}) for T in LENGTHS[device]]
     kinds = {(shape["B"], shape["H"], shape["HV"], shape["K"], shape["V"]) for shape in shapes}

@@ -3,9 +3,10 @@
 The interpreter runs Python: it takes a name used twice, or a variable whose type changes in a loop. The compiler does not. Run
 by test_compiles.py in a process of its own, because the interpreter is chosen when Triton is imported.
 
-First calls in the usual dtypes, all the way. Then calls whose gates, ``beta``, ``a``, ``b``, ``u``, ``bias`` and states have
-dtypes of their own: by default three, in which each array has each dtype once, and through the compiler's front end, where a
-difference of types is found. ``--every`` takes all combinations, minutes of work, and ``--whole`` compiles all the way.
+First calls in the usual dtypes: kernels in Gluon all the way; plain ones, which compile_everywhere.py compiles all the way,
+through the compiler's front end. Then calls whose gates, ``beta``, ``a``, ``b``, ``u``, ``bias`` and states have dtypes of
+their own: by default three, in which each array has each dtype once, and through the front end, where a difference of types is
+found. ``--every`` takes all combinations, minutes of work, and ``--whole`` compiles all the way.
 """
 
 import argparse
@@ -255,7 +256,7 @@ def main():
     for reason, operands in (("the device is another", DTYPES), (None, DTYPES[:1])):
         device.measured = lambda where, reason=reason: device.Properties(132, True, reason)
         before = len(compiled)
-        whole = True
+        whole = given.whole or reason is None
         run(given.family)
         counts.append(len(compiled) - before)
         before = len(compiled)

@@ -465,7 +465,7 @@ def on_numpy(name):
             elif known in FAKES:
                 space[known] = FAKES[known]
     tree.body.insert(0, ast.ImportFrom("__future__", [ast.alias("annotations")], 0))
-    exec(compile(ast.fix_missing_locations(tree), name, "exec"), space)
+    exec(compile(ast.fix_missing_locations(tree), file, "exec"), space)
     return space
 
 

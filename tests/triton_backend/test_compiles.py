@@ -1,34 +1,45 @@
 """Every kernel compiles: the interpreter, which runs all other tests, takes code that the compiler refuses."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import linattn_backends.triton as package
 import pytest
+import triton
 from linattn.spec import FAMILIES
 
-pytest.importorskip("triton")
+WRITTEN = json.loads(Path(__file__).with_name("compiled.json").read_text())
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+KB_OF_A_BLOCK = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+"""Shared memory that a block may have, by compute capability."""
+REWRITE = "if that is wanted, python tests/triton_backend/compile_everywhere.py --write writes compiled.json anew"
 
 
-def run(script, tmp_path, *arguments):
-    """What a script beside this file prints, in a process in which Triton is not interpreted."""
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """Runs a script beside this file, in a process in which Triton is not interpreted; no kernel is compiled twice."""
+    session = tmp_path_factory.getbasetemp()
+    folder = session.parent if "PYTEST_XDIST_WORKER" in os.environ else session  # that of all workers
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), *arguments],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    environment["TRITON_CACHE_DIR"] = str(folder / "triton-cache")
+
+    def printed(script, *arguments):
+        command = [sys.executable, Path(__file__).with_name(script), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return printed
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ssd"])  # which is lowered to simple_gla
-def test_kernels_compile(family, tmp_path):
+def test_kernels_compile(family, run):
     """For Hopper."""
-    plain, gluon, *mixed = (int(word) for word in re.findall(r"\d+", run("compile_for_hopper.py", tmp_path, family)))
+    plain, gluon, *mixed = (int(word) for word in re.findall(r"\d+", run("compile_for_hopper.py", family)))
     assert plain > (0 if family == "mixed_attn" else 3)
     assert mixed[0] > 10
     in_gluon = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -38,22 +49,89 @@ def test_kernels_compile(family, tmp_path):
 @pytest.mark.parametrize(
     ("family", "capability", "width", "dtype", "KB"),
     [
-        ("gla", "8.9", 128, "bfloat16", 99),
-        ("kda", "8.9", 128, "bfloat16", 99),
         ("mixed_attn", "8.9", 256, "float32", 99),
         ("gated_delta_rule", "9.0", 256, "bfloat16", 227),
     ],
 )
-def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, tmp_path):
+def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, run):
     """Where shared memory is least, and where tiles are largest."""
-    size, kernel = run("shared_memory.py", tmp_path, family, capability.replace(".", ""), str(width), dtype).split()
+    size, kernel = run("shared_memory.py", family, capability.replace(".", ""), str(width), dtype).split()
     assert int(size) <= KB << 10, kernel
 
 
-@pytest.mark.parametrize("capability", ["80", "90", "100"])
-def test_kernels_of_rows_are_what_memory_wants(capability, tmp_path):
+def complaints(capability, made, written):
+    """What is wrong with the kernels that were ``made`` for one compute capability, and what is not as it is ``written``."""
+    most = KB_OF_A_BLOCK[capability] << 10
+    for name, usage in made.items():
+        what, was = f"{name} for compute capability {capability}", written.get(name)
+        if isinstance(usage, str):
+            yield f"{what} does not compile: {usage}"
+        elif usage[2] > most:
+            yield f"{what} takes {usage[2]} bytes of shared memory, and a block has {most}"
+        elif was is None:
+            yield f"{what} is not in compiled.json, and takes {told(usage)}: {REWRITE}"
+        elif usage != was:
+            yield f"{what} is to take {told(was)}, and takes {told(usage)}: {REWRITE}"
+    for name in written.keys() - made.keys():
+        yield f"{name} is in compiled.json for compute capability {capability}, and is not launched there: {REWRITE}"
+
+
+def told(usage):
+    registers, spilled, shared = usage
+    return f"{registers} registers with {spilled} bytes spilled and {shared} of shared memory"
+
+
+def test_what_is_written_down_is_of_the_release_that_constraints_name():
+    (wanted,) = re.findall(r"^triton==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert WRITTEN["triton"] == wanted, f"compiled.json is of another release of Triton: {REWRITE}"
+
+
+@pytest.mark.skipif(triton.__version__ != WRITTEN["triton"], reason=f"compiled.json is of Triton {WRITTEN['triton']}")
+@pytest.mark.parametrize("capability", KB_OF_A_BLOCK)
+def test_what_the_compiler_makes_of_plain_kernels_is_written_down(capability, run):
+    """Registers, spills and shared memory, on each kind of NVIDIA's GPUs."""
+    made = json.loads(run("compile_everywhere.py", capability))
+    assert list(complaints(capability, made[capability], WRITTEN["compiled"][capability])) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        ([40, 0, 1024], None),
+        ("RuntimeError: PassManager::run failed", "does not compile: RuntimeError: PassManager::run failed"),
+        ([40, 0, 101377], "takes 101377 bytes of shared memory, and a block has 101376"),
+        (
+            [41, 8, 99 << 10],
+            "is to take 40 registers with 0 bytes spilled and 1024 of shared memory, and takes 41 registers with 8 bytes "
+            f"spilled and 101376 of shared memory: {REWRITE}",
+        ),
+    ],
+)
+def test_what_is_said_of_a_kernel_that_is_not_as_it_is_written_down(made, complaint):
+    found = list(complaints("8.9", {"zero_tails": made}, {"zero_tails": [40, 0, 1024]}))
+    assert found == ([] if complaint is None else [f"zero_tails for compute capability 8.9 {complaint}"])
+
+
+def test_what_is_said_of_kernels_that_come_and_go():
+    what = "for compute capability 8.9"
+    assert list(complaints("8.9", {"new": [40, 0, 0]}, {"old": [40, 0, 0]})) == [
+        f"new {what} is not in compiled.json, and takes 40 registers with 0 bytes spilled and 0 of shared memory: {REWRITE}",
+        f"old is in compiled.json {what}, and is not launched there: {REWRITE}",
+    ]
+
+
+def test_every_plain_kernel_is_written_down():
+    """Where shared memory is large, all; elsewhere all but those that keep a state in registers and what follows Hopper's."""
+    plain = {name for file, name in re.findall(r" (\w+\.py):(\w+)", package.__doc__) if "_sm90" not in file}
+    after_hopper, in_registers = {"delta_gate_bwd"}, {"diagonal_scan", "diagonal_vector_scan"}
+    for capability, kernels in WRITTEN["compiled"].items():
+        elsewhere = set() if capability == "9.0" else after_hopper
+        assert kernels.keys() == plain - elsewhere - (in_registers if KB_OF_A_BLOCK[capability] < 220 else set())
+
+
+def test_kernels_of_rows_are_what_memory_wants(tmp_path, run):
     """Wide accesses, registers that hold what they should, and sums without atomics."""
-    made = [line.split() for line in run("compile_rows.py", tmp_path, capability, tmp_path).splitlines()]
+    made = [line.split() for line in run("compile_rows.py", "90", tmp_path).splitlines()]
     assert {name for name, *_ in made} == {
         "conv_outputs_fwd", "conv_final_state_fwd", "conv_gradients_bwd", "conv_initial_state_bwd", "conv_tokens_fwd",
         "norm_outputs_fwd", "norm_gradients_bwd", "column_sums",

@@ -6,13 +6,13 @@ import gluon_on_numpy
 import pytest
 import torch
 from linattn.gates import Softplus
+from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.runtime import launch
 from test_input_maps import check as check_raw
 from test_input_maps import raw
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton_cases import arrays, check, place_of, pretend
 
-LONG = [0, 3, 3, 1900, 2000, 2000]
 SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
 SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
 GRADIENTS = "diagonal/gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90"
@@ -62,15 +62,16 @@ def test_no_gate(launched):
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_heads_and_packed_sequences(family, launched):
     call(family, T=140, K=128, H=1, HV=2)
-    call(family, T=300, cu=[0, 0, 5, 5, 200, 300, 300])
+    call(family, T=180, cu=[0, 0, 5, 5, 140, 180, 180])
     call(family, T=0, cu=[0, 0, 0])
     assert launched
 
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_split_sequences(family, launched, monkeypatch):
-    pretend(monkeypatch, num_sms=8)
-    call(family, T=2000, kind="weak", cu=LONG)
+    """Into segments of more chunks than are loaded ahead."""
+    monkeypatch.setattr(DiagonalVariant, "segment", lambda *sizes: 4)
+    call(family, T=600, kind="weak", cu=[0, 3, 3, 540, 600, 600])
     assert launched
 
 
@@ -83,9 +84,8 @@ def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
 
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
 def test_wide_heads(family, kind, launched):
-    call(family, T=200, K=256, V=192, H=1, HV=2, kind=kind)
-    call(family, T=200, K=256, V=256, kind=kind)
-    call(family, T=300, K=256, kind=kind, cu=[0, 0, 5, 5, 200, 300, 300])
+    call(family, T=140, K=256, V=192, H=1, HV=2, kind=kind)
+    call(family, T=180, K=256, kind=kind, cu=[0, 0, 5, 5, 140, 180, 180])
     call(family, T=70, K=64, V=192, kind=kind)
     assert launched == {SCAN, SCAN_WIDE}
 
@@ -98,7 +98,7 @@ def test_delta_families(family, launched):
 
 @pytest.mark.parametrize("family", ["gated_delta_rule", "kda", "dplr"])
 def test_value_heads_that_take_turns(family, launched):
-    call(family, T=100, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 100])
+    call(family, T=80, HV=2, V=128, kind="mixed", cu=[0, 0, 30, 80])
     assert launched & {DELTA_GRADIENTS, KDA_GRADIENTS, *DPLR}
 
 
@@ -114,16 +114,17 @@ def test_raw_projections(family, sizes, launched):
     assert launched >= ({KDA_STRONG, KDA_GRADIENTS} if family == "kda" else {DELTA_SCORES, DELTA_GRADIENTS})
 
 
-@pytest.mark.parametrize("kind", ["weak", "mixed"])
-def test_dplr(kind, launched):
-    call("dplr", T=140, kind=kind, H=1, HV=2, K=128)
-    call("dplr", T=140, kind=kind, V=128, cu=[0, 0, 100, 140])
+@pytest.mark.parametrize("sizes", [dict(T=140, H=1, HV=2, K=128), dict(T=140, V=128, cu=[0, 0, 100, 140])])
+def test_dplr(sizes, launched):
+    call("dplr", kind="weak", **sizes)
     assert launched == DPLR
 
 
 @pytest.mark.parametrize(("a", "b"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
 def test_dplr_with_wider_vectors(a, b, launched):
-    given = arrays("dplr", T=70, K=128, V=64, dtype=torch.bfloat16, kind="mixed")
+    """A weak chunk in these kernels, and then a strong one, for which there is none."""
+    given = arrays("dplr", T=70, K=128, V=64, dtype=torch.bfloat16, kind="weak")
+    given["g"][:, 64:] *= 2000
     check("dplr", given | dict(a=given["a"].to(a), b=given["b"].to(b)))
     assert launched == DPLR
 
@@ -136,8 +137,8 @@ def test_strong_gates_of_kda(kind, launched):
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])
 def test_strong_gates_of_gla(kind, launched):
-    call("gla", T=140, kind=kind, H=1, HV=2)
-    call("gla", T=140, kind=kind, K=128, cu=[0, 0, 100, 140])
+    call("gla", T=70, kind=kind, H=1, HV=2)
+    call("gla", T=100, kind=kind, K=128, cu=[0, 0, 70, 100])
     assert launched == GLA_STRONG
 
 

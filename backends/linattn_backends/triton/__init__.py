@@ -4,7 +4,8 @@ The map of kernels: for each operator and pass, in the order of the launches, wh
 file ``…_sm90.py`` is in Gluon, for Hopper, and runs there in the place of the plain one above it where shapes and dtypes allow;
 ``explain`` says which run, and why. Every other kernel runs everywhere, but for the scans of diagonal/, which are not launched
 where a block has less than 220 KB of shared memory. A folder is a core. An operator that is no family has a section like the
-others. ``tests/triton_backend/test_map.py`` holds all this against what calls launch.
+others. ``tests/triton_backend/test_map.py`` holds all this against what calls launch, ``compiled.json`` beside it what the
+compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
 `linear_attn`, `simple_gla` in diagonal/::
 

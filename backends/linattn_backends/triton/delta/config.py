@@ -104,7 +104,9 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
     state = Tile(rows, values, 4, 1 if one else 2)
     usual_size = K == V == 128 and not full and large_smem
     usual = usual_size and beta == 1
-    gradients = Tile(fit(K, 32 if full else 64 if gate == 2 else 128, least), values, 4, 1)
+    columns = fit(K, 32 if full else 64 if gate == 2 else 128, least)
+    # 4 warps spill 1 KB a thread, and on an A100, of whose registers the assembler takes 32, 6 KB
+    gradients = Tile(columns, values, 8 if columns == 128 and not large_smem else 4, 1)
     return dict(
         scores=Tile(128 if usual and gate == 1 else keys, 0, 4, 1),
         solve=Tile(0, 0, 1, 1),

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..lib.gates import decay_matrix, load_scalar_gate, suffix_sum, sum_where
 from ..lib.indexing import locate_sequence
-from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
+from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand, total
 from .loads import load_beta_tile, load_keys, load_two_lengths
 
 
@@ -261,7 +261,7 @@ def delta_gradients_bwd(
             across += tl.sum(tl.where(s >= t, read[None, :], 0.0), 1) + tl.sum(tl.where(s < t, late[None, :], 0.0), 1)
         else:
             across = read + tl.sum(bk.to(tl.float32) * (compared - wrote), 1)
-            across += suffix_sum(across, C, SPLIT) + tl.sum(late, 0) + through
+            across += suffix_sum(across, C, SPLIT) + total(late) + through
             across = tl.where(bg > -87.0, across, 0.0)  # e^g is zero, and so is its gradient
         tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
 

@@ -42,7 +42,7 @@ from ..lib.gates import (
     upper_gates_transposed,
 )
 from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, locate_sequence, state_offsets
-from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
+from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand, total
 from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
 
 __all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
@@ -552,7 +552,7 @@ def diagonal_scalar_gradients_bwd(
     at = (b * T + bos + rows) * HV + hv
     p = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns[None, :]
     bdk = bdk * to_end[:, None]
-    through = tl.sum(met, 0) * tl.exp2(all) + tl.sum(tl.sum(bk.to(tl.float32) * bdk, 1), 0)
+    through = tl.sum(met, 0) * tl.exp2(all) + total(tl.sum(bk.to(tl.float32) * bdk, 1))
     pairs = to_operand(below * scale * decay_from_sums(G, rows, gt, L, False), DT, PREC)
     bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
     across = tl.sum(bq.to(tl.float32) * bdq, 1)

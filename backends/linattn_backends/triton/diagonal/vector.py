@@ -32,7 +32,7 @@ from ..lib.indexing import (
     locate_sequence_or_none,
     state_offsets,
 )
-from ..lib.tiles import INTERPRETED, dot, dot_add, load_tile
+from ..lib.tiles import INTERPRETED, dot, dot_add, load_tile, smallest
 from .gate import AFTER, BEFORE, BLOCKS, FROM, LEVELS, UNTIL, load_chunk_decay
 
 __all__ = [
@@ -89,10 +89,10 @@ def plain_block_half(masks, g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: 
     would be the difference of their sums.
     """
     stop = 0
-    if tl.min(tl.min(token_sum(masks, BLOCKS, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+    if smallest(tl.min(token_sum(masks, BLOCKS, g, C, SPLIT), 1)) * LOG2E > -RANGE:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.min(tl.min(token_sum(masks, BLOCKS + 3, g, C, SPLIT), 1), 0) * LOG2E > -RANGE:
+        if smallest(tl.min(token_sum(masks, BLOCKS + 3, g, C, SPLIT), 1)) * LOG2E > -RANGE:
             stop = 2
     return stop
 
@@ -149,7 +149,7 @@ def chunk_scores(
             whole = tl.sum(tl.where(t == C - 1, Gq, 0.0), 0)
         tl.store(decay + at * K + columns, whole, mask=columns < K)
         stop = 0
-        if tl.min(whole, 0) > -RANGE:
+        if smallest(whole) > -RANGE:
             stop = C // 2
             c = whole * 0.5
             x = bq.to(tl.float32) * tl.exp2(Gq - c[None, :])

@@ -10,7 +10,7 @@ Gates reach the kernels as natural logs, at least ``FLOOR``: ``e^FLOOR`` is zero
 import triton
 import triton.language as tl
 
-from .tiles import INTERPRETED, dot, load_tile
+from .tiles import INTERPRETED, dot, load_tile, smallest, total
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -70,7 +70,7 @@ def prefix_sum(g, C: tl.constexpr, SPLIT: tl.constexpr):
 def suffix_sum(g, C: tl.constexpr, SPLIT: tl.constexpr):
     """``Σ_{j>t} g_j``."""
     if SPLIT < 3:
-        return tl.sum(g, 0) - tl.cumsum(g, 0)
+        return total(g) - tl.cumsum(g, 0)
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     return tl.sum(tl.where(j > t, g[None, :], 0.0), 1)
@@ -168,10 +168,10 @@ def plain_block_half(g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.cons
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     stop = 0
-    if tl.min(tl.min(sum_where((t ^ j) < BLOCK, g, SPLIT), 1), 0) * LOG2E > -RANGE:
+    if smallest(tl.min(sum_where((t ^ j) < BLOCK, g, SPLIT), 1)) * LOG2E > -RANGE:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if tl.min(tl.min(sum_where((t ^ j) < 4, g, SPLIT), 1), 0) * LOG2E > -RANGE:
+        if smallest(tl.min(sum_where((t ^ j) < 4, g, SPLIT), 1)) * LOG2E > -RANGE:
             stop = 2
     return stop
 

@@ -41,6 +41,18 @@ def dot(a, b, PREC: tl.constexpr):
 
 
 @triton.jit
+def total(x):
+    """``Σ_i x_i`` of ``[C]`` that come of a product: Triton 3.6 compiles no sum of one dimension of them for B200."""
+    return tl.sum(x[:, None], 0).item()
+
+
+@triton.jit
+def smallest(x):
+    """``min_i x_i`` of ``[C]`` that come of a product, made as :func:`total` is."""
+    return tl.min(x[:, None], 0).item()
+
+
+@triton.jit
 def to_operand(x, DT: tl.constexpr, PREC: tl.constexpr):
     """``x`` as a product takes it: where two products must cancel to more than that, both take the same numbers."""
     if DT == tl.float32 and PREC == "tf32":  # noqa: SIM300 - an argument, for all its capitals
