@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -242,8 +243,8 @@ def truth_of_mapped(
         dtype = problem.dtypes[name]
         noise = inner.gradients[name].noise if name in inner.gradients else np.zeros(())
         noise = noise_through_maps(problem, arrays, inner.gradients, name, noise)
-        rounding = ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True) + FLUSHED[dtype]
-        found[name] = Quantity(value, np.hypot(noise, rounding), dtype)
+        sums = name == "initial_state" and bool(problem.options.get("normalize"))
+        found[name] = Quantity(value, _noise_of(value, dtype, noise, sums), dtype)
     return Truth(inner.outputs, found, inner.cotangents)
 
 
@@ -318,8 +319,12 @@ def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Trut
     }
 
 
-def _noise_of(value: Array, dtype: str, noise: Array) -> Array:
-    """The noise of a row, and its rounding to a dtype."""
+def _noise_of(value: Array, dtype: str, noise: Array, sums: bool = False) -> Array:
+    """The noise of a row, and its rounding to a dtype; of a state that ends with ``sums`` of keys, that of its two parts."""
+    if sums:
+        noise = np.broadcast_to(noise, value.shape)
+        parts = (slice(None, -1), slice(-1, None))
+        return np.concatenate([_noise_of(value[..., part], dtype, noise[..., part]) for part in parts], -1)
     return np.hypot(noise, ROUNDOFF[dtype] * _rms(value, axis=-1, keepdims=True)) + FLUSHED[dtype]
 
 
@@ -369,7 +374,8 @@ def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) ->
     dtype = problem.dtypes["state"]
     value, noise = pool.copy(), np.zeros(pool.shape)
     if pool.size:
-        rounded = np.broadcast_to(_noise_of(final.value, dtype, final.noise), final.value.shape)
+        rounded = _noise_of(final.value, dtype, final.noise, bool(problem.options.get("normalize")))
+        rounded = np.broadcast_to(rounded, final.value.shape)
         value[slots[live]], noise[slots[live]] = final.value[live], rounded[live]
     return Truth({"o": o, "state": Quantity(value, noise, dtype)}, {}, {})
 
@@ -495,27 +501,46 @@ def _add_noise_of_what_is_left(
     problem: Problem, low: str, arrays: Mapping[str, Array], quantity: Quantity | None, carried: Array | None
 ) -> None:
     """What the delta families leave of a state is ``1 − Σ``, and as far off as the sum, though next to nothing may be left:
-    of one channel every token takes its share, of many a small part.
+    of one channel every token takes its share, of many a small part. Of what gates took away nothing is left to be off.
     """
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
-    wide = accumulation(low)
-    noise = _amplitude(problem, wide, low) * _rms(carried) / problem.sizes["K"] ** 2
-    quantity.noise = np.hypot(quantity.noise, noise)
+    kept = carried * _left_by_gates(problem, arrays)
+    noise = _amplitude(problem, accumulation(low), low) * _rms(kept, axis=(-1, -2), keepdims=True)
+    quantity.noise = np.hypot(quantity.noise, noise / problem.sizes["K"] ** 2)
+
+
+def _sequences(problem: Problem, arrays: Mapping[str, Array]) -> list[slice]:
+    """The tokens of each packed sequence; all of them, where none are packed."""
+    ends = arrays["cu_seqlens"].tolist() if "cu_seqlens" in arrays else [0, problem.sizes["T"]]
+    return [slice(begin, end) for begin, end in pairwise(ends)]
+
+
+def _left_by_gates(problem: Problem, arrays: Mapping[str, Array]) -> Array:
+    """What the gates of each sequence leave of a state at most, in a shape that broadcasts to that of states: of a token's
+    gates the weakest counts, for keys take channels to one another.
+    """
+    if "g" not in arrays:
+        return np.ones(())
+    g = arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
+    sums = [g[:, own].sum(1) for own in _sequences(problem, arrays)]
+    return np.exp(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])[..., None, None]
 
 
 def _add_noise_of_neighbours(
     problem: Problem, low: str, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity]
 ) -> None:
-    """The delta families solve for the gradients of a chunk's tokens together: each is as far off as the largest of them, be it
-    next to nothing itself.
+    """The delta families solve for the gradients of a chunk's tokens together: each is as far off as the largest of its
+    sequence, be it next to nothing itself.
     """
     if not {"beta", "a"}.intersection(arrays):
         return
     for name, quantity in gradients.items():
-        if "T" in problem.symbols[name] and quantity.value.size:
+        if problem.symbols[name][1:2] == ("T",) and quantity.value.size:
             rows = _rms(quantity.value, axis=-1, keepdims=True)
-            largest = rows.max(problem.symbols[name].index("T"), keepdims=True)
+            largest = np.zeros_like(rows)
+            for own in _sequences(problem, arrays):
+                largest[:, own] = rows[:, own].max(1, keepdims=True, initial=0.0)
             quantity.noise = np.hypot(quantity.noise, SHARED * ROUNDOFF[accumulation(low)] * largest)
 
 

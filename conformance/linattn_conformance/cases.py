@@ -35,6 +35,8 @@ The list itself is checked in, as the manifest. Flags mean:
 ``far``                 tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
 ``many``                300 packed sequences, of three tokens at most
 ``tiny`` to ``vast``    values and states are 2⁻⁸⁰, 2⁻⁸ (``small``), 2⁸ (``large``) or 2⁸⁰ times as large
+``tiny.NAME``           the array of that name alone is 2⁻⁴² times as large; ``large.NAME``: 2³⁰ times
+``blank.NAME``          it is zero throughout
 ``zeros.NAME``          every third token of the array of that name, or state, is zero; ``zeros.cotangents``: all are
 ``subnormal.NAME``      some numbers of it are the smallest that there are
 ``zero``                every gate is 0
@@ -84,7 +86,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "flo
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
 WITHIN = ("core", "training", "full")
 """The profiles that hold a case, from the narrowest: ``inference`` is ``training`` without gradients."""
-BACKWARD = ("gradient", "repeat-backward", "leak-backward", "held-backward", "func-grad", "jit-gradient")
+BACKWARD = ("gradient", "repeat-backward", "leak-backward", "held-backward", "func-grad", "jit-gradient", "second")
 """Checks that ask for a gradient."""
 WRITABLE = ("numpy", "torch")
 """Frameworks whose arrays can be written to."""
@@ -102,14 +104,20 @@ TRANSFORMS = {
     "jit": ("jax",),
     "jit-gradient": ("jax",),
     "eval-shape": ("jax",),
+    "jvp": ("torch", "jax"),
+    "second": ("torch", "jax"),
 }
 """Transforms, and the frameworks that have them."""
+OF_ROWS = (("jvp", "second"), ("autocast",))
+"""Transforms that rows of covering arrays have by turns, where they take no compiler's time."""
+TURN = 6
+"""Rows from one that has some of them to the next."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
 CORE = 40
 """Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them."""
 FLAG = re.compile(r"[\w.]+")
-OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "subnormal", "only", "constant"}
+OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "blank", "subnormal", "only", "constant", "tiny", "large"}
 WORDS = {
     "plain", "state", "initial", "final", "varlen", "tail", "many", "i64", "grouped", "limits", "rank", "narrow", "wide",
     "slots", "padding", "strided", "sliced", "headsfirst", "expanded", "reversed", "readonly", "misaligned", "far", "tiny",
@@ -393,6 +401,27 @@ def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Cas
             if form == "parallel" and sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC:
                 continue
             yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
+        for check in OF_ROWS[i // TURN % len(OF_ROWS)] if i % TURN == 0 and within != "core" else ():
+            if transformable(spec, row, check):
+                form = FORMS[1 + i // TURN // len(OF_ROWS) % 2] if forms_of(spec) == FORMS else "direct"
+                flags = seeded(row.flags, seed)
+                yield from make(spec, form, row.dtype, flags, check, dict(row.sizes), within=within, frameworks=("torch",))
+
+
+def transformable(spec: OpSpec, row: Call, check: str) -> bool:
+    """True for a row with something to see: outputs that are linear in values, or operands that autocast casts."""
+    if check == "autocast":
+        return row.dtype in ("fp32", "fp16")
+    flags = set(row.flags.split("-"))
+    if spec.name == "short_conv" and flags & {"bias", "activation.silu"}:
+        return False
+    keys = check == "second" and (spec.state_type is not None or "normalize" in flags)  # a final state that holds some
+    return linear(spec) and (not keys or "loss.o" in flags)
+
+
+def linear(spec: OpSpec) -> bool:
+    """True of all but a norm: outputs are linear in values and states."""
+    return spec.name != "gated_rms_norm"
 
 
 def covering_of_decoding(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
@@ -506,7 +535,10 @@ def transforms(spec: OpSpec) -> Iterator[Case]:
     """The framework's own transforms."""
     form, flags = ("direct" if spec.name in COMPANIONS else "chunk"), ("state" if has_state(spec) else "plain")
     for check, frameworks in TRANSFORMS.items():
-        yield from make(spec, form, "fp32", flags, check, small(spec, T=33), frameworks=frameworks)
+        if check in ("jvp", "second") and not linear(spec):
+            continue
+        more = "-loss.o" if check == "second" and spec.state_type is not None else ""
+        yield from make(spec, form, "fp32", flags + more, check, small(spec, T=33), frameworks=frameworks)
     if form == "chunk":
         yield from make(spec, "recurrent", "fp32", "state", "compile", small(spec, T=1), frameworks=("torch",))
 

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +42,8 @@ def conformance(
         Path | None, typer.Option("--report", help="Write the report here, as JSON; compressed if the name ends in .gz.")
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="Run only the ids that match, as in a shell; repeat for more. No verdict then.")
+        list[str] | None,
+        typer.Option(help="Run only the profile's ids that match, as in a shell; repeatable. No verdict then."),
     ] = None,
     known: Annotated[Path | None, typer.Option("--known-failures", help="TOML or JSON list of known failures.")] = None,
     tighten: Annotated[float, typer.Option(help="Factor on every bound, in (0, 1].")] = 1.0,
@@ -166,23 +167,30 @@ def seed_of_report(path: Path | None) -> int:
 
 
 def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None, seed: int) -> list[Case]:
-    """The cases of a profile that apply, and as many fresh ones; or those of all profiles that match a pattern."""
-    applicable = held.applicable(subject.framework, subject.device, subject.memory)
-    wanted = verdict.cases_of(profile, applicable)
-    if not patterns:
-        of_manifest = [case for case in every_case() if case.id in wanted]
-        return of_manifest + [case for case in fresh_cases(seed, profile) if subject.applies(case)]
+    """The cases of a profile that apply, and as many fresh ones; or those of its cases that match a pattern."""
     applying = [case for case in every_case() if subject.applies(case)]
+    wanted = verdict.cases_of(profile, held.applicable(subject.framework, subject.device, subject.memory))
+    of_profile = [case for case in applying if case.id in wanted]
+    if not patterns:
+        return of_profile + [case for case in fresh_cases(seed, profile) if subject.applies(case)]
     found: dict[str, Case] = {}
     for pattern in patterns:
-        matched = [case for case in applying if fnmatchcase(case.id, pattern)]
+        matched = matching(pattern, of_profile)
         if not matched and (case := generated(pattern)) and subject.applies(case):
             matched = [case]
         if not matched:
-            raise ValueError(f"--case {pattern}: no case for {subject.framework} on {subject.device} matches")
+            others = len(matching(pattern, applying))
+            hint = f": of profile full {others} would (--profile full)" if others else ""
+            where = f"{subject.framework} on {subject.device}"
+            raise ValueError(f"--case {pattern}: no case of profile {profile} for {where} matches{hint}")
         found |= {case.id: case for case in matched}
     places = {case.id: place for place, case in enumerate(applying)}
     return sorted(found.values(), key=lambda case: places.get(case.id, len(places)))
+
+
+def matching(pattern: str, cases: Iterable[Case]) -> list[Case]:
+    """The cases whose ids match, as in a shell."""
+    return [case for case in cases if fnmatchcase(case.id, pattern)]
 
 
 def by_profile(cases: Sequence[Case]) -> list[Case]:

@@ -22,6 +22,8 @@ TRIES = 3
 """Rows that are made for each one that is kept."""
 OF_A_RARE_LEVEL = 6
 """Rows that have it."""
+OF_A_HIDING_LEVEL = 3
+"""Rows that have it."""
 FIRST_OF_A_RARE_LEVEL = 2
 """Those of them that a part of an array has."""
 
@@ -151,9 +153,11 @@ class _Maker:
 
     def add_rare(self) -> None:
         """Some rows of each rare level, with other levels every time."""
-        for _ in range(FIRST_OF_A_RARE_LEVEL if self.most else OF_A_RARE_LEVEL):
+        for n in range(FIRST_OF_A_RARE_LEVEL if self.most else OF_A_RARE_LEVEL):
             for i in np.flatnonzero(self.rare):
                 factor, level = self.of[i]
+                if level in factor.hiding and n >= OF_A_HIDING_LEVEL:
+                    continue
                 row = self._best({factor.name: level}, self.dear, False)
                 if row is not None:
                     self.add(row)

@@ -28,6 +28,8 @@ SCALES = {"": 0.37, "given": 0.37, "negative": -0.45, "zero": 0.0, "one": 1, "la
 """The values of a scale, by what a flag calls them."""
 MAGNITUDES = {"tiny": 2.0**-80, "small": 2.0**-8, "large": 2.0**8, "vast": 2.0**80}
 """Of values and states, by flag."""
+ALONE = {"tiny": 2.0**-42, "large": 2.0**30}
+"""Of one array among others of the usual size."""
 MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
@@ -281,6 +283,10 @@ def flagged(x: Array, name: str, symbols: tuple[str, ...], case: Case, dtype: st
     for flag in set(MAGNITUDES).intersection(flags) if scaled else ():
         if name.rpartition(".")[2] not in ("k_quad", "k_lin"):
             x = sums_kept(x, x * MAGNITUDES[flag], case)
+    for size in ALONE:
+        x = x * ALONE[size] if f"{size}.{name}" in flags else x
+    if f"blank.{name}" in flags:
+        x = np.zeros_like(x)
     if f"zeros.{name}" in flags:
         axis = next((i for i, symbol in enumerate(symbols) if symbol in ("T", "N")), 0)
         third = np.arange(x.shape[axis]) % 3 == 1

@@ -2,7 +2,7 @@
 
 A family's factors follow from its :class:`~linattn.spec.OpSpec`: an array that is optional is one, an array of free dtype is
 one, an option is one. A level is a class of calls that kernels are likely to treat alike, such as the lengths from 66 to 126;
-which of its members stands in a row is drawn.
+which of its members stands in a row is drawn, so that each stands in as many as any other that a row has room for.
 
 ``python -m linattn_conformance.factors`` writes, as JSON, what each family's rows cover and what they do not, and why.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,6 +42,12 @@ DEEP = ("simple_gla", "gla", "gated_delta_rule", "kda")
 LONG = "a long call is dear: a few rows have it"
 HIDES = "little is seen of anything beside it: a few rows have it"
 HIDING = frozenset({"scale.zero", "varlen.nothing", "padding", "zeros.cotangents"})
+BLANK = "blank."
+"""What the flags of arrays begin with that are zero throughout, which hide as much."""
+OF_AN_ARRAY = (
+    "of", "only", "constant", "zeros", "blank", "subnormal", "tiny", "large", "fp16", "fp32", "fp64", "bf16",
+)  # fmt: skip
+"""What the flags about one array begin with."""
 TRIPLES = (
     ("packing", "state", "normalize"),
     ("dtype", "dtype of initial_state", "state"),
@@ -95,7 +102,9 @@ class Dimension:
     def factor(self) -> Factor:
         names = tuple(level.name for level in self.levels)
         hiding = frozenset(
-            level.name for level in self.levels if HIDING.intersection(level.flags) or level.sizes.get("T") == (0,)
+            level.name
+            for level in self.levels
+            if HIDING.intersection(level.flags) or level.name.startswith(BLANK) or level.sizes.get("T") == (0,)
         )
         rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= 258} | dict.fromkeys(hiding, HIDES)
         late = frozenset(level.name for level in self.levels if {flag.partition(".")[0] for flag in level.flags} & LATE)
@@ -132,7 +141,7 @@ TOKENS = (
 )  # fmt: skip
 TOKENS_OF_A_STEP = ([1], [2, 3], [4, 5, 6, 7], [8, 16], range(9, 33), [0])
 WIDTHS = (
-    range(9, 32), [1], [2, 3, 5, 6, 7], [8, 16], [32, 64], [33, 40, 48, 56, 63], [65, 72, 80, 96, 100, 127], [128],
+    range(9, 32), [1], [2, 3, 5, 6, 7], [8, 16], [32, 64], [33, 40, 48, 56, 63], [80, 96, 112], [65, 72, 100, 127], [128],
     [129, 160, 192, 256],
 )  # fmt: skip
 CHANNELS = (
@@ -273,7 +282,10 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
     """Magnitudes and special values."""
     names = [arg.name for arg in spec.args]
     squared = "eps" in spec.option_names  # and float32 does not hold the squares of vast numbers
-    found = [optional("magnitude", *map(choice, ("small", "large", "tiny", *(() if squared else ("vast",)))))]
+    kinds = ["small", "large", "tiny", *([] if squared else ["vast"])]
+    kinds += [f"{kind}.{name}" for name in others(spec) for kind in ("tiny", "large")]
+    kinds = [kind for kind in kinds if kind != "large.k" or not {"beta", "a"}.intersection(names)]  # which amplifies errors
+    found = [optional("magnitude", *map(choice, kinds))]
     if "g" in names:
         kinds = ("zero", "reset", "huge", "long", "mixed", *(("deep",) if spec.name in DEEP and form != "decode" else ()))
         found.append(optional("gates", *map(choice, kinds)))
@@ -283,9 +295,15 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
     arrays += (
         ["initial_state"] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
     )
-    found.append(optional("zeros", *(choice(f"zeros.{name}") for name in arrays)))
+    kinds = [*(f"zeros.{name}" for name in arrays), *(f"{BLANK}{name}" for name in others(spec))]
+    found.append(optional("zeros", *map(choice, kinds)))
     found.append(optional("subnormals", *(choice(f"subnormal.{name}") for name in dict.fromkeys((spec.like, arrays[0])))))
     return found
+
+
+def others(spec: OpSpec) -> list[str]:
+    """The operands beside those that states are sums of: queries, keys and what stands for them."""
+    return [arg.name for arg in spec.args if arg.role == "operand" and arg.name != spec.like]
 
 
 def layouts_of(spec: OpSpec, form: str) -> list[Dimension]:
@@ -354,9 +372,7 @@ class Rules:
             return "there is no final state"
         for flag in flags:
             prefix, _, name = flag.partition(".")
-            if prefix in ("of", "only", "constant", "zeros", "subnormal", "fp16", "fp32", "fp64", "bf16") and self.lacks(
-                name, chosen
-            ):
+            if prefix in OF_AN_ARRAY and self.lacks(name, chosen):
                 return f"{name} is not given"
         if chosen.get("dtype") == "fp64" and any(flag.startswith("fp64.") for flag in flags):
             return "that is its usual dtype"
@@ -380,22 +396,23 @@ class Rules:
     def of_values(self, chosen: Mapping[str, str], flags: set[str]) -> str:
         """Values that are not defined together, or that a dtype does not hold."""
         half = "fp16" in flags or any(flag.startswith("fp16.") for flag in flags)
-        if half and flags & {"tiny", "vast", "large"}:
+        sized = {flag.partition(".")[0] for flag in flags} & {"tiny", "vast", "large"}
+        if half and sized:
             return "float16 does not hold such numbers"
         if half and any(flag.endswith("scale.large") for flag in flags):
             return "results would be larger than float16 holds"
         if flags & {"layout.expanded", "layout.readonly"} and "of.state" in flags:
             return "the pool of states is written to"
-        if "deep" in flags and (half or chosen.get("state", "state") not in ("state", "initial") or flags & {"tiny", "vast"}):
+        if "deep" in flags and (half or chosen.get("state", "state") not in ("state", "initial") or sized):
             return "there is no state that holds such numbers"
         if "deep" in flags and "normalize" in flags:
             return "what is normalised by is no longer above zero"
-        vanishing = {"zeros.q", "zeros.k", "zeros.initial_state"}
+        vanishing = {f"{kind}.{name}" for kind in ("zeros", "blank") for name in ("q", "k", "initial_state")}
         if "normalize" in flags and (
             flags & {*vanishing, "scale.zero"} or any(flag.startswith("subnormal.q") for flag in flags)
         ):
             return "0 / 0"
-        if "qk_norm.l2" in flags and flags & {"zeros.q", "zeros.k", "subnormal.q"}:
+        if "qk_norm.l2" in flags and flags & {*vanishing, "subnormal.q", "tiny.q", "tiny.k"}:
             return "the length of nothing has no gradient worth comparing"
         mapped = any(flag.startswith("gate.") for flag in flags)
         if mapped and (chosen.get("gates", "usual") != "usual" or "g.HV" in flags):
@@ -451,12 +468,13 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
     begun = zlib.crc32(f"{spec.name}/{form}/{seed}".encode())
     covering = cover([dimension.factor for dimension in found], rules, log2(COST), begun, TRIPLES if triples else (), most)
     rng = np.random.default_rng(begun + 1)
-    calls = tuple(call_of(row, rules, rng) for row in covering.rows)
+    dealt: Counter[tuple[str, int]] = Counter()
+    calls = tuple(call_of(row, rules, rng, dealt) for row in covering.rows)
     return Plan(tuple(found), covering, calls)
 
 
-def call_of(row: Row, rules: Rules, rng: np.random.Generator) -> Call:
-    """A row with sizes drawn, no more of them than it may cost."""
+def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tuple[str, int]]) -> Call:
+    """A row with sizes drawn, no more of them than it may cost, those first that were ``dealt`` least so far."""
     levels = [rules.levels[item] for item in row.items()]
     flags = [flag for level in levels for flag in level.flags]
     drawn: dict[str, int] = {}
@@ -468,7 +486,10 @@ def call_of(row: Row, rules: Rules, rng: np.random.Generator) -> Call:
         others = {**{name: min(sizes) for name, sizes in choices.items()}, **drawn}
         cost = prod(n for name, n in others.items() if name in COSTLY and name != symbol)
         fits = [n for n in choices[symbol] if symbol not in COSTLY or cost * n <= COST]
-        drawn[symbol] = int(rng.choice(fits or [min(choices[symbol])]))
+        fits = fits or [min(choices[symbol])]
+        least = min(dealt[symbol, n] for n in fits)
+        drawn[symbol] = int(rng.choice([n for n in fits if dealt[symbol, n] == least]))
+        dealt[symbol, drawn[symbol]] += 1
     groups = drawn.pop("G", None)
     flags += [f"grouped.{groups}"] if groups else []
     dtype = next(flag for flag in flags if flag in ("fp32", "fp16", "fp64", "bf16"))

@@ -60,6 +60,7 @@ def taken_from(function: Any) -> Taken | None:
     code = function.__code__
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update(vars(function))  # a signature of its own among them, for the registry may look at it meanwhile
     return Taken(function, copy, code, code)
 
 

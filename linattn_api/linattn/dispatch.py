@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from . import feature_maps, guards, preference
@@ -19,7 +19,7 @@ from .frameworks import BY_TYPE, LOADED, Facts, Framework, framework_of
 from .planning import Answer, Plan, Route, answer_of, decide
 from .preference import ENVIRONMENT_VARIABLE, Preference, preference_of
 from .registry import registry
-from .spec import CU_SEQLENS, Finish, Holder, Lowering, OpSpec, lowerings_of, spec_of
+from .spec import CU_SEQLENS, Arg, Finish, Holder, Lowering, OpSpec, lowerings_of, spec_of
 from .validate import check_offsets, check_slots, describe
 
 __all__ = [
@@ -276,7 +276,7 @@ def resolve(
     backend: str | Sequence[str] | None,
 ) -> tuple[Any, Rewriting | None, Framework, tuple[Any, ...], dict[str, Any]]:
     """The method to call, how the call is rewritten for it, the framework, and the call's arrays and keywords settled."""
-    arrays, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
+    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
     if framework.tracing():
         name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, static, backend)
         rewriting = _rewriting(None if route is None else Route(*route))
@@ -308,15 +308,20 @@ def _prepare(
     arrays: tuple[Any, ...],
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
-) -> tuple[tuple[Any, ...], Framework, list[Any], dict[str, Any]]:
-    """Apply the feature map; return the arrays, their framework, every array of the call in one list, and what is static."""
+) -> tuple[tuple[Any, ...], dict[str, Any], Framework, list[Any], dict[str, Any]]:
+    """Apply the feature map, and cast as autocast wants it; return the arrays, the keywords, their framework, every array of
+    the call in one list, and what is static.
+    """
     if feature_map is not None:
         arrays = _map_features(spec, form, arrays, keywords, feature_map)
     first: Any = arrays[0]
     framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     wanted = framework.autocast(first)
     if wanted:
-        arrays = _cast_operands(spec, form, framework, arrays, wanted)
+        arrays = tuple(_cast_operands(spec.args, arrays, spec, form, framework, wanted))
+        named = [keywords[arg.name] for arg in spec.keyword_args]
+        cast = _cast_operands(spec.keyword_args, named, spec, form, framework, wanted)
+        keywords = {**keywords, **dict(zip([arg.name for arg in spec.keyword_args], cast, strict=True))}
     if spec.state_type is None:
         leaves = list(arrays)
         for name in spec.keyword_arrays:  # faster than a comprehension, and every call comes by
@@ -327,7 +332,7 @@ def _prepare(
     for name, holder in spec.holders:
         if keywords[name] is not None:
             leaves, static = _open(spec, form, name, holder, leaves, static)
-    return arrays, framework, leaves, static
+    return arrays, keywords, framework, leaves, static
 
 
 def _open(
@@ -342,15 +347,13 @@ def _open(
 
 
 def _cast_operands(
-    spec: OpSpec, form: str | None, framework: Framework, arrays: tuple[Any, ...], dtype: str
-) -> tuple[Any, ...]:
+    args: Sequence[Arg], arrays: Sequence[Any], spec: OpSpec, form: str | None, framework: Framework, dtype: str
+) -> Iterator[Any]:
     """The operands as autocast wants them; float64 stays what it is, as do gates, states and what is refused later."""
-    cast: list[Any] = []
-    for arg, x in zip(spec.args, arrays, strict=True):
+    for arg, x in zip(args, arrays, strict=True):
         if arg.role == "operand" and x is not None and framework_of(x, arg.name, f"{_name(spec, form)}: ") is framework:
             x = framework.astype(x, dtype) if framework.dtype(x) in ("float16", "bfloat16", "float32") else x
-        cast.append(x)
-    return tuple(cast)
+        yield x
 
 
 def run_rewritten(
@@ -521,7 +524,7 @@ def explain_call(
     """
     if context is not None:
         _spread(spec, form, context)
-    arrays, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
+    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
     plan = _look_up(spec, form, framework, leaves, static, backend).plan
     if spec.index is not None and keywords[spec.index.name] is not None:
         _check_index(spec, form, framework, arrays, keywords)

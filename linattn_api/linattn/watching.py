@@ -6,6 +6,7 @@ It is no part of the stable API: other tools may use it, and its signature may c
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -77,11 +78,14 @@ def _bindable(found: Function) -> Function:
     if not isinstance(found, staticmethod):
         return found
     function: Function = found.__func__
+    signature = inspect.signature(function)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
 
     @functools.wraps(function)
     def bound(_: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    bound.__dict__["__signature__"] = signature.replace(parameters=[this, *signature.parameters.values()])
     return bound
 
 

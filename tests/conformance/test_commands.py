@@ -44,6 +44,24 @@ def test_a_selection_that_fails_says_how_to_run_it_again(tmp_path):
     assert {result["status"] for result in json.loads((tmp_path / "report.json").read_text())["results"]} == {"failed"}
 
 
+def test_a_selection_is_one_of_the_profile():
+    core, all_of_it = (
+        conformance("--backend", HONEST, "--profile", profile, "--case", "gla/*", "--list").stdout.split()
+        for profile in ("core", "full")
+    )
+    assert core == [name for name in all_of_it if name in set(core)]
+    assert 0 < len(core) < len(all_of_it) / 2
+    assert not any(name.endswith("/gradient") for name in core)
+    assert any(name.endswith("/gradient") for name in all_of_it)
+
+
+def test_a_selection_that_another_profile_has():
+    refused = conformance("--backend", HONEST, "--profile", "core", "--case", PATTERN)
+    assert refused.returncode == 2
+    complaint = f"--case {PATTERN}: no case of profile core for numpy on cpu matches: of profile full 2 would (--profile full)"
+    assert complaint.replace(" ", "") in "".join(refused.stderr.replace("│", " ").split())
+
+
 def test_listing_runs_nothing():
     done = conformance("--backend", HONEST, "--profile", "core", "--list")
     assert done.returncode == 0
@@ -58,8 +76,11 @@ def test_listing_runs_nothing():
         (["--backend", "numpy", "--profile", "most"], "unknown profile 'most'"),
         (["--backend", "numpy", "--tighten", "2"], "never widened"),
         (["--backend", "numpy", "--framework", "torch"], "takes numpy arrays, not torch"),
-        (["--backend", "numpy", "--case", "nothing"], "--case nothing: no case for numpy on cpu matches"),
-        (["--backend", "numpy", "--case", PATTERN, "--case", "nothing"], "--case nothing: no case for numpy on cpu matches"),
+        (["--backend", "numpy", "--case", "nothing"], "--case nothing: no case of profile full for numpy on cpu matches"),
+        (
+            ["--backend", "numpy", "--case", PATTERN, "--case", "nothing"],
+            "--case nothing: no case of profile full for numpy on cpu matches",
+        ),
         (["--backend", "numpy", "--workers", "-1"], "--workers -1: expected a number not below 0"),
         (["--backend", "numpy", "--time-limit", "0"], "--time-limit 0: expected a number above 0"),
         (["--backend", "numpy", "--memory-limit", "-1"], "--memory-limit -1: expected a number not below 0"),
@@ -149,9 +170,10 @@ def test_a_run_goes_on_where_its_budget_ended(tmp_path):
     conformance(*arguments, "--resume", str(whole), "--again", f"{again[:-3]}*", "--report", str(part))
     (result,) = [result for result in json.loads(part.read_text())["results"] if result["id"] == again]
     assert (result["status"], result["message"]) != ("failed", "as found before")
+    other = report["results"][2]["id"]
     for more, complaint in (
         (["--again", "gla/nothing/*"], f"--again gla/nothing/*: no result in {part} matches"),
-        (["--again", again, "--case", PATTERN], f"--again {again}: {again} is not among the cases of this run"),
+        (["--again", again, "--case", other], f"--again {again}: {again} is not among the cases of this run"),
     ):
         refused = conformance(*everything, "--resume", str(part), *more)
         assert refused.returncode == 2

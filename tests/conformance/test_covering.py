@@ -3,8 +3,9 @@
 from itertools import combinations
 
 import pytest
+from linattn.spec import COMPANIONS
 from linattn_conformance import factors
-from linattn_conformance.cases import CORE
+from linattn_conformance.cases import CORE, every_case
 from linattn_conformance.covering import Factor, cover
 from linattn_conformance.factors import plan_of
 
@@ -132,6 +133,21 @@ def test_the_first_rows_and_some_of_each_rare_level_have_every_level_but_the_lat
     for dimension in plan.dimensions:
         factor = dimension.factor
         assert set(factor.levels) - factor.late <= {row[factor.name] for row in chosen}, factor.name
+
+
+@pytest.mark.parametrize("name", [name for name, (_, form) in OPERATORS.items() if not form])
+def test_gradients_meet_every_width_that_is_named(name):
+    """Widths that fit no tile, that end in half a tile, and that fill it: a fault may know a single one of them."""
+    spec, _ = OPERATORS[name]
+    form = "direct" if name in COMPANIONS else "chunk"
+    cases = [case for case in every_case() if (case.op, case.form, case.check) == (name, form, "gradient")]
+    seen = [case for case in cases if case.dtype == "float32" and not factors.HIDING.intersection(case.flags)]
+    met = {size for case in seen for size in case.sizes}
+    named = {"K": factors.WIDTHS, "V": factors.WIDTHS, "D": factors.CHANNELS, "W": factors.FILTERS}
+    symbols = named.keys() & factors.symbols_of(spec)
+    assert symbols
+    for symbol in symbols:
+        assert {(symbol, size) for sizes in named[symbol] for size in sizes if len(sizes) < 9} <= met
 
 
 def test_sizes_are_drawn_from_their_level_and_differ():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from linattn.registry import registry
 from linattn.spec import spec_of
+from linattn_conformance.cases import named
 from linattn_conformance.mutants.backend import Fault, carrier, draw_fault
 from linattn_conformance.mutants.cli import conformance_mutants
 from linattn_conformance.mutants.conditions import Atom, Condition
@@ -16,13 +17,16 @@ from linattn_conformance.mutants.drafts import draw_draft, meeting
 from linattn_conformance.mutants.effects import Effect, Region
 from linattn_conformance.mutants.frameworks import ARRAYS
 from linattn_conformance.mutants.visible import show
+from linattn_conformance.runner import Runner
 from typer import Typer
 from typer.testing import CliRunner
 
-LEAST = 10.0
+LEAST = 70.0
 """Per cent of a fresh lot that the core catches at least."""
 COUNT = 40
 TOKENS = 256
+
+OFF = Effect("returns", "o", ("B", "T", "HV", "V"), Region(), "scaled by", 1.5)
 
 runner = CliRunner()
 app = Typer()
@@ -81,6 +85,23 @@ def test_an_alias_overwrites_what_an_earlier_call_returned(mutant):
     was = held.copy()
     call(scale=3.0)
     assert (held != was).any()
+
+
+@pytest.mark.parametrize(
+    ("effect", "atom", "message"),
+    [
+        (Effect("alias"), Atom("layout k", "is", "strided"), "o is written to by the next call"),
+        (Effect("stale"), Atom("layout k", "is", "strided"), "o of a later call is off by"),
+        (OFF, Atom("around thread", "is", True), "o of a later call is off by"),
+        (OFF, Atom("calls alike", "above", 8), "o of a later call is off by"),
+    ],
+)
+def test_a_case_of_values_sees_what_comes_later(mutant, effect, atom, message):
+    """In whatever call: nothing else of this case has to do with time."""
+    mutant.fault = fault(effect, atom)
+    (result,) = Runner("mutant").run([named("gla/chunk/fp32/strided/T8-K4-V4-B1-H2/forward")])
+    assert result.status == "failed"
+    assert result.message.startswith(message)
 
 
 def test_a_fault_shows_on_a_call_that_can_be_run_as_it_is_printed(mutant):

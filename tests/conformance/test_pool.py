@@ -67,8 +67,8 @@ def run(kind, *ids, **limits):
         ("EndsTheProcess", "the process ended with exit status 0", {}),
         ("Interrupts", "the process ended with exit status 1: KeyboardInterrupt", {}),
         ("Exits", "SystemExit: 3", {}),
-        ("Prints", r"prints to standard output: 'autotuning chunk_gla \.\.\.\\n'", {}),
-        ("PrintsNatively", r"prints to standard output: '�\\x00 garbage\\n'", {}),
+        ("Prints", r"prints to standard output: '(autotuning chunk_gla \.\.\.\\n)+'", {}),
+        ("PrintsNatively", r"prints to standard output: '(�\\x00 garbage\\n)+'", {}),
         ("ChangesErrorHandling", "changes the floating-point error handling of NumPy: divide: warn before, raise after", {}),
         ("DrawsFromGlobalState", "changes the random state of NumPy", {}),
         ("Grows", r"the process outgrew 0\.5 GiB and was ended", {"memory_limit": 0.5}),
@@ -106,9 +106,11 @@ def test_what_a_backend_writes_to_the_suite_is_its_failure(written, plugin):
 OF_THE_PROCESS = {
     "os.chdir('/')": "changes the working directory: .* before, / after",
     "os.environ['ACME'] = '1'": "changes the environment: ACME: None before, 1 after",
-    "os.environ.pop('PATH')": "changes the environment: PATH(: .* before, None after)?",
+    "os.environ.pop('PATH', None)": "changes the environment: PATH(: .* before, None after)?",
     "locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')": "changes the locale.*",
-    "signal.signal(signal.SIGALRM, signal.SIG_IGN)": "changes the handlers of signals: SIGALRM: .* before, .* after",
+    "with contextlib.suppress(ValueError): signal.signal(signal.SIGALRM, signal.SIG_IGN)": (
+        "changes the handlers of signals: SIGALRM: .* before, .* after"
+    ),
     "sys.stdout = io.StringIO()": "changes the standard streams",
     "sys.path.append('/acme')": "changes the import path",
     "warnings.simplefilter('error')": "changes the filters of warnings",
@@ -120,7 +122,7 @@ OF_THE_PROCESS = {
 
 @pytest.mark.parametrize("statement", OF_THE_PROCESS)
 def test_state_of_the_process_is_looked_at_and_put_back(statement, plugin):
-    imports = "import gc, io, locale, os, random, signal, sys, warnings\nimport numpy as np"
+    imports = "import contextlib, gc, io, locale, os, random, signal, sys, warnings\nimport numpy as np"
     results = results_of(plugin(striking(statement, imports)), HIT, AFTER, BEFORE)
     assert statuses(results) == ONE_FAILS
     assert re.fullmatch(OF_THE_PROCESS[statement], results[HIT].message), results[HIT].message

@@ -8,6 +8,7 @@ import json
 import linattn
 import pytest
 from linattn.plugin import Backend, Unsupported
+from linattn.registry import check_contract, registry
 from linattn_conformance import calls, known_failures, manifest, report
 from linattn_conformance.broken import Honest
 from linattn_conformance.broken.base import Simple
@@ -419,6 +420,14 @@ def test_the_witness_sees_a_method_that_never_ran(registered):
     with runner.watching():
         runner.witness.reset()
         assert runner.witness.complaint() == "no method of backend 'honest' ran"
+
+
+def test_backends_keep_their_contract_while_they_are_watched(registered):
+    """One that is loaded by another one's call among them; static methods have signatures too."""
+    runner = registered(Honest)
+    with runner.watching():
+        runner.witness.watching = True
+        check_contract(registry.load("numpy"))
 
 
 # -- the report ------------------------------------------------------------------------------------------------------

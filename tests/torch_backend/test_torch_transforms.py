@@ -205,6 +205,24 @@ def test_gradient_beside_somebody_elses_tangents(variant):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
+@pytest.mark.parametrize("operator", [linattn.chunk_linear_attn, linattn.recurrent_linear_attn, linattn.parallel_linear_attn])
+@pytest.mark.parametrize("T", [5, 70])
+@pytest.mark.parametrize(("dtype", "of_state"), [("float16", "bfloat16"), ("float64", "float32"), ("float32", "float64")])
+def test_tangents_have_the_dtypes_of_their_outputs(dtype, of_state, T, operator):
+    """Outputs are linear in values and state: along these they are their own tangents."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, T, 2, 4, generator=rng).to(getattr(torch, dtype)) for _ in range(3))
+    state = torch.randn(1, 2, 4, 4, generator=rng).to(getattr(torch, of_state))
+
+    def call(v, state):
+        return operator(q, k, v, initial_state=state, output_final_state=True, backend="torch")
+
+    found, moved = torch.func.jvp(call, (v, state), (v, state))
+    assert [x.dtype for x in moved] == [x.dtype for x in found]
+    assert all(error(x, y.double()) < (1e-2 if dtype == "float16" else 1e-5) for x, y in zip(moved, found, strict=True))
+
+
 SECOND = (
     "the gradient of a linattn operator has no gradient of its own: for a second derivative, take the forward-mode derivative "
     'of it, as torch.func.hessian does, with backend="torch"'
@@ -432,3 +450,16 @@ def test_a_plain_call_goes_past_the_dispatcher(monkeypatch):
     with FakeTensorMode(allow_non_fake_inputs=True):
         loss(*wrt)
     assert len(calls) == 2
+
+
+def test_autocast_casts_an_operand_that_is_optional():
+    rng = torch.Generator().manual_seed(0)
+    x, z = (torch.randn(1, 9, 2, 4, generator=rng) for _ in range(2))
+    B, C = (torch.randn(1, 9, 2, 3, generator=rng) for _ in range(2))
+    dt, A = torch.rand(1, 9, 2, generator=rng), -torch.rand(2, generator=rng)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linattn.ssd(x, dt, A, B, C, z=z, backend="torch")[0]
+    low = [y.bfloat16() for y in (x, B, C, z)]
+    expected = linattn.ssd(low[0], dt, A, *low[1:3], z=low[3], backend="torch")[0]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)

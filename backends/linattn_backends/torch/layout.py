@@ -16,10 +16,16 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 CHUNK = 64
 CHUNKS_A_SEGMENT = 8
 ROWS_A_BLOCK = 4  # batch entries times value heads worked on at once
+
+
+def assign(out: Tensor, x: Tensor) -> None:
+    """Write ``x`` into ``out``, a tangent of it in the dtype of ``out``: ``copy_`` would leave that in the dtype of ``x``."""
+    out.copy_(x if forward_ad._current_level < 0 else x.to(out.dtype))
 
 
 def power_of_two(n: int) -> int:
@@ -151,7 +157,7 @@ class Layout:
             source = part.to(dtype).unsqueeze(2).expand(B, heads, group, L, W)
             buffer.index_copy_(3, segment.positions, source)
         else:
-            buffer[:, :, :, :L].copy_(part.unsqueeze(2))
+            assign(buffer[:, :, :, :L], part.unsqueeze(2))
             buffer[:, :, :, L:].zero_()
         return buffer.view(B * heads * group, n, self.C, W)
 
@@ -162,7 +168,7 @@ class Layout:
         B, heads, L, W = part.shape
         y = y.reshape(B, heads, self.group if shared else 1, -1, W)
         y = y.sum(2) if y.shape[2] > 1 else y.squeeze(2)
-        part.copy_(y[:, :, :L] if segment.positions is None else y.index_select(2, segment.positions))
+        assign(part, y[:, :, :L] if segment.positions is None else y.index_select(2, segment.positions))
 
     def state(self, states: Tensor, sequence: int, block: Block) -> Tensor:
         """View ``[B, heads, K, V]`` on a sequence's (or, unpacked, every row's) states in ``[N, HV, K, V]``."""

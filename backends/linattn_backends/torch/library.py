@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import nonfinite, recurrent
 from .cores import Scan, core_of
-from .layout import Block, Layout, Segment, checkpoint_count
+from .layout import Block, Layout, Segment, assign, checkpoint_count
 from .transforms import register
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
@@ -106,7 +106,7 @@ def _forward(
     o = layout.empty(v)
     final = v.new_zeros(state_shape, dtype=dtype)
     if initial_state is not None:
-        final.copy_(initial_state)
+        assign(final, initial_state)
     checkpoints = v.new_zeros(checkpoint_shape, dtype=dtype)
     Core, K = core_of(arrays), q.shape[3]
     with plain(v):
@@ -166,7 +166,7 @@ def matrix_state_backward(
     if initial_state is not None:
         dinitial = checkpoints.new_zeros(initial_state.shape)
         if dfinal is not None:
-            dinitial.copy_(dfinal)
+            assign(dinitial, dfinal)
     Core, K = core_of(arrays), q.shape[3]
     with plain(v):
         for block in layout.blocks():

@@ -19,7 +19,7 @@ from linattn.plugin import MixedState
 from torch import Tensor
 
 from . import nonfinite
-from .layout import ROWS_A_BLOCK, behind_zeros
+from .layout import ROWS_A_BLOCK, assign, behind_zeros
 from .library import accumulation, plain
 from .mixed_rules import empty_gradients, empty_results, rules
 from .transforms import register
@@ -55,7 +55,7 @@ class Held:
         B, H, W = run.rows.stop - run.rows.start, *self.new.shape[2:]
         buffer = torch.zeros((B, H, size, W), dtype=dtype, device=self.new.device)
         for at, part in self._parts(run, s0, size):
-            buffer[:, :, at : at + part.shape[1]].copy_(part.transpose(1, 2))
+            assign(buffer[:, :, at : at + part.shape[1]], part.transpose(1, 2))
         return buffer.view(B * H, size, W)
 
     def store(self, run: Run, s0: int, y: Tensor) -> None:
@@ -63,7 +63,7 @@ class Held:
         B = run.rows.stop - run.rows.start
         y = y.view(B, -1, *y.shape[-2:])
         for at, part in self._parts(run, s0, y.shape[2]):
-            part.copy_(y[:, :, at : at + part.shape[1]].transpose(1, 2))
+            assign(part, y[:, :, at : at + part.shape[1]].transpose(1, 2))
 
     def _parts(self, run: Run, s0: int, size: int) -> Iterator[tuple[int, Tensor]]:
         """Where in the buffer the held and the new tokens go, and the views they come from."""
@@ -245,7 +245,7 @@ def _forward(
     behind_zeros(o, _end(v.shape[1], cu_seqlens))
     final[0].zero_()
     if kv is not None:
-        final[0].copy_(kv)
+        assign(final[0], kv)
     with plain(v):
         for run in _runs(*v.shape[:3], cu_seqlens, length):
             S = _flat(final[0], run)
@@ -262,7 +262,7 @@ def _forward(
             tail = run.length // C * C
             for out, held in zip(final[1:], (op.held[1], op.held[3], op.held[4]), strict=True):
                 rows = held.load(run, tail, C, op.dtype)
-                out[run.states].copy_(rows.view(-1, out.shape[2], *rows.shape[1:]).transpose(1, 2))
+                assign(out[run.states], rows.view(-1, out.shape[2], *rows.shape[1:]).transpose(1, 2))
             final_length[run.states] = run.length - tail
     return o, *final, final_length
 

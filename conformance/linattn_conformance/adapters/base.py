@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ..cases import Case
 
-__all__ = ["Adapter", "Arrays", "Global", "changed", "far_apart", "repeating"]
+__all__ = ["Adapter", "Arrays", "Global", "changed", "far_apart", "in_a_thread", "repeating"]
 
 Arrays = dict[str, Any]
 
@@ -30,6 +31,25 @@ def far_apart(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     step = 2**31 // max(shape[1] - 1, 1) + int(np.prod(inner))
     first, *rest = (int(np.prod(inner[i + 1 :])) for i in range(len(inner)))
     return step * shape[1], (first, step, *rest)
+
+
+def in_a_thread(call: Callable[[], Arrays]) -> Arrays:
+    """What a call returns, or raises, that a thread of its own makes."""
+    found: list[Arrays] = []
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if wrong:
+        raise wrong[0]
+    return found[0]
 
 
 def repeating(x: NDArray[Any]) -> tuple[slice, ...]:
@@ -182,6 +202,10 @@ class Adapter:
     def mode(self, name: str) -> AbstractContextManager[Any]:
         """The framework's mode of gradients for one call: ``no_grad`` or ``inference``."""
         return nullcontext()
+
+    def aside(self, call: Callable[[], Arrays]) -> Arrays:
+        """What a call returns that is made from another thread, where users of the framework make calls from several."""
+        return call()
 
     def gradients_again(
         self, how: str, call: Callable[[Arrays], Arrays], arrays: Arrays, cotangents: Arrays

@@ -1,4 +1,4 @@
-"""``jax.jit``, its gradient, ``jax.vmap`` and ``jax.eval_shape`` on one call."""
+"""``jax.jit``, its gradient, ``jax.vmap``, ``jax.eval_shape`` and derivatives of derivatives on one call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+
+from ..checks.derivatives import compare_second, compare_tangents, direction
 
 if TYPE_CHECKING:
     from ..calls import Run
@@ -67,9 +69,46 @@ def shapes(run: Run) -> None:
         run.check_kind(name, empty, quantity)
 
 
+def along(run: Run) -> tuple[Arrays, Arrays, Arrays]:
+    """Float arrays, the direction of values and states among them, and the other arrays."""
+    arrays, moved = run.compact(), direction(run)
+    floats = {name: arrays[name] for name in run.problem.floats}
+    others = {name: x for name, x in arrays.items() if name not in floats}
+    return floats, {name: jnp.asarray(moved[name], x.dtype) for name, x in floats.items()}, others
+
+
+def tangents(run: Run) -> None:
+    """``jax.jvp``."""
+    floats, moved, others = along(run)
+
+    def call(floats: Arrays) -> Arrays:
+        return {name: x for name, x in run.outputs({**floats, **others}).items() if jnp.issubdtype(x.dtype, jnp.floating)}
+
+    compare_tangents(run, lambda: jax.jvp(call, (floats,), (moved,))[1])
+
+
+def twice(run: Run) -> None:
+    """The tangents of gradients, and the gradient of a product with gradients."""
+    floats, moved, others = along(run)
+    cotangents = run.cotangents()
+
+    def loss(floats: Arrays) -> Any:
+        outputs = run.outputs({**floats, **others})
+        return sum((outputs[name].astype(float) * x.astype(float)).sum() for name, x in cotangents.items())
+
+    def product(floats: Arrays) -> Any:
+        found = jax.grad(loss)(floats)
+        return sum((found[name].astype(float) * moved[name].astype(float)).sum() for name in floats)
+
+    compare_second(run, lambda: jax.jvp(jax.grad(loss), (floats,), (moved,))[1], forward=True)
+    compare_second(run, lambda: jax.grad(product)(floats), forward=False)
+
+
 TRANSFORMS: dict[str, Callable[[Any], None]] = {
     "jit": jitted,
     "jit-gradient": jitted_gradient,
     "vmap": vmapped,
     "eval-shape": shapes,
+    "jvp": tangents,
+    "second": twice,
 }

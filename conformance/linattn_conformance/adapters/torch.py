@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .base import Adapter, Arrays, Global, far_apart, repeating
+from .base import Adapter, Arrays, Global, far_apart, in_a_thread, repeating
 
 if TYPE_CHECKING:
     from ..cases import Case
@@ -134,6 +134,9 @@ class TorchAdapter(Adapter):
             torch.autograd.grad(ends, list(named.values()), starts, allow_unused=True, retain_graph=True)
         found = torch.autograd.grad(ends, list(named.values()), starts, allow_unused=True)
         return outputs, dict(zip(named, found, strict=True))
+
+    def aside(self, call: Callable[[], Arrays]) -> Arrays:
+        return in_a_thread(call)
 
     def overwrite(self, arrays: Arrays, values: Arrays) -> None:
         for name, x in arrays.items():

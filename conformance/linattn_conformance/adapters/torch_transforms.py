@@ -1,4 +1,4 @@
-"""``torch.compile``, ``torch.export``, FakeTensor, ``torch.func`` and autocast on one call."""
+"""``torch.compile``, ``torch.export``, FakeTensor, ``torch.func`` with its second derivatives, and autocast on one call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..calls import Failure
 from ..cases import has_state
+from ..checks.derivatives import compare_second, compare_tangents, direction
 
 if TYPE_CHECKING:
     from ..calls import Run
@@ -109,7 +110,8 @@ def vmapped(run: Run) -> None:
 
 def autocast(run: Run) -> None:
     """Operands are cast before the backend sees them, as those of PyTorch's attention, and nothing inside is."""
-    operands = {arg.name for arg in run.case.spec.args if arg.role == "operand"}
+    spec = run.case.spec
+    operands = {arg.name for arg in (*spec.args, *spec.keyword_args) if arg.role == "operand"}
 
     def cast() -> dict[str, Any]:
         return {name: x.to(torch.bfloat16) if name in operands else x for name, x in run.arrays().items()}
@@ -117,10 +119,47 @@ def autocast(run: Run) -> None:
     if run.declares(cast()):
         return
     with torch.autocast(torch.device(run.adapter.device).type, dtype=torch.bfloat16):
-        found = named(run, Flat(run)(*leaves_of(run)))
-    for name, x in named(run, Flat(run)(*cast().values())).items():
+        found = run.outputs(run.arrays())
+    for name, x in run.outputs(cast()).items():
         if found[name].dtype != x.dtype or not torch.equal(found[name], x):
             raise Failure(f"{name} under autocast is not what operands give that were cast to bfloat16 before")
+
+
+def call_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The call, from float tensors by name to outputs by name."""
+    others = {name: x for name, x in run.compact().items() if name not in run.problem.floats}
+    return lambda floats: run.outputs({**others, **floats})
+
+
+def along(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every float tensor of a case, in no layout of its own, which PyTorch's tangents have not, and a direction."""
+    arrays = run.compact()
+    floats = {name: arrays[name] for name in run.problem.floats}
+    moved = direction(run)
+    return floats, {name: run.adapter.from_float64(moved[name], run.adapter.dtype(x)) for name, x in floats.items()}
+
+
+def tangents(run: Run) -> None:
+    """``torch.func.jvp``."""
+    floats, moved = along(run)
+    compare_tangents(run, lambda: torch.func.jvp(call_of(run), (floats,), (moved,))[1])
+
+
+def twice(run: Run) -> None:
+    """The tangents of gradients, and the gradient of a product with gradients."""
+    floats, moved = along(run)
+    call, cotangents = call_of(run), run.cotangents()
+
+    def loss(floats: dict[str, Any]) -> Any:
+        outputs = call(floats)
+        return sum((outputs[name].double() * x.double()).sum() for name, x in cotangents.items())
+
+    def product(floats: dict[str, Any]) -> Any:
+        found = torch.func.grad(loss)(floats)
+        return sum((found[name].double() * moved[name].double()).sum() for name in floats)
+
+    compare_second(run, lambda: torch.func.jvp(torch.func.grad(loss), (floats,), (moved,))[1], forward=True)
+    compare_second(run, lambda: torch.func.grad(product)(floats), forward=False)
 
 
 TRANSFORMS: dict[str, Callable[[Any], None]] = {
@@ -130,4 +169,6 @@ TRANSFORMS: dict[str, Callable[[Any], None]] = {
     "func-grad": func_grad,
     "vmap": vmapped,
     "autocast": autocast,
+    "jvp": tangents,
+    "second": twice,
 }

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from linattn_backends.numpy import oracle
 
 from ..adapters.base import Arrays
-from ..bounds import Quantity
-from ..calls import Run
+from ..bounds import Quantity, distance
+from ..calls import Failure, Run
 from ..cases import GATED
 
-__all__ = ["forward", "gradient", "ungated"]
+__all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
+
+CHEAP = 2**10
+"""Product of the sizes of a call, up to which there are many of it."""
+MANY = 11
 
 
 def forward(run: Run) -> None:
-    """``o`` and the final state are right; inputs stay as they were; nothing is read from unwritten memory."""
+    """``o`` and the final state are right; inputs stay as they were; nothing is read from unwritten memory. So are those of the
+    next call of that shape, which leaves them as they are.
+    """
     arrays = run.arrays()
     before = run.snapshot(arrays)
     run.poison()
     got = called(run, arrays)
     run.check_untouched(before, arrays, but="state")
     run.compare(got, run.truth.outputs)
+    if run.case.check == "forward":
+        mirrored(run, got)
+
+
+def mirrored(run: Run, got: Arrays) -> None:
+    """More calls of that shape, from another thread, with values and states negated: so must the results be, and they must not
+    be written to ``got``, those of the first. Where calls are cheap it is the last of many that is looked at.
+    """
+    held = run.snapshot(got)
+    changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
+    many = np.prod([size for _, size in run.case.sizes]) <= CHEAP
+
+    def calls() -> Arrays:
+        for _ in range(MANY - 1 if many else 0):
+            called(run, run.arrays(changed))
+        return called(run, run.arrays(changed))
+
+    again = run.adapter.aside(calls)
+    for name, x in got.items():
+        if not np.array_equal(held[name], run.adapter.to_float64(x), equal_nan=True):
+            raise Failure(f"{name} is written to by the next call")
+    for name, want in run.truth.outputs.items():
+        run.check_kind(name, again.get(name), want)
+        if name != "o" or is_odd(run):
+            found = run.adapter.to_float64(again[name])
+            run.note(f"{name} of a later call", distance(signs(run, name, found) * found, want))
+
+
+def is_odd(run: Run) -> bool:
+    """True if the output of negated values is the negated output: of all but what a bias or an activation comes to."""
+    return run.case.op != "short_conv" or not {"bias", "activation.silu"}.intersection(run.case.flags)
+
+
+def is_value(run: Run, name: str) -> bool:
+    """True for the values of a call, and for states that are sums of such."""
+    whole, _, part = name.partition(".")
+    return name == run.case.spec.like or (whole in ("state", "initial_state", "final_state") and part in ("", "v", "kv"))
+
+
+def signs(run: Run, name: str, x: Any) -> Any:
+    """What an array is multiplied by when values are negated: sums of keys, which a normalised state ends with, stay."""
+    if name != "o" and not is_value(run, name):
+        return 1
+    found = np.full(x.shape[-1:], -1.0)
+    if run.problem.options.get("normalize") and name not in ("o", run.case.spec.like):
+        found[-1:] = 1.0
+    return found
 
 
 def called(run: Run, arrays: Arrays) -> Arrays:

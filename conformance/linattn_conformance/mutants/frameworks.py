@@ -14,8 +14,8 @@ __all__ = ["ARRAYS", "Arrays", "JaxArrays", "NumpyArrays", "TorchArrays"]
 
 Change = Callable[[Any], Any]
 
-
 _draws = itertools.count()
+"""Seeds of the noise that faults add, so that it is other noise each time."""
 
 
 class Arrays:
