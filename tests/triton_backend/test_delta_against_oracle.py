@@ -109,7 +109,7 @@ def plain_variant(K):
     return forward_variant(facts, Properties(132, True, "the device is another"))
 
 
-@pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 64, 0), (300, 2, 0), (0, 1, 0)])
+@pytest.mark.parametrize(("T", "heads", "length"), [(32768, 4, 16), (4096, 4, 8), (2048, 4, 0), (4096, 64, 0), (0, 1, 0)])
 def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     assert plain_variant(K=128).segment(T, 2 * heads) == length
 

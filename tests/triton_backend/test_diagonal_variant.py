@@ -142,6 +142,5 @@ def test_short_sequences_take_plain_kernels_that_share_a_multiprocessor():
 
 def test_sequences_are_cut_where_heads_do_not_fill_the_device():
     variant = forward_variant(facts(), BF16, HOPPER)
-    assert [variant.segment(1 << 16, busy) for busy in (1, 16, 115, 116)] == [8, 61, 342, 0]
-    assert variant.segment(0, 0) == 0
-    assert variant.segment(512, 1) == 0
+    assert [variant.segment(1 << 16, busy) for busy in (1, 16, 44, 67)] == [8, 128, 342, 0]
+    assert [variant.segment(tokens, 16) for tokens in (0, 1024, 2048, 8192)] == [0, 0, 4, 16]

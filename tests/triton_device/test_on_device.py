@@ -22,6 +22,10 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("these tests need an NVIDIA GPU", allow_module_level=True)
 
+pytestmark = [  # what PyTorch says of its own tools, which an error would leave switched on
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
+]
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 SIZES = dict(B=1, T=1000, H=2, HV=2, K=64, V=128, L=64, C=256)
 SUBJECT = Linattn("triton", "torch")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..host.tiles import Tile, fit, power_of_two
-from ..host.variant import Facts, Stage, Variant, unfit
+from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gradients import delta_gate_bwd, delta_gradients_bwd, delta_scores_bwd
 from .scores import delta_scores_fwd, delta_solve_fwd
@@ -62,12 +62,15 @@ class DeltaVariant(Variant):
         return min(count, 2 * self.num_sms)
 
     def segment(self, tokens: int, busy: int) -> int:
-        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs must be cut to fill the device; else 0."""
+        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; else 0.
+
+        A segment is gone through three times, and what comes between costs as much as 16 chunks.
+        """
         if "segment_carry" not in self.stages or 8 * busy >= 7 * self.num_sms:
             return 0
         chunks = -(-tokens // self.chunk)
         length = max(-(-chunks * busy // (self.state_programs * self.num_sms)), 8)
-        return length if 3 * length <= chunks else 0
+        return length if 3 * length + 16 <= chunks else 0
 
 
 def most_tokens(dtype: torch.dtype, K: int, beta: int) -> int:
@@ -84,13 +87,6 @@ def chunk_tokens(dtype: torch.dtype, K: int, beta: int, chunk: int) -> int:
 def beta_of(facts: Facts) -> int:
     """What ``beta`` a call has: 0 none, 1 one a token, 2 one a value channel."""
     return 0 if facts.family == "dplr" else facts.strength
-
-
-def precision_of(dtype: torch.dtype, K: int) -> str:
-    """How products of float32 tiles are done: of so few terms that the rounding of one shows, exactly."""
-    if K < 16 and dtype != torch.bfloat16:
-        return "ieee"
-    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from ..host.tiles import Tile, fit, power_of_two
-from ..host.variant import Facts, Stage, Variant, unfit
+from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gate import NONE, SCALAR, VECTOR, diagonal_running_sums_fwd, diagonal_sum_matrices_fwd
 from .memory import diagonal_carries, diagonal_gradients_bwd, diagonal_outputs, diagonal_scalar_gradients_bwd, diagonal_states
@@ -71,13 +71,14 @@ class DiagonalVariant(Variant):
     shareable: bool
 
     def segment(self, tokens: int, busy: int) -> int:
-        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs must be cut to fill the device; else 0."""
-        if 8 * busy >= 7 * self.num_sms:
-            return 0
+        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; else 0.
+
+        A program for each multiprocessor goes through a segment twice, and what comes between costs as much as 16 chunks.
+        """
         chunks = -(-tokens // self.chunk)
-        wanted = -(-2 * self.num_sms // max(busy, 1))
-        length = max(-(-chunks // wanted), 8)
-        return length if 2 * length <= chunks else 0
+        pieces = max(self.num_sms // max(busy, 1), 1)
+        length = max(-(-chunks // pieces), 4)
+        return length if 2 * length + 16 <= chunks else 0
 
     def shares(self, T: int, busy: int) -> bool:
         """Whether two programs are to share each scan, because ``busy`` pairs of them fill the device."""
@@ -129,7 +130,7 @@ def common_numbers(facts: Facts, device: Properties) -> dict[str, object]:
         chunk=facts.chunk,
         split=3 if full else 2,
         range=min(limit, 100.0) if facts.family == "rwkv6" else limit,
-        precision="tf32x3" if full else "tf32",
+        precision=precision_of(facts.dtype, facts.K),
         num_sms=device.num_sms,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .tiles import Tile
 
-__all__ = ["Facts", "Stage", "Variant", "described", "unfit", "whole_lines"]
+__all__ = ["Facts", "Stage", "Variant", "described", "precision_of", "unfit", "whole_lines"]
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
 WIDTHS = (64, 128)
@@ -92,6 +92,13 @@ class Facts(NamedTuple):
     chunk: int
     strength: int = 1
     short: bool = False
+
+
+def precision_of(dtype: torch.dtype, K: int) -> str:
+    """How products of float32 tiles are done: of so few terms that the rounding of one shows, exactly."""
+    if K < 16 and dtype != torch.bfloat16:
+        return "ieee"
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 @functools.lru_cache(maxsize=1024)
