@@ -167,12 +167,17 @@ def run(family):
     with torch.no_grad():
         token = arrays(family, 2, 1)
         getattr(backend, f"recurrent_{family}")(**token, initial_state=S.detach(), output_final_state=True)
-        getattr(backend, f"decode_{family}")(**token, state=S.detach(), scale=None, state_indices=None)
-    if family in ("delta_rule", "gated_delta_rule", "kda"):
+        getattr(backend, f"decode_{family}")(**token, state=S.detach())
+    if family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
         differentiate(*chunk(**arrays(family, 2, 256), **maps(family), output_final_state=True))
     if family == "linear_attn":
         differentiate(*chunk(**arrays(family, 2, 256), causal=False))
         differentiate(*chunk(**arrays(family, 2, 256), normalize=True))
+    if family == "ssd":
+        differentiate(*chunk(**arrays(family, 2, 256, optional=True), dt_softplus=True))
+        differentiate(*chunk(**arrays(family, 1, 256, optional=True, shape=1), **packed))
+        with torch.no_grad():
+            backend.decode_ssd(**arrays(family, 2, 1, optional=True), state=S.detach(), dt_softplus=True)
     if family == "simple_gla":  # as many heads of values as of keys: one kernel for the gradients
         differentiate(*chunk(**arrays(family, 2, 256, H=4)))
         differentiate(*chunk(**arrays(family, 1, 256, H=4), **packed))
@@ -188,8 +193,8 @@ def run(family):
 
 
 def maps(family):
-    """Every input map of a delta family, the gate's with all parameters that one has."""
-    asked = dict(qk_norm="l2", beta_map="sigmoid")
+    """Every input map that the kernels of a family make, the gate's with all parameters that one has."""
+    asked = {} if family == "simple_gla" else dict(qk_norm="l2", beta_map="sigmoid")
     if family == "delta_rule":
         return asked
     heads = [SIZES["HV"], SIZES["K"]] if family == "kda" else [SIZES["HV"]]
@@ -234,7 +239,7 @@ def mixed_call(family, dtypes, shift):
     with torch.no_grad():
         token = arrays(family, 2, 1, **several)
         forms["recurrent"](**token, initial_state=S.detach(), output_final_state=True)
-        getattr(backend, f"decode_{family}")(**token, state=S.detach(), scale=None, state_indices=None)
+        getattr(backend, f"decode_{family}")(**token, state=S.detach())
 
 
 def differentiate(*results):

@@ -36,13 +36,13 @@ def run(tmp_path_factory):
     return printed
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ssd"])  # which is lowered to simple_gla
+@pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_compile(family, run):
     """For Hopper."""
     plain, gluon, *mixed = (int(word) for word in re.findall(r"\d+", run("compile_for_hopper.py", family)))
     assert plain > (0 if family == "mixed_attn" else 3)
     assert mixed[0] > 10
-    in_gluon = ("linear_attn", "simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
+    in_gluon = ("linear_attn", "simple_gla", "ssd", "gla", "delta_rule", "gated_delta_rule", "kda", "dplr")
     assert (gluon > 3) == (family in in_gluon)
 
 

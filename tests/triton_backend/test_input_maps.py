@@ -76,6 +76,11 @@ def test_gates(family, gate):
     check(family, *raw(family, gate), beta_map="2sigmoid")
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_of_simple_gla(gate):
+    check("simple_gla", *raw("simple_gla", gate, T=9, cu=[0, 4, 8]))
+
+
 SIZES = [
     dict(B=2, T=5),
     dict(H=2, HV=4, T=8, cu=[0, 3, 3, 7]),

@@ -42,9 +42,9 @@ def rows():
             operators, folder = re.findall(r"\w+", section[1]), section[2]
         elif row:
             what = row[1] or what
-            only = re.findall(r"(\w+) only", row[2])
-            assert set(only) <= set(operators), line
-            for operator in only or operators:
+            only, others = re.findall(r"(\w+) only", row[2]), re.findall(r"not (\w+)", row[2])
+            assert {*only, *others} <= set(operators), line
+            for operator in only or [name for name in operators if name not in others]:
                 yield operator, what, f"{folder}/{row[3]}"
         else:
             assert ".py:" not in line, f"neither a section nor a row: {line}"
@@ -71,16 +71,35 @@ def matrix_state(family, **sizes):
 
 
 def mapped(family):
-    """One call of a delta family on raw projections, forward and backward."""
+    """One call on raw projections with every map that the kernels make, forward and backward."""
     given = {name: x.requires_grad_() for name, x in arrays(family, dtype=torch.bfloat16).items()}
-    options = {} if family == "delta_rule" else dict(gate=Softplus(torch.randn(1).requires_grad_()))
+    options = {} if family == "simple_gla" else dict(qk_norm="l2", beta_map="sigmoid")
+    if family != "delta_rule":
+        options["gate"] = Softplus(torch.randn(1).requires_grad_())
     yield "forward"
-    o, _ = call(family, given, qk_norm="l2", beta_map="sigmoid", **options)
+    o, _ = call(family, given, **options)
     yield "backward"
     o.sum().backward()
 
 
 FINAL = dict(output_final_state=True)
+
+
+def state_space(form="chunk", bare=False, **sizes):
+    """One call of ``ssd``, without skip and gate if ``bare``, forward and backward; or a step of decoding."""
+    given = arrays("simple_gla", **dict(T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes)
+    keywords = {name: given.pop(name, None) for name in ("initial_state", "cu_seqlens")}
+    C, B, x, dt = given.values()
+    inputs, around = (x, dt, torch.randn(x.shape[2]), B, C), {} if bare else dict(D=torch.randn(x.shape[2]), z=x)
+    yield "forward" if form == "chunk" else "decode"
+    if form == "decode":
+        BACKEND.decode_ssd(*inputs, **around, state=keywords["initial_state"])
+        return
+    leaves = [a.requires_grad_() for a in inputs]
+    o, final = getattr(BACKEND, f"{form}_ssd")(*leaves, **around, **keywords, **FINAL)
+    if form == "chunk":
+        yield "backward"
+        (o.sum() + final.sum()).backward()
 
 
 def decoding(family):
@@ -146,8 +165,11 @@ CALLS = {
     for family in FAMILIES
 }
 CALLS["linear_attn"].append(both_directions)
-for family in ("delta_rule", "gated_delta_rule", "kda"):
+for family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
     CALLS[family].append(lambda f=family: mapped(f))
+CALLS["ssd"] = [lambda s=sizes: state_space(**s) for sizes in SHAPES + WIDE]
+CALLS["ssd"] += [lambda: state_space(bare=True, **PACKED), lambda: state_space("decode", T=1)]
+CALLS["ssd"] += [lambda: state_space("recurrent", T=3, cu=[0, 2])]
 CALLS["mixed_attn"] = [mixed, lambda: mixed(cu=torch.tensor([0, 35])), lambda: mixed(T=1, form="recurrent")]
 CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm]}
 """Calls that between them take every kernel of an operator: each says which pass begins."""

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-NOT_BY_ROW = ("u", "weight", "bias", "A_log", "cu_seqlens")
+NOT_BY_ROW = ("u", "weight", "bias", "A_log", "rate", "skip", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
 
 

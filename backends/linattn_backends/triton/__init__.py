@@ -7,9 +7,9 @@ where a block has less than 220 KB of shared memory. A folder is a core. An oper
 others. ``tests/triton_backend/test_map.py`` holds all this against what calls launch, ``compiled.json`` beside it what the
 compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
-`linear_attn`, `simple_gla` in diagonal/::
+`linear_attn`, `simple_gla`, `ssd` in diagonal/::
 
-    forward   running sums of the gate, simple_gla only       gate.py:diagonal_running_sums_fwd
+    forward   running sums of the gate, not linear_attn       gate.py:diagonal_running_sums_fwd
               outputs, the state in registers                 resident.py:diagonal_scan
                 on Hopper                                     resident_sm90.py:diagonal_scan_sm90
                 on Hopper, K = 256                            resident_wide_sm90.py:diagonal_scan_wide_sm90
@@ -18,14 +18,14 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
               segments of long sequences: their own states    memory.py:diagonal_states
                 and the states that they begin with           memory.py:diagonal_carries
 
-    backward  running sums of the gate, simple_gla only       gate.py:diagonal_running_sums_fwd
+    backward  running sums of the gate, not linear_attn       gate.py:diagonal_running_sums_fwd
               dv, and dq and dk without a gate                resident.py:diagonal_scan
                 on Hopper                                     resident_sm90.py:diagonal_scan_sm90
                 on Hopper, K = 256                            resident_wide_sm90.py:diagonal_scan_wide_sm90
               or dv, in float32 and of wide heads             memory.py:diagonal_outputs
               states and their gradients                      memory.py:diagonal_states
-              dq, dk, dg, simple_gla only                     memory.py:diagonal_scalar_gradients_bwd
-                on Hopper, simple_gla only                    gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90
+              dq, dk, dg, not linear_attn                     memory.py:diagonal_scalar_gradients_bwd
+                on Hopper, not linear_attn                    gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90
               or dq, dk, dg, in float32 and of wide heads     memory.py:diagonal_gradients_bwd
               segments: the states that they begin with       memory.py:diagonal_carries
 
@@ -120,7 +120,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     decode    one token of every sequence                     step.py:mixed_step_fwd
 
-`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in recurrent/::
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in recurrent/::
 
     decode    and the recurrent form, token by token          kernels.py:recurrent_tokens_fwd
 
@@ -140,7 +140,19 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  dx, dz, parts of dw                             kernels.py:norm_gradients_bwd
 
-`delta_rule`, `gated_delta_rule`, `kda` in maps/, of raw projections::
+`ssd` in ssd/, around those of diagonal/ and recurrent/::
+
+    forward   values and log decays of step sizes             kernels.py:ssd_inputs_fwd
+              skip and gate                                   kernels.py:ssd_outputs_fwd
+
+    backward  values and log decays of step sizes             kernels.py:ssd_inputs_fwd
+              gradients through the gate                      kernels.py:ssd_outputs_bwd
+              dx, ddt, parts of dA, dD and of the bias's      kernels.py:ssd_inputs_bwd
+
+    decode    values and log decays of step sizes             kernels.py:ssd_inputs_fwd
+              skip and gate                                   kernels.py:ssd_outputs_fwd
+
+`simple_gla`, `delta_rule`, `gated_delta_rule`, `kda` in maps/, of raw projections::
 
     forward   log decays, writing strengths                   kernels.py:maps_scalars_fwd
 
@@ -153,7 +165,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
     backward  reciprocal lengths of rows                      lengths.py:reciprocal_lengths
               dq and dk from those of unit rows               lengths.py:unit_row_gradients
 
-`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in lib/::
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 
     forward   zeros behind packed sequences                   tails.py:zero_tails
 
@@ -167,7 +179,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  zeros behind packed sequences                   tails.py:zero_tails
 
-`short_conv`, `gated_rms_norm`, `gated_delta_rule`, `kda` in lib/::
+`short_conv`, `gated_rms_norm`, `simple_gla`, `gated_delta_rule`, `kda` in lib/::
 
     backward  parameters' gradients from their parts          sums.py:column_sums
 

@@ -25,6 +25,7 @@ from .mixed.op import mixed_attention
 from .norm import gated_rms_norm
 from .recurrent.op import Tokens, decode
 from .runtime.device import INTERPRETED
+from .ssd import decode_ssd, ssd
 
 __all__ = ["TritonBackend"]
 
@@ -82,6 +83,12 @@ def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, no
         scale = scale_of(arrays, options["scale"])
         (o, _), final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
     return divided(o, dtype) if normalize else o, final
+
+
+def simple_gla(form: str, arrays: dict[str, Tensor | None], *, gate: Any = None, **options) -> Result:
+    """The family with one log decay a token and head, which may be raw."""
+    arrays, _ = with_scalars_mapped(arrays, Maps.of(gate))
+    return matrix_state(form, arrays, **options)
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -181,8 +188,6 @@ def call_complaint(call: Call) -> str | None:
 
 def map_complaint(call: Call) -> str | None:
     """Why the kernels do not make what a call's input maps make; linattn then does."""
-    if call.decay == "scalar" and 2 in (call.ranks.get("gate.dt_bias"), call.ranks.get("gate.bias")):
-        return "makes log decays with one bias a head where there is one decay a head"
     if call.option("beta_map") is not None and call.beta == "vector" and call.form != "decode":
         return "makes no beta of value channels"
     return None
@@ -228,14 +233,16 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
+@form_methods({"ssd": decode_ssd}, forms=("decode",))
 @form_methods({"mixed_attn": mixed_attention}, forms=("chunk", "recurrent"))
 @form_methods(
     {
         "linear_attn": linear_attn,
-        "simple_gla": matrix_state,
+        "simple_gla": simple_gla,
         "gla": matrix_state,
         "rwkv6": matrix_state,
         **dict.fromkeys(DELTA, delta),
+        "ssd": ssd,
     },
     forms=("chunk", "recurrent"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,16 +11,19 @@ from linattn.plugin import Call
 from .conv import config as conv
 from .delta import config as delta
 from .diagonal import config as diagonal
-from .host.variant import Facts, Variant, described
+from .host.variant import Facts, Stage, Variant, described
 from .maps import config as maps
 from .mixed import config as mixed
 from .norm import config as norm
 from .recurrent import config as recurrent
 from .runtime.device import Properties, properties
+from .ssd import config as ssd
 
 __all__ = ["details_of"]
 
 DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+CORES = {"ssd": "simple_gla"}
+"""Families whose recurrence is another's."""
 HOPPER = Properties(num_sms=132, large_smem=True, not_hopper=None)
 
 
@@ -44,10 +48,10 @@ def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None
         return mixed_variants(call, None)
     chunked = delta_variants if call.op in DELTA else diagonal_variants
     forward, backward = chunked(call, device)
-    if call.form != "chunk":
-        forward = recurrent.variant(
-            call.K, value_width(call), call.T == 1 or call.op == "dplr"
-        )  # gradients are the chunk form's
+    if call.form != "chunk":  # gradients are the chunk form's
+        forward = recurrent.variant(call.K, value_width(call), call.T == 1 or call.op == "dplr")
+    if call.op == "ssd":
+        return with_surroundings(call, forward, backward)
     mapped = call.form != "decode" and (call.gate is not None or call.option("beta_map") is not None)
     return with_scalar_maps(call, forward, backward) if mapped else (forward, backward)
 
@@ -57,6 +61,21 @@ def with_scalar_maps(call: Call, forward: Variant, backward: Variant | None) -> 
     before, after = (maps.variant(call.HV, back).stages for back in (False, True))
     forward = replace(forward, stages={**before, **forward.stages})
     return forward, backward and replace(backward, stages={**backward.stages, **after})
+
+
+def with_surroundings(call: Call, forward: Variant, backward: Variant | None) -> tuple[Variant, Variant | None]:
+    """The core's variants between the stages of ``ssd`` that make what it takes, and go on with what it gives."""
+    ahead, behind = (ssd.variant(call.V, call.has("D"), call.has("z"), back).stages for back in (False, True))
+    forward = replace(forward, stages={"ssd_inputs": ahead["inputs"], **forward.stages, **after(ahead)})
+    if backward is None:
+        return forward, None
+    around = {"ssd_made_again": ahead["inputs"], **after(behind), **backward.stages, "ssd_inputs": behind["inputs"]}
+    return forward, replace(backward, stages=around)
+
+
+def after(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """The stage of a skip and a gate, if there is one."""
+    return {"ssd_outputs": stages["outputs"]} if "outputs" in stages else {}
 
 
 def companion_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
@@ -95,7 +114,8 @@ def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | N
 def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
     """Those of the other families' chunk form."""
     dtype = getattr(torch, call.dtype)
-    family, out = "gla with gv" if call.has("gv") else call.op, torch.float32 if call.option("normalize") else dtype
+    family, out = CORES.get(call.op, call.op), torch.float32 if call.option("normalize") else dtype
+    family = "gla with gv" if call.has("gv") else family
     chunk = diagonal.chunk_tokens(dtype, int(call.option("chunk_size") or 0))
     V, tokens = value_width(call), call.T or diagonal.SHORT + 1  # a length that a trace leaves open is taken to be large
     if call.has("cu_seqlens"):

@@ -18,6 +18,7 @@ from ..host.tiles import programs
 from ..host.variant import Stage, Variant
 from ..runtime.device import properties
 from ..runtime.launch import launch
+from ..runtime.operator import map_one_by_one
 from ..runtime.precompile import precompiled
 from .config import token_variant, variant
 
@@ -261,13 +262,7 @@ def _(x, weight, bias, state, state_indices, silu):
     return x.new_empty(x.shape)
 
 
-@decode.register_vmap
-def _(info, in_dims, *args):
-    """One call after the other, each on states of its own where they lie."""
-    if in_dims[3] is None:
-        raise RuntimeError("vmap of decode_short_conv needs state mapped as well: every one of its calls overwrites it")
-    rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)] for i in range(info.batch_size))
-    return torch.stack([decode(*row) for row in rows]), 0
+map_one_by_one(decode, "decode_short_conv", 3)
 
 
 def decode_short_conv(

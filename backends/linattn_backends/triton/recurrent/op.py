@@ -15,6 +15,7 @@ from ..host.maps import NO_MAPS, GateMap, Maps
 from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
+from ..runtime.operator import map_one_by_one
 from .config import variant
 
 __all__ = ["Tokens", "decode", "recurrent_forward"]
@@ -133,10 +134,4 @@ def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide, *maps):
     return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
 
 
-@decode.register_vmap
-def _(info, in_dims, *args):
-    """One call after the other, each on states of its own where they lie."""
-    if in_dims[len(Tokens._fields)] is None:
-        raise RuntimeError("vmap of decode_… needs state mapped as well: every one of its calls overwrites it")
-    rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)] for i in range(info.batch_size))
-    return torch.stack([decode(*row) for row in rows]), 0
+map_one_by_one(decode, "decode_…", len(Tokens._fields))

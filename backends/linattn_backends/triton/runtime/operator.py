@@ -2,7 +2,7 @@
 
 Such an op takes ``n`` arrays, the last of them ``cu_seqlens``, then ``form, scale, chunk, final`` and more, ``keep`` last; it
 returns ``o``, final states, and what is kept. The op of its gradients takes ``do, dfinal``, what was kept, the arrays,
-``scale``, ``chunk`` and the first ``more`` of those that follow ``final``.
+``scale``, ``chunk`` and the first ``more`` of those that follow ``final``. An op that overwrites states has nothing to keep.
 """
 
 from __future__ import annotations
@@ -70,3 +70,15 @@ def filled(v: Tensor, outputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
 def not_empty(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """What was kept for the backward pass, ``None`` for the rest."""
     return [x if x is not None and x.numel() else None for x in kept]
+
+
+def map_one_by_one(op: Any, name: str, state: int) -> None:
+    """Let ``vmap`` run an op that overwrites its argument number ``state``: call after call, each on states where they lie."""
+
+    @op.register_vmap
+    def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        if in_dims[state] is None:
+            raise RuntimeError(f"vmap of {name} needs state mapped as well: every one of its calls overwrites it")
+        given = list(zip(args, in_dims, strict=True))
+        rows = ([x if d is None else x.select(d, i) for x, d in given] for i in range(info.batch_size))
+        return torch.stack([op(*row) for row in rows]), 0

@@ -1,0 +1,38 @@
+"""Which kernels stand around the core of ``ssd``, and with which tiles: by the heads' width; nothing is tuned at run time."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from ..host.tiles import power_of_two
+from ..host.variant import Stage, Variant
+from .kernels import ssd_inputs_bwd, ssd_inputs_fwd, ssd_outputs_bwd, ssd_outputs_fwd
+
+__all__ = ["RowTile", "variant", "walks_for"]
+
+
+class RowTile(NamedTuple):
+    """A program's ``R`` rows of ``BV`` value channels, and its warps."""
+
+    BV: int
+    R: int
+    warps: int
+    stages: int = 1
+
+
+@functools.lru_cache(maxsize=1024)
+def variant(V: int, skip: bool, gated: bool, backward: bool) -> Variant:
+    """The kernels of a forward or a backward pass over heads of ``V`` channels: sixteen numbers a thread."""
+    columns = power_of_two(V)
+    tile = RowTile(columns, max(2048 // columns, 1), 4)
+    before, after = (ssd_inputs_bwd, ssd_outputs_bwd) if backward else (ssd_inputs_fwd, ssd_outputs_fwd)
+    stages = {"inputs": Stage(before, tile)}
+    if gated or (skip and not backward):
+        stages["outputs"] = Stage(after, tile)
+    return Variant(stages, None)
+
+
+def walks_for(blocks: int, heads: int, num_sms: int) -> int:
+    """How many programs share a head's tokens: as many as run at once, with 32 warps a multiprocessor."""
+    return max(min(blocks, -(-8 * num_sms // heads)), 1)

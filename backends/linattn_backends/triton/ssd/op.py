@@ -1,0 +1,215 @@
+"""The custom ops ``linattn::triton_ssd``, its backward, and ``linattn::triton_decode_ssd``: opaque nodes for every tracer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from linattn_backends.torch.transforms import register
+
+from ..diagonal.backward import backward
+from ..diagonal.call import DiagonalCall
+from ..diagonal.forward import forward
+from ..host.chunks import rows_contiguous
+from ..host.tails import zero_behind
+from ..recurrent.op import Tokens, recurrent_forward
+from ..runtime.operator import filled, final_shape, map_one_by_one, rules
+from ..runtime.precompile import precompiled
+from .surroundings import Surroundings
+
+__all__ = ["decode_ssd", "ssd"]
+
+
+def core(
+    C: Tensor, B: Tensor, v: Tensor, g: Tensor, start: Tensor | None, cu: Tensor | None, form: str, chunk: int, final: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs of the recurrence, whatever behind packed sequences, and final states if asked for."""
+    if form == "recurrent":
+        end = v.new_empty(final_shape(C, v, cu, True), dtype=torch.float32) if final else None
+        return recurrent_forward(Tokens(C, B, v, g), start, end, 1.0, v.dtype, cu), end
+    call = DiagonalCall.of(C, B, v, g, None, None, start, cu, 1.0, chunk)
+    o, end, _ = forward(call, call.forward_variant(v.dtype), v.dtype, final)
+    return o, end
+
+
+@torch.library.custom_op("linattn::triton_ssd_backward", mutates_args=())
+@precompiled()
+def ssd_backward(
+    dy: Tensor,
+    dfinal: Tensor | None,
+    inner: Tensor | None,
+    C: Tensor,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    chunk: int,
+    softplus: bool,
+    least: float,
+    most: float,
+) -> list[Tensor]:
+    """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
+
+    What the core takes is made again, and what it gave (``inner``) if it was not kept.
+    """
+    around = Surroundings.of(x, dt, rate, skip, z, bias, cu_seqlens, softplus, least, most)
+    v, g = around.inputs()
+    do, dz = rows_contiguous(dy), None
+    if z is not None:
+        if inner is None:
+            inner, _ = core(C, B, v, g, initial_state, cu_seqlens, "chunk", chunk, False)
+        do, dz = around.output_gradients(do, inner)
+    call = DiagonalCall.of(C, B, v, g, None, None, initial_state, cu_seqlens, scale, chunk)
+    grads = backward(call, call.backward_variant(do), do, dfinal, None)
+    zero_behind(call, cu_seqlens, grads["q"], grads["k"])
+    found = around.input_gradients(do, grads["v"], grads["g"].contiguous())
+    found |= dict(C=grads["q"], B=grads["k"], z=dz, start=grads["start"])
+    given = dict(C=C, B=B, x=x, dt=dt, A=rate, D=skip, z=z, bias=bias, start=initial_state)
+    return [found[name].to(a.dtype) for name, a in given.items() if a is not None]
+
+
+@ssd_backward.register_fake
+def _(dy, dfinal, inner, C, B, x, dt, rate, skip, z, bias, initial_state, *_):
+    given = (C, B, x, dt, rate, skip, z, bias, initial_state)
+    return [torch.empty(a.shape, dtype=a.dtype, device=a.device) for a in given if a is not None]
+
+
+_backward_call = register(ssd_backward)
+rule = rules(10, ssd_backward, _backward_call, more=3)
+
+
+@precompiled(rule.rehearse)
+def computed(
+    C: Tensor, B: Tensor, x: Tensor, dt: Tensor, rate: Tensor, skip: Tensor | None, z: Tensor | None, bias: Tensor | None,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, softplus: bool,
+    least: float, most: float, keep: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What :func:`state_space` returns, and ``None`` for what is not wanted."""
+    around = Surroundings.of(x, dt, rate, skip, z, bias, cu_seqlens, softplus, least, most)
+    v, g = around.inputs()
+    o, end = core(C, B, v, g, initial_state, cu_seqlens, form, chunk, final)
+    if skip is None and z is None:
+        zero_behind(around, cu_seqlens, o)
+        return o, end, None
+    kept = keep and z is not None
+    return around.outputs(o, around.new() if kept else o), end, o if kept else None
+
+
+@torch.library.custom_op("linattn::triton_ssd", mutates_args=())
+def state_space(
+    C: Tensor,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    form: str,
+    scale: float,
+    chunk: int,
+    final: bool,
+    softplus: bool,
+    least: float,
+    most: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, final states, and the core's outputs for the backward pass of a gate; empty where not wanted.
+
+    ``rate`` and ``skip`` are ``A`` and ``D`` of the specification, and ``scale`` is 1.
+    """
+    return filled(
+        x,
+        computed(
+            C, B, x, dt, rate, skip, z, bias, initial_state, cu_seqlens, form, scale, chunk, final, softplus, least, most, keep
+        ),
+    )  # fmt: skip
+
+
+@state_space.register_fake
+def _(
+    C, B, x, dt, rate, skip, z, bias, initial_state, cu_seqlens, form, scale, chunk, final, softplus, least, most, keep
+):  # fmt: skip
+    end = x.new_empty(final_shape(C, x, cu_seqlens, final), dtype=torch.float32)
+    return x.new_empty(x.shape), end, x.new_empty(x.shape if keep and z is not None else 0)
+
+
+_call = register(state_space, rule.setup_context, rule.backward, computed)
+
+
+def ssd(
+    form: str,
+    arrays: dict[str, Tensor],
+    *,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """``ssd``, in chunks or token by token."""
+    given = [*(arrays[name] for name in ("C", "B", "x", "dt", "A")), D, z, dt_bias, initial_state, cu_seqlens]
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    least, most = map(float, dt_limit)
+    y, final, _ = _call(*given, form, 1.0, chunk_size or 0, output_final_state, dt_softplus, least, most, keep)
+    return y, final if output_final_state else None
+
+
+@torch.library.custom_op("linattn::triton_decode_ssd", mutates_args=("state",))
+def decoded(
+    C: Tensor,
+    B: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    skip: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor,
+    state_indices: Tensor | None,
+    softplus: bool,
+    least: float,
+    most: float,
+) -> Tensor:
+    """Outputs, zero for slots that are padding; ``state`` is overwritten."""
+    around = Surroundings.of(x, dt, rate, skip, z, bias, None, softplus, least, most)
+    slots = None if state_indices is None else state_indices.contiguous()
+    o = recurrent_forward(Tokens(C, B, *around.inputs()), state, state, 1.0, x.dtype, slots=slots)
+    return o if skip is None and z is None else around.outputs(o, o, slots, state.shape[0])
+
+
+@decoded.register_fake
+def _(C, B, x, dt, rate, skip, z, bias, state, state_indices, softplus, least, most):
+    return x.new_empty(x.shape)
+
+
+map_one_by_one(decoded, "decode_ssd", 8)
+
+
+def decode_ssd(
+    form: str,
+    arrays: dict[str, Tensor],
+    *,
+    state: Tensor,
+    state_indices: Tensor | None,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    dt_limit: tuple[float, float],
+) -> Tensor:
+    """``ssd`` token by token, on states that are overwritten."""
+    given = [*(arrays[name] for name in ("C", "B", "x", "dt", "A")), D, z, dt_bias, state, state_indices]
+    return decoded(*given, dt_softplus, *map(float, dt_limit))
