@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from .cases import Case, has_state, problem
 from .data import Problem, draw
 from .factors import LAYOUTS
 from .maps import MAPS
+from .memory import resident
 from .sealed import Claim
 from .witness import Witness
 
@@ -335,6 +337,8 @@ def claimed(claim: Claim) -> None:
 
 
 MOST_KEPT = 96
+ROOM = math.inf
+"""Bytes of the process, beyond which one goes for each that comes."""
 WITHOUT_GRADIENT = ("forward", "large")
 _kept: dict[Any, Any] = {}
 
@@ -343,6 +347,8 @@ def kept(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What was made for a key, while it is among the last few."""
     if key not in _kept:
         while len(_kept) >= MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        if _kept and resident() > ROOM:
             del _kept[next(iter(_kept))]
         _kept[key] = make()
     return _kept[key]

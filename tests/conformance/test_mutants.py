@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from linattn.registry import registry
 from linattn.spec import spec_of
+from linattn_conformance import calls
 from linattn_conformance.cases import named
 from linattn_conformance.mutants.backend import Fault, carrier, draw_fault
 from linattn_conformance.mutants.cli import conformance_mutants
@@ -145,6 +146,19 @@ def test_the_suite_catches_its_share_of_a_fresh_lot():
 def test_a_seed_gives_the_same_faults_again():
     first, second = (runner.invoke(app, ["--count", "3", "--tokens", "32", "--seed", "5"]).stdout for _ in range(2))
     assert re.sub(r"in \d+ s", "", first) == re.sub(r"in \d+ s", "", second)
+
+
+def test_truths_are_kept_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(calls, "_kept", {})
+    monkeypatch.setattr(calls, "MOST_KEPT", 3)
+    for n in range(5):
+        calls.kept((n,), int)
+    assert list(calls._kept) == [(2,), (3,), (4,)]
+    monkeypatch.setattr(calls, "ROOM", 0)
+    calls.kept((5,), int)
+    monkeypatch.setattr(calls, "MOST_KEPT", 10)
+    calls.kept((6,), int)
+    assert list(calls._kept) == [(5,), (6,)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decay import Decay, Edges, NoDecay, ScalarDecay, VectorDecay
+from .decay import Decay, Edges, NoDecay, ScalarDecay, VectorDecay, together
 from .inverse import substitute, substitute_transposed, unit_lower_inverse
 from .layout import Block, Layout, Segment
 
@@ -252,14 +252,18 @@ class Delta(Core):
         states, x = self._written(scan)
         totals, betas = _per_chunk(decay.total, Z), _per_chunk(beta, Z)
         L, inverse = _per_chunk(self.L, Z), _per_chunk(self.inverse, Z)
-        direct, flows = _per_chunk(self.A.mT @ do, Z), _per_chunk(self.q_read.mT @ do, Z)
+        reads = self.A @ self.inverse if self.shared else self.A  # of written values: what follows a token forgets it
+        direct, flows = _per_chunk(reads.mT @ do, Z), _per_chunk(self.q_read.mT @ do, Z)
         k_read, k_end = _per_chunk(self.k_read, Z), _per_chunk(self.k_end, Z)
         after: list[Tensor] = [do] * self.n
         adjoint: list[Tensor] = [do] * self.n
         for i in reversed(range(self.n)):
             dS = after[i] = reverse.enter(i)
-            dx = torch.baddbmm(direct[i], k_end[i], dS)
-            y = inverse[i].mT @ dx if self.shared else substitute_transposed(L[i], betas[i], dx, self.lengths[i])
+            dx = k_end[i] @ dS
+            if self.shared:
+                y = torch.baddbmm(direct[i], inverse[i].mT, dx)
+            else:
+                y = substitute_transposed(L[i], betas[i], direct[i] + dx, self.lengths[i])
             adjoint[i] = y
             dS = torch.baddbmm(_times(dS, _at(totals, i)), k_read[i].mT, betas[i] * y, alpha=-1)
             reverse.leave(i, dS + flows[i])
@@ -301,13 +305,13 @@ class Dplr(Core):
     def _written(self, scan: Scan) -> tuple[Tensor, Tensor]:
         """States before each chunk, and ``w = a S⁻`` of its tokens."""
         v, Z = self.x["v"], self.Z
-        read, written = _per_chunk(self.Aak @ v, Z), _per_chunk(self.k_end.mT @ v, Z)
+        read, written = _per_chunk((self.inverse @ self.Aak) @ v, Z), _per_chunk(self.k_end.mT @ v, Z)
         a_read, b_end, inverse = (_per_chunk(y, Z) for y in (self.a_read, self.b_end, self.inverse))
         totals = _per_chunk(self.decay.total, Z)
         states, ws = [], []
         for i in range(self.n):
             S = scan.enter(i)
-            w = inverse[i] @ torch.baddbmm(read[i], a_read[i], S)
+            w = torch.baddbmm(read[i], inverse[i], a_read[i] @ S)
             states.append(S)
             ws.append(w)
             scan.leave(i, torch.baddbmm(torch.addcmul(written[i], S, totals[i]), b_end[i].mT, w))
@@ -316,27 +320,26 @@ class Dplr(Core):
     def forward(self, scan: Scan) -> Tensor:
         """Outputs ``[M, C, V]``."""
         states, w = self._written(scan)
-        o = torch.baddbmm(self.q_read @ states, self.Aqk, self.x["v"])
-        return o.baddbmm_(self.Aqb, w)
+        return (self.q_read @ states).add_(together([self.Aqk.mT, self.Aqb.mT], [self.x["v"], w]))
 
     def backward(self, do: Tensor, scan: Scan, reverse: Scan) -> Arrays:
         """Gradients of the operands, ``[M, C, W]`` each."""
         q, k, v, a, b = (self.x[name] for name in "qkvab")
         decay, Z = self.decay, self.Z
         states, w = self._written(scan)
-        direct, flows = _per_chunk(self.Aqb.mT @ do, Z), _per_chunk(self.q_read.mT @ do, Z)
+        reads = self.Aqb @ self.inverse  # as in the delta rule
+        direct, flows = _per_chunk(reads.mT @ do, Z), _per_chunk(self.q_read.mT @ do, Z)
         a_read, b_end, inverse = (_per_chunk(y, Z) for y in (self.a_read, self.b_end, self.inverse))
         totals = _per_chunk(decay.total, Z)
         after: list[Tensor] = [do] * self.n
         adjoint: list[Tensor] = [do] * self.n
         for i in reversed(range(self.n)):
             dS = after[i] = reverse.enter(i)
-            y = adjoint[i] = inverse[i].mT @ torch.baddbmm(direct[i], b_end[i], dS)
+            y = adjoint[i] = torch.baddbmm(direct[i], inverse[i].mT, b_end[i] @ dS)
             reverse.leave(i, torch.baddbmm(torch.addcmul(flows[i], dS, totals[i]), a_read[i].mT, y))
         dS, y = _joined(after), _joined(adjoint)
 
-        dv = self.Aqk.mT @ do
-        dv.baddbmm_(self.k_end, dS).baddbmm_(self.Aak.mT, y)
+        dv = together([self.Aqk, self.Aak], [do, y]).baddbmm_(self.k_end, dS)
         dq_read, da_read, dk_end, db_end = do @ states.mT, y @ states.mT, v @ dS.mT, w @ dS.mT
         edges = Edges(
             start=self.q_read * dq_read,

@@ -18,12 +18,13 @@ where the closed form ``Σ (q dq − k dk)`` would cancel the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Pairs = list[list[Tensor | None]]
+Pairs = list[list[Tensor]]
 
 
 @dataclass
@@ -55,7 +56,7 @@ class NoDecay:
         edges: Edges,
     ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """Gradients of readers, writers and the gate (none here)."""
-        dA = [[d if d is None else _causal(d, e) for d in row] for row, e in zip(dA, exclusive, strict=True)]
+        dA = [[_causal(d, e) for d in row] for row, e in zip(dA, exclusive, strict=True)]
         return (*_product_backward(dA, readers, writers), None)
 
 
@@ -96,10 +97,9 @@ class ScalarDecay:
         flow = None  # of pair (t, s): what the gates between them receive
         decayed: Pairs = []
         for dA_row, A_row, e in zip(dA, A, exclusive, strict=True):
-            decayed.append([d if d is None else _causal(d, e) * self.gamma for d in dA_row])
+            decayed.append([_causal(d, e) * self.gamma for d in dA_row])
             for d, a in zip(dA_row, A_row, strict=True):
-                if d is not None:
-                    flow = d * a if flow is None else flow.addcmul_(d, a)
+                flow = d * a if flow is None else flow.addcmul_(d, a)
         dg = self._gate(flow, edges)
         return (*_product_backward(decayed, readers, writers), dg)
 
@@ -201,26 +201,18 @@ class VectorDecay:
             total = _shrink(dP, dX, dQ, total, b)
             write = self.writes[level]
             written = [_halves(y, b)[0] * write for y in writers]
-            flows: list[Tensor | None] = [None] * len(writers)
-            for row, x, e, d in zip(dA, readers, exclusive, dx, strict=True):
-                factor = self._read(level, e)
-                right = _halves(x, b)[1]
-                read, read_flow = right * factor, None
-                for j, pair in enumerate(row):
-                    if pair is None:
-                        continue
-                    block = _corner(pair, b)
-                    read_flow = _plus(read_flow, block @ written[j])
-                    flows[j] = _plus(flows[j], block.mT @ read)
-                if read_flow is not None:
-                    read_flow = read_flow.mul_(factor)
-                    _halves(d, b)[1].add_(read_flow)
-                    _halves(dX if e else dP, b)[1].addcmul_(read_flow, right)
-            for y, d, flow in zip(writers, dy, flows, strict=True):
-                if flow is not None:
-                    flow = flow.mul_(write)
-                    _halves(d, b)[0].add_(flow)
-                    _halves(dQ, b)[0].addcmul_(flow, _halves(y, b)[0])
+            halves = [_halves(x, b)[1] for x in readers]
+            factors = [self._read(level, e) for e in exclusive]
+            reads = [right * factor for right, factor in zip(halves, factors, strict=True)]
+            blocks = [[_corner(pair, b) for pair in row] for row in dA]
+            for row, right, factor, e, d in zip(blocks, halves, factors, exclusive, dx, strict=True):
+                flow = together([block.mT for block in row], written).mul_(factor)
+                _halves(d, b)[1].add_(flow)
+                _halves(dX if e else dP, b)[1].addcmul_(flow, right)
+            for column, y, d in zip(zip(*blocks, strict=True), writers, dy, strict=True):
+                flow = together(column, reads).mul_(write)
+                _halves(d, b)[0].add_(flow)
+                _halves(dQ, b)[0].addcmul_(flow, _halves(y, b)[0])
         return dx, dy, dP + total
 
 
@@ -277,20 +269,19 @@ def _plus(total: Tensor | None, x: Tensor) -> Tensor:
 
 def _product_backward(dA: Pairs, readers: list[Tensor], writers: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of ``A = x yᵀ``, summed over the pairs each operand is in."""
-    dx: list[Tensor | None] = [None] * len(readers)
-    dy: list[Tensor | None] = [None] * len(writers)
-    for i, row in enumerate(dA):
-        for j, d in enumerate(row):
-            if d is not None:
-                dx[i] = _plus(dx[i], d @ writers[j])
-                dy[j] = _plus(dy[j], d.mT @ readers[i])
-    return (
-        [torch.zeros_like(x) if d is None else d for d, x in zip(dx, readers, strict=True)],
-        [torch.zeros_like(y) if d is None else d for d, y in zip(dy, writers, strict=True)],
-    )
+    dx = [together([d.mT for d in row], writers) for row in dA]
+    return dx, [together(column, readers) for column in zip(*dA, strict=True)]
 
 
-def _diagonal_backward(row: list[Tensor | None], others: list[Tensor], exclusive: bool) -> Tensor:
+def together(As: Sequence[Tensor], xs: Sequence[Tensor]) -> Tensor:
+    """``Σ Aᵀ x`` over several arrays, token by token: what one adds to a state another may take away, and sums of either alone
+    would grow with the tokens, and their errors with them.
+    """
+    A, x = (one[0] if len(one) == 1 else torch.stack(tuple(one), -2).flatten(-3, -2) for one in (As, xs))
+    return A.mT @ x
+
+
+def _diagonal_backward(row: Sequence[Tensor | None], others: list[Tensor], exclusive: bool) -> Tensor:
     """Gradient of one operand through the diagonals ``A[t, t] = x[t]·y[t]`` it is in."""
     total = None
     if not exclusive:

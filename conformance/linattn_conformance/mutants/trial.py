@@ -18,6 +18,7 @@ from linattn.registry import registry
 
 from .. import calls, manifest, verdict
 from ..cases import Case, every_case
+from ..memory import installed
 from ..runner import Runner
 from .backend import Fault, Recorder, carrier, draw_fault
 from .frameworks import ARRAYS
@@ -84,7 +85,6 @@ class Bench:
         self.xp = ARRAYS[framework]()
         self.mutant = carrier(self.right)
         registry.register(self.mutant, replace=True)
-        calls.MOST_KEPT = 10**6  # every fault meets the same truths
         self.runner = Runner("mutant")
         self.profile = profile
         self.drawn = 0
@@ -167,9 +167,12 @@ def missed(fault: Fault, made: Sequence[dict[str, Any]]) -> str:
 def bench(backend: str, profile: str) -> Iterator[Bench]:
     """A bench for the time of a ``with`` block, its cases recorded."""
     made = Bench(backend, profile)
+    before = calls.MOST_KEPT, calls.ROOM
+    calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4  # every fault meets the same truths
     try:
         with made.runner.watching():
             made.record()
             yield made
     finally:
+        calls.MOST_KEPT, calls.ROOM = before
         registry.unregister("mutant")

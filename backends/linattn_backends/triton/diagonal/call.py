@@ -25,8 +25,8 @@ __all__ = ["ChunkedCall", "DiagonalCall", "Segments", "Update", "VectorOperands"
 
 
 def whole_gate(g: Tensor, operands: torch.dtype) -> Tensor:
-    """A gate of channels as wide as its operands: their tiles are too narrow for products of 16 bits, with which Triton 3.6 reads
-    beyond shared memory on Hopper.
+    """A gate of channels as wide as its operands: tiles of float32 are too narrow for products of 16 bits, which read beyond
+    shared memory on Hopper (Triton 3.6).
     """
     return g.float() if operands == torch.float32 else g
 
