@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 from linattn.errors import BackendError
@@ -64,11 +65,14 @@ def cases_for(kind: Any, subject: Subject) -> list[Case]:
     return sorted(found, key=lambda case: WITHIN.index(case.within))
 
 
-def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "training") -> Trial:
-    """Run the cases of a backend class until ``enough`` have failed, or all of them."""
+def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "training", first: str = "") -> Trial:
+    """Run the cases of a backend class, those with ids like ``first`` first, until ``enough`` have failed, or all of them."""
     try:
         with ready(kind) as runner:
-            return _try(kind, runner, enough, profile)
+            cases = cases_for(kind, runner.subject)
+            if first:
+                cases.sort(key=lambda case: -SequenceMatcher(None, first, case.id).ratio())
+            return _try(runner, cases, enough, profile)
     except BackendError as error:
         return Trial(refused=str(error))
 
@@ -87,8 +91,7 @@ def ready(kind: Any) -> Iterator[Runner | Pool]:
         registry.unregister(kind.name)
 
 
-def _try(kind: Any, runner: Runner | Pool, enough: int | None, profile: str) -> Trial:
-    cases = cases_for(kind, runner.subject)
+def _try(runner: Runner | Pool, cases: list[Case], enough: int | None, profile: str) -> Trial:
     results: list[Result] = []
     for result in runner.run(cases):
         results.append(result)
