@@ -32,10 +32,10 @@ HEADS = dict(K=128, V=128)
 def calls():
     """Calls that between them launch all plain kernels: in segments, of float32, of single tokens, of both directions, raw."""
     backend = package.TritonBackend()
-    packed = dict(cu_seqlens=torch.tensor([0, 100, 4096], dtype=torch.int32), output_final_state=True)
+    packed = dict(cu_seqlens=torch.tensor([0, 100, 8192], dtype=torch.int32), output_final_state=True)
     for family in ("linear_attn", "simple_gla", "gla", "gated_delta_rule", "kda", "dplr"):
         chunk = getattr(backend, f"chunk_{family}")
-        compiler.differentiate(*chunk(**compiler.arrays(family, 1, 4096, **HEADS), **packed))
+        compiler.differentiate(*chunk(**compiler.arrays(family, 1, 8192, **HEADS), **packed))
         if family in ("simple_gla", "gla"):
             compiler.differentiate(*chunk(**compiler.arrays(family, 2, 256, dict(q=torch.float32), **HEADS)))
     raw = compiler.arrays("gated_delta_rule", 1, 128, **HEADS)

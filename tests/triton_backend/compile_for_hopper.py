@@ -234,7 +234,7 @@ def mixed_call(family, dtypes, shift):
             forms["recurrent"](**arrays(family, 1, 1, **several), **given, initial_state=state)
         return
     S = draw("NHKV", dtypes["state"], dict(N=2, H=4, K=64, V=64))
-    given = arrays(family, 2, 2048, **several)
+    given = arrays(family, 2, 4096, **several)
     differentiate(*forms["chunk"](**given, initial_state=S, output_final_state=True))
     with torch.no_grad():
         token = arrays(family, 2, 1, **several)

@@ -29,7 +29,7 @@ from triton_cases import BACKEND, arrays, call, place_of, pretend
 FOLDER = Path(package.__file__).parent
 SECTION = re.compile(r"((?:`\w+`(?:, )?)+) in (\w+)/.*::")
 ROW = re.compile(r"    (forward|backward|decode)?\s*(\S.*?)\s{2,}(\w+\.py:\w+)")
-LONG = dict(T=2048)
+LONG = dict(T=4096)
 """Sequences that are cut into segments, with so few heads."""
 
 

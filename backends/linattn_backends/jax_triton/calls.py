@@ -16,6 +16,7 @@ from linattn_backends.jax.scales import mixed_scale, scale_of
 from linattn_backends.torch.transforms import NOT_BY_ROW
 from linattn_backends.triton.delta import op as delta_library
 from linattn_backends.triton.diagonal import op as library
+from linattn_backends.triton.host.maps import NO_MAPS
 from linattn_backends.triton.mixed import bidirectional as bidirectional_library
 from linattn_backends.triton.mixed import op as mixed_library
 from linattn_backends.triton.runtime.device import standing_in
@@ -176,13 +177,14 @@ def matrix_state(
     if g is not None and g.ndim == 1:  # a fixed decay; its gradient is a sum over the tokens
         arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
     options = dict(form=form, scale=scale_of(arrays["q"], scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
+    options |= dict(kind=NO_MAPS.gate.kind, number=NO_MAPS.gate.number, unit=NO_MAPS.unit)  # the dispatcher has applied them
     given = (*map(arrays.get, operands), initial_state, cu_seqlens)
     o, final = launched(op, tuple(options.items()), given)
     return o, final if output_final_state else None
 
 
 diagonal = partial(matrix_state, "diagonal", ("q", "k", "v", "g", "gv", "u"))
-delta = partial(matrix_state, "delta", ("q", "k", "v", "g", "beta", "a", "b"))
+delta = partial(matrix_state, "delta", ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias"))
 
 
 def linear_attn(form: str, arrays: dict[str, Array], *, causal: bool, **options: Any) -> Result:
