@@ -249,8 +249,15 @@ def _torch_constant(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) 
     return _drawn_for_torch(draw, args, dtype, device)
 
 
-# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls it and keeps the result.
-_torch_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _can_cast(kind: str) -> bool:
+    """Whether PyTorch has autocast for a kind of device; without it, asking whether it is on is an error."""
+    return sys.modules["torch"].amp.is_autocast_available(kind)
+
+
+# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls them and keeps the result. It cannot look
+# into what tells of autocast before PyTorch 2.13.
+for each in (_torch_constant, _can_cast):
+    each._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Numpy(Framework):
@@ -351,7 +358,7 @@ class Torch(Framework):
             return None
         torch = self.module
         kind = x.device.type
-        enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        enabled = _can_cast(kind) and torch.is_autocast_enabled(kind)
         return str(torch.get_autocast_dtype(kind))[len("torch.") :] if enabled else None
 
     def unwritable(self, x: Any) -> str | None:
