@@ -68,7 +68,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import linattn  # noqa: F401 - declares the families
@@ -275,7 +276,8 @@ def problem(case: Case) -> tuple[object, ...]:
 
 def content_hash(cases: tuple[Case, ...]) -> str:
     """Changes if any case changes in any field."""
-    text = json.dumps([astuple(case) for case in sorted(cases, key=lambda case: case.id)])
+    told = attrgetter(*(field.name for field in fields(Case)))
+    text = json.dumps([told(case) for case in sorted(cases, key=lambda case: case.id)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-__all__ = ["Covering", "Factor", "Row", "cover"]
+__all__ = ["Covering", "Factor", "Pairs", "Row", "cover"]
 
 Row = dict[str, str]
 """A level of each factor, by name."""
@@ -71,25 +71,46 @@ class Covering:
     missing: dict[tuple[str, ...], str]
 
 
-def cover(
-    factors: Sequence[Factor],
-    refuses: Refuses,
-    limit: float,
-    seed: int,
-    triples: Iterable[tuple[str, str, str]] = (),
-    most: int = 0,
-) -> Covering:
-    """Rows in which every two levels meet that may, and every three levels of some factors.
+class Pairs:
+    """Which two levels may meet: ``wanted[i, j]`` of the levels ``of[i]`` and ``of[j]``, and of the others why not.
 
     Args:
         factors: What rows differ in.
         refuses: Which two levels may not meet.
         limit: Most that a row may cost.
+    """
+
+    def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float) -> None:
+        self.factors, self.limit = factors, limit
+        self.of = [(factor, level) for factor in factors for level in factor.levels]
+        self.costs = np.array([factor.costs.get(level, 0.0) for factor, level in self.of])
+        self.wanted = np.zeros((len(self.of), len(self.of)), bool)
+        self.missing: dict[tuple[str, ...], str] = {}
+        for (i, (f, a)), (j, (g, b)) in combinations(enumerate(self.of), 2):
+            if f is g:
+                continue
+            reason = refuses({f.name: a, g.name: b})
+            if not reason and self.costs[i] + self.costs[j] > limit:
+                reason = "it would cost too much"
+            if reason:
+                self.missing[self.told(i, j)] = reason
+            else:
+                self.wanted[i, j] = self.wanted[j, i] = True
+
+    def told(self, *places: int) -> tuple[str, ...]:
+        return tuple(f"{self.of[i][0].name}={self.of[i][1]}" for i in places)
+
+
+def cover(asked: Pairs, seed: int, triples: Iterable[tuple[str, str, str]] = (), most: int = 0) -> Covering:
+    """Rows in which every two levels meet that may, and every three levels of some factors.
+
+    Args:
+        asked: Which two may.
         seed: Of the choices between equals.
         triples: Names of three factors each.
         most: Only so many rows, without late levels, and beside them a few of each rare level; 0 for as many as it takes.
     """
-    made = _Maker(factors, refuses, limit, np.random.default_rng(seed), most)
+    made = _Maker(asked, np.random.default_rng(seed), most)
     made.pass_over_pairs(late=False)
     usual = len(made.rows)
     made.add_rare()
@@ -104,34 +125,18 @@ def cover(
 class _Maker:
     """Rows so far, and what they have left to cover: ``open[i, j]`` is true of two levels that are still to meet."""
 
-    def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float, rng: np.random.Generator, most: int) -> None:
-        self.factors, self.limit, self.rng, self.most = factors, limit, rng, most
-        self.of = [(factor, level) for factor in factors for level in factor.levels]
+    def __init__(self, asked: Pairs, rng: np.random.Generator, most: int) -> None:
+        self.factors, self.limit, self.rng, self.most = asked.factors, asked.limit, rng, most
+        self.of, self.costs, self.wanted, self.told = asked.of, asked.costs, asked.wanted, asked.told
         self.index = {(factor.name, level): i for i, (factor, level) in enumerate(self.of)}
-        self.by_name = {factor.name: factor for factor in factors}
+        self.by_name = {factor.name: factor for factor in self.factors}
         self.rows: list[Row] = []
-        self.missing: dict[tuple[str, ...], str] = {}
+        self.missing = dict(asked.missing)
         self.late = np.array([level in factor.late for factor, level in self.of])
-        self.costs = np.array([factor.costs.get(level, 0.0) for factor, level in self.of])
-        self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in factors}
-        rare = np.array([level in factor.rare for factor, level in self.of])
-        self.wanted = np.zeros((len(self.of), len(self.of)), bool)
-        for (i, (f, a)), (j, (g, b)) in combinations(enumerate(self.of), 2):
-            if f is g:
-                continue
-            reason = refuses({f.name: a, g.name: b})
-            if not reason and self.costs[i] + self.costs[j] > limit:
-                reason = "it would cost too much"
-            if reason:
-                self.missing[self.told(i, j)] = reason
-            else:
-                self.wanted[i, j] = self.wanted[j, i] = True
-        self.rare = rare
+        self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in self.factors}
+        self.rare = rare = np.array([level in factor.rare for factor, level in self.of])
         self.open = self.wanted & ~rare[:, None] & ~rare[None, :]
         self.dear = self.wanted & ~self.open
-
-    def told(self, *places: int) -> tuple[str, ...]:
-        return tuple(f"{self.of[i][0].name}={self.of[i][1]}" for i in places)
 
     @property
     def full(self) -> bool:
@@ -217,27 +222,27 @@ class _Maker:
     def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
         row = dict(begun)
         chosen = self._places(row)
+        may = self.wanted[chosen].all(0) & ~self.rare & (True if late else ~self.late)
+        covers = left[chosen].sum(0)
         rest = [factor for factor in self.factors if factor.name not in row]
         for k in self.rng.permutation(len(rest)):
             factor = rest[k]
-            place = self._preferred(factor, chosen, left, late)
+            place = self._preferred(factor, may & (self.costs <= self.limit - self.costs[chosen].sum()), covers)
             if place is None:
                 return None
             row[factor.name] = self.of[place][1]
             chosen.append(place)
+            may &= self.wanted[place]
+            covers += left[place]
         return {factor.name: row[factor.name] for factor in self.factors}
 
-    def _preferred(self, factor: Factor, chosen: list[int], left: np.ndarray, late: bool) -> int | None:
+    def _preferred(self, factor: Factor, may: np.ndarray, covers: np.ndarray) -> int | None:
         """The level that covers most; of equals the usual one, or, where it varies, any. None if none may stand there."""
         start = self.starts[factor.name]
         block = slice(start, start + len(factor.levels))
-        may = self.wanted[block, chosen].all(1) & ~self.rare[block]
-        may &= self.costs[block] <= self.limit - self.costs[chosen].sum()
-        if not late:
-            may &= ~self.late[block]
-        if not may.any():
+        if not may[block].any():
             return None
-        ties = self.rng.random(len(may)) / 2
+        ties = self.rng.random(len(factor.levels)) / 2
         if not factor.varied:
             ties[0] = 0.9
-        return start + int(np.argmax(np.where(may, left[block, chosen].sum(1) + ties, -1.0)))
+        return start + int(np.argmax(np.where(may[block], covers[block] + ties, -1.0)))

@@ -9,6 +9,7 @@ which of its members stands in a row is drawn, so that each stands in as many as
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import zlib
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 
-from .covering import FIRST_OF_A_RARE_LEVEL, Covering, Factor, Row, cover
+from .covering import FIRST_OF_A_RARE_LEVEL, Covering, Factor, Pairs, Row, cover
 from .packings import KINDS
 
 __all__ = ["LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
@@ -339,7 +340,7 @@ class Rules:
     """Which levels of an operator may meet."""
 
     def __init__(self, spec: OpSpec, form: str, found: Sequence[Dimension]) -> None:
-        self.spec, self.form = spec, form
+        self.spec, self.form, self.dimensions = spec, form, tuple(found)
         self.levels = {(dimension.name, level.name): level for dimension in found for level in dimension.levels}
         self.arrays = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
 
@@ -463,14 +464,21 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
         most: At most so many rows; 0 for as many as it takes.
         triples: Cover triples as well as pairs.
     """
-    found = dimensions(spec, form)
-    rules = Rules(spec, form, found)
+    rules, pairs = asked(spec.name, form)
     begun = zlib.crc32(f"{spec.name}/{form}/{seed}".encode())
-    covering = cover([dimension.factor for dimension in found], rules, log2(COST), begun, TRIPLES if triples else (), most)
+    covering = cover(pairs, begun, TRIPLES if triples else (), most)
     rng = np.random.default_rng(begun + 1)
     dealt: Counter[tuple[str, int]] = Counter()
     calls = tuple(call_of(row, rules, rng, dealt) for row in covering.rows)
-    return Plan(tuple(found), covering, calls)
+    return Plan(rules.dimensions, covering, calls)
+
+
+@functools.cache
+def asked(name: str, form: str) -> tuple[Rules, Pairs]:
+    """What rows of an operator hold, and which two levels of it are to meet, whatever the seed."""
+    spec = DECODING[name] if form == "decode" else (FAMILIES | COMPANIONS)[name]
+    rules = Rules(spec, form, dimensions(spec, form))
+    return rules, Pairs([dimension.factor for dimension in rules.dimensions], rules, log2(COST))
 
 
 def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tuple[str, int]]) -> Call:

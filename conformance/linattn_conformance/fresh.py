@@ -5,6 +5,7 @@ The manifest can be read, and a backend made to pass it; these nobody has seen. 
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ def draw_seed() -> int:
     return 1 + secrets.randbelow(MOST - 1)
 
 
+@functools.lru_cache(2)  # as a run that is written down asks for them, and then who reads it
 def fresh_cases(seed: int, profile: str = "full") -> tuple[Case, ...]:
     """As many cases as the covering arrays of a profile have, with other rows, sizes and values, all from ``seed``."""
     if not 0 < seed < MOST:

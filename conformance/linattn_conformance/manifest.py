@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -59,7 +60,7 @@ class Manifest:
     content: str
     entries: dict[str, Entry]
 
-    @property
+    @functools.cached_property
     def hash(self) -> str:
         """Hash over the manifest itself, a case a line, as a report quotes it."""
         lines = (f"  {json.dumps(name)}: {json.dumps(_packed(entry))}" for name, entry in sorted(self.entries.items()))
@@ -135,6 +136,7 @@ def manifest_path(api: str = API_VERSION) -> Path:
     return Path(__file__).parent / "manifests" / f"{'.'.join(api.split('.')[:2])}.json"
 
 
+@functools.cache
 def load(api: str = API_VERSION) -> Manifest:
     """The manifest that is checked in."""
     return read(manifest_path(api))

@@ -6,6 +6,7 @@ stevedore. A plug-in that fails stays in the list with its error: it never break
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -65,7 +66,7 @@ class Record:
         """True for a backend that ships with linattn."""
         return any(_is_built_in(ep) for ep in self.entry_points)
 
-    @property
+    @functools.cached_property  # distributions parse what they know of themselves whenever they are asked
     def claims(self) -> list[EntryPoint]:
         """The entry points that count: a package that claims the name of a built-in backend does not disturb it."""
         return [ep for ep in self.entry_points if _is_built_in(ep)] or self.entry_points

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from linattn_conformance import cli, packed
@@ -15,10 +16,14 @@ from linattn_conformance.options import check_writable
 from linattn_conformance.report import report_hash, results_hash
 from linattn_conformance.runner import Runner
 from linattn_conformance.worker import Setting
+from typer import Typer
+from typer.testing import CliRunner
 
 HONEST = "linattn_conformance.broken.on_numpy:Honest"
 WRONG = "linattn_conformance.broken.on_numpy:WrongScale"
 PATTERN = "gla/chunk/fp32/state/T15-*"
+APP = Typer()
+APP.command()(cli.conformance)
 
 
 def run(*arguments):
@@ -26,7 +31,11 @@ def run(*arguments):
 
 
 def conformance(*arguments):
-    return run("-m", "linattn_conformance", *arguments)
+    """The command in this process, which imports everything once; its workers are processes of their own."""
+    done = CliRunner().invoke(APP, arguments)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
 
 def test_a_selection_that_passes():

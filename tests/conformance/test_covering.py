@@ -6,7 +6,7 @@ import pytest
 from linattn.spec import COMPANIONS
 from linattn_conformance import factors
 from linattn_conformance.cases import CORE, every_case
-from linattn_conformance.covering import Factor, cover
+from linattn_conformance.covering import Factor, Pairs, cover
 from linattn_conformance.factors import plan_of
 
 FACTORS = [
@@ -24,7 +24,7 @@ def refuses(levels):
 
 
 def made(seed=0, **more):
-    return cover(FACTORS, refuses, 2.0, seed, **more)
+    return cover(Pairs(FACTORS, refuses, 2.0), seed, **more)
 
 
 def pairs_of(rows, of=FACTORS):
@@ -87,8 +87,8 @@ def test_a_pair_that_no_row_has_room_for_is_listed():
     def crowded(levels):
         return "" if sum(level == "1" for level in levels.values()) < 2 and levels.get("c") != "0" else "no"
 
-    assert cover(three, crowded, 0.0, 0).missing["a=0", "c=0"] == "no"
-    assert cover(three[:2], lambda levels: "", 0.0, 0).missing == {}
+    assert cover(Pairs(three, crowded, 0.0), 0).missing["a=0", "c=0"] == "no"
+    assert cover(Pairs(three[:2], lambda levels: "", 0.0), 0).missing == {}
 
 
 # -- of the operators ------------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Any
 
 from linattn.errors import BackendError
@@ -55,26 +55,32 @@ class Trial:
         return self.verdict.problems[0] if self.verdict and self.verdict.problems else ""
 
 
-def cases_for(kind: Any, subject: Subject) -> list[Case]:
+def cases_for(kind: Any, subject: Subject, profile: str) -> list[Case]:
     """Every case of the families and forms that the backend has, the core first: nobody says which one is to find the fault."""
+    held = verdict.cases_of(profile, manifest.load().applicable(subject.framework, subject.device, subject.memory))
     found = [
         case
         for case in every_case()
-        if subject.applies(case) and case.op in kind.families and case.form in kind.forms and case.check != "bad-input"
+        if case.id in held and case.op in kind.families and case.form in kind.forms and case.check != "bad-input"
     ]
     return sorted(found, key=lambda case: WITHIN.index(case.within))
 
 
-def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "training", first: str = "") -> Trial:
-    """Run the cases of a backend class, those with ids like ``first`` first, until ``enough`` have failed, or all of them."""
+def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "full", first: str = "") -> Trial:
+    """Run a profile's cases of a backend class, those with ids like ``first`` first, until ``enough`` have failed."""
     try:
         with ready(kind) as runner:
-            cases = cases_for(kind, runner.subject)
+            cases = cases_for(kind, runner.subject, profile)
             if first:
-                cases.sort(key=lambda case: -SequenceMatcher(None, first, case.id).ratio())
+                cases.sort(key=lambda case: len(parts(first) ^ parts(case.id)))
             return _try(runner, cases, enough, profile)
     except BackendError as error:
         return Trial(refused=str(error))
+
+
+def parts(name: str) -> set[str]:
+    """What an id is made of."""
+    return set(re.split("[/-]", name))
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def _try(runner: Runner | Pool, cases: list[Case], enough: int | None, profile: 
     failed = tuple(result for result in results if result.status == "failed")
     if len(results) < len(cases):
         return Trial(failed, ran=len(results))
-    whole = manifest.from_cases(every_case())
+    whole = manifest.load()
     held = replace(whole, entries={case.id: whole.entries[case.id] for case in cases})
     made = report.make(runner.subject, held, profile, results, [], 0.0)
     return Trial(failed, verdict.verdict(made, held), ran=len(results))

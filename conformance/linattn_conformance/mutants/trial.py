@@ -73,7 +73,7 @@ class Bench:
         profile: The largest profile that is run.
 
     Attributes:
-        drawn: How many faults were drawn so far, those that no call showed among them.
+        drawn: How many faults were drawn for those asked for last, those that no call showed among them.
         left_out: The cases that the right backend fails, and why: they catch nothing.
     """
 
@@ -114,7 +114,7 @@ class Bench:
 
     def faults(self, rng: np.random.Generator, count: int, tokens: int) -> Iterator[tuple[Fault, Shown]]:
         """So many faults, each with a valid call on which it shows."""
-        found = 0
+        found = self.drawn = 0
         while found < count:
             self.drawn += 1
             fault = draw_fault(rng, self.right, self.xp, tokens)
