@@ -441,8 +441,9 @@ def seeded(flags: str, seed: int) -> str:
 def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Call, str]]:
     """The rows of an array, and of each the narrowest profile that has it."""
     plan = plan_of(spec, form, seed, CORE if profile == "core" else 0, triples=profile == "full")
+    spanning = plan.spanning(CORE)
     for i, row in enumerate(plan.calls):
-        within = "core" if i in plan.spanning(CORE) else "training" if i < plan.covering.pairs else "full"
+        within = "core" if i in spanning else "training" if i < plan.covering.pairs else "full"
         if WITHIN.index(within) <= WITHIN.index("training" if profile == "inference" else profile):
             yield row, within
 

@@ -254,8 +254,8 @@ def _can_cast(kind: str) -> bool:
     return sys.modules["torch"].amp.is_autocast_available(kind)
 
 
-# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls them and keeps the result. It cannot look
-# into what tells of autocast before PyTorch 2.13.
+# What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls them and keeps the result. Before
+# PyTorch 2.13 it cannot look into what tells of autocast.
 for each in (_torch_constant, _can_cast):
     each._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
