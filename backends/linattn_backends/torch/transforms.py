@@ -16,14 +16,12 @@ import torch
 from linattn.plugin import has_tangents
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 NOT_BY_ROW = ("u", "weight", "bias", "A_log", "rate", "skip", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def register(
@@ -70,14 +68,26 @@ def register(
             return Function.apply(*args)
         if torch.compiler.is_compiling() or not unwatched(args):
             return op(*args)
-        wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        run = Eager.apply if wanted else plain
-        if torch._C._len_torch_function_stack():  # a default device, which need not see each array that is made
-            with torch._C.DisableTorchFunction():
-                return run(*args)
-        return run(*args)
+        return without_modes(Eager.apply if asks_for_gradients(args) else plain, args)
 
     return call
+
+
+def asks_for_gradients(args: Sequence[Any]) -> bool:
+    """Whether a gradient of the call will be asked for."""
+    if torch.is_grad_enabled():
+        for x in args:  # as in unwatched
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def without_modes(run: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Run without a default device, which need not see each array that is made."""
+    if torch._C._len_torch_function_stack():
+        with torch._C.DisableTorchFunction():
+            return run(*args)
+    return run(*args)
 
 
 def unwatched(args: Sequence[Any]) -> bool:
@@ -86,12 +96,19 @@ def unwatched(args: Sequence[Any]) -> bool:
 
     ``torch.set_default_device`` is a mode too, which looks at what makes tensors.
     """
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        return False
     modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
-    if torch._C._len_torch_dispatch_stack() or any(type(mode) is not DeviceContext for mode in modes):
+    if modes and any(type(mode) is not DeviceContext for mode in modes):
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
-        return False
-    return all(type(x) in PLAIN and not x.is_meta and not x.is_neg() for x in args if isinstance(x, Tensor))
+    for x in args:  # a loop, since every call comes by
+        kind = type(x)
+        if kind is Tensor or kind is Parameter:
+            if x.is_meta or x.is_neg():
+                return False
+        elif x is not None and isinstance(x, Tensor):
+            return False
+    return True
 
 
 def _dual(args: Sequence[Any]) -> bool:

@@ -23,7 +23,7 @@ from .maps import with_scalars_mapped
 from .mixed.bidirectional import bidirectional_call
 from .mixed.op import mixed_attention
 from .norm import gated_rms_norm
-from .recurrent.op import Tokens, decode
+from .recurrent.op import Tokens, decode_call
 from .runtime.device import INTERPRETED
 from .ssd import decode_ssd, ssd
 
@@ -148,7 +148,7 @@ def decoded(
     arrays = with_ones(arrays) if normalize else arrays
     given = [arrays.get(name) for name in Tokens._fields]
     maps = Maps.of(gate, beta_map, qk_norm)
-    o = decode(*given, state, state_indices, scale_of(arrays, scale), normalize, *maps.gate, maps.factor, maps.unit)
+    o = decode_call(*given, state, state_indices, scale_of(arrays, scale), normalize, *maps.gate, maps.factor, maps.unit)
     return divided(o, dtype) if normalize else o
 
 

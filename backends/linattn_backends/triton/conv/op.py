@@ -18,8 +18,9 @@ from ..host.tiles import programs
 from ..host.variant import Stage, Variant
 from ..runtime.device import properties
 from ..runtime.launch import launch
-from ..runtime.operator import map_one_by_one
+from ..runtime.operator import in_place
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .config import token_variant, variant
 
 __all__ = ["decode_short_conv", "short_conv"]
@@ -145,6 +146,7 @@ def parameter_gradients(call: Convolution, parts: Tensor, stage: Stage) -> list[
 
 
 @torch.library.custom_op("linattn::triton_short_conv_backward", mutates_args=())
+@recorded
 @precompiled()
 def conv_backward(
     dy: Tensor,
@@ -165,6 +167,7 @@ def _(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, silu):
     return [a.new_empty(a.shape) for a in (x, weight, bias, initial_state) if a is not None]
 
 
+@recorded
 @precompiled()
 def computed(
     x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, silu: bool,
@@ -244,6 +247,19 @@ def short_conv(
 @torch.library.custom_op("linattn::triton_decode_short_conv", mutates_args=("state",))
 def decode(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, state_indices: Tensor | None, silu: bool) -> Tensor:
     """Outputs; ``state`` is overwritten."""
+    return decoded(x, weight, bias, state, state_indices, silu)
+
+
+@decode.register_fake
+def _(x, weight, bias, state, state_indices, silu):
+    return x.new_empty(x.shape)
+
+
+@recorded
+def decoded(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, state_indices: Tensor | None, silu: bool
+) -> Tensor:  # fmt: skip
+    """What :func:`decode` returns."""
     slots = None if state_indices is None else state_indices.contiguous()
     call, stage = Convolution.of(x, weight, bias, state, None, silu), token_variant(int(x.shape[2]))["tokens"]
     (B, T, D), (P, _, L), BD = x.shape, state.shape, stage.tile.BD
@@ -257,12 +273,7 @@ def decode(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, state_
     return y
 
 
-@decode.register_fake
-def _(x, weight, bias, state, state_indices, silu):
-    return x.new_empty(x.shape)
-
-
-map_one_by_one(decode, "decode_short_conv", 3)
+_decode_call = in_place(decode, "decode_short_conv", 3, decoded)
 
 
 def decode_short_conv(
@@ -282,4 +293,4 @@ def decode_short_conv(
         state: ``[P, D, L]``, ``L ≥ W - 1``, any strides and float dtype: the last ``L`` inputs, oldest first.
         state_indices: Which slot is each sequence's, ``[B]``; none of ``0 … P-1``, as -1, is padding: its outputs are zeros.
     """
-    return decode(x, weight, bias, state, state_indices, activation == "silu")
+    return _decode_call(x, weight, bias, state, state_indices, activation == "silu")

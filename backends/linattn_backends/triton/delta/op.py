@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn_backends.torch.transforms import register
+from linattn_backends.torch.transforms import asks_for_gradients, register
 
 from ..host.maps import GateMap, Maps
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .call import DeltaCall, Scores
 from .chunk import backward, forward
 
@@ -19,6 +20,7 @@ __all__ = ["delta", "delta_backward", "delta_call"]
 
 
 @torch.library.custom_op("linattn::triton_delta_backward", mutates_args=())
+@recorded
 @precompiled()
 def delta_backward(
     do: Tensor,
@@ -68,6 +70,7 @@ _backward_call = register(delta_backward)
 rule = rules(11, delta_backward, _backward_call, more=3)
 
 
+@recorded
 @precompiled(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
@@ -137,5 +140,5 @@ _delta_call = register(delta, rule.setup_context, rule.backward, computed)
 
 def delta_call(*args):
     """``delta``: scores are kept where a gradient will be asked for."""
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in args if isinstance(x, Tensor))
+    keep = asks_for_gradients(args)
     return _delta_call(*args, keep)[:2]

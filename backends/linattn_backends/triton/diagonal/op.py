@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn_backends.torch.transforms import register
+from linattn_backends.torch.transforms import asks_for_gradients, register
 
 from ..host.chunks import rows_contiguous
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .backward import backward
 from .call import DiagonalCall, VectorOperands
 from .forward import forward
@@ -20,6 +21,7 @@ __all__ = ["diagonal", "diagonal_call"]
 
 
 @torch.library.custom_op("linattn::triton_diagonal_backward", mutates_args=())
+@recorded
 @precompiled()
 def diagonal_backward(
     do: Tensor,
@@ -65,6 +67,7 @@ _backward_call = register(diagonal_backward)
 rule = rules(8, diagonal_backward, _backward_call)
 
 
+@recorded
 @precompiled(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, initial_state: Tensor | None,
@@ -119,5 +122,5 @@ _diagonal_call = register(diagonal, rule.setup_context, rule.backward, computed)
 
 def diagonal_call(*args):
     """``diagonal``: what a vector gate was applied to is kept where a gradient will be asked for."""
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in args if isinstance(x, Tensor))
+    keep = asks_for_gradients(args)
     return _diagonal_call(*args, keep)[:2]

@@ -62,7 +62,10 @@ class Maps(NamedTuple):
     @classmethod
     def of(cls, gate: Any = None, beta_map: str | None = None, qk_norm: str | None = None) -> Maps:
         """The maps of a call's options."""
+        if gate is None and beta_map is None:
+            return UNIT_ROWS if qk_norm is not None else NO_MAPS
         return cls(GateMap.of(gate), FACTORS[beta_map], qk_norm is not None)
 
 
-NO_MAPS = Maps.of()
+NO_MAPS = Maps(GateMap.of(None), 0.0, False)
+UNIT_ROWS = NO_MAPS._replace(unit=True)

@@ -20,6 +20,7 @@ from ..lib.input_maps import NONE
 from ..runtime.device import properties
 from ..runtime.launch import launch
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .config import variant
 
 __all__ = ["with_scalars_mapped"]
@@ -82,6 +83,7 @@ def backward(call: Scalars, ddecay: Tensor | None, dstrength: Tensor | None) -> 
 
 
 @torch.library.custom_op("linattn::triton_scalar_maps_backward", mutates_args=())
+@recorded
 @precompiled()
 def scalars_backward(
     ddecay: Tensor | None,
@@ -105,6 +107,7 @@ def _(ddecay, dstrength, g, beta, A_log, bias, kind, number, factor):
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
 
+@recorded
 @precompiled()
 def computed(
     g: Tensor | None, beta: Tensor | None, A_log: Tensor | None, bias: Tensor | None, kind: int, number: float, factor: float,

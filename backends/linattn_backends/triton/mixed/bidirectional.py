@@ -11,6 +11,7 @@ from torch import Tensor
 from linattn_backends.torch.transforms import register
 
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .call import MixedCall
 from .launch import FinalGradients, backward, forward
 
@@ -26,6 +27,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: f
 
 
 @torch.library.custom_op("linattn::triton_bidirectional", mutates_args=())
+@recorded
 @precompiled()
 def bidirectional(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float, wide: bool
@@ -40,6 +42,7 @@ def _(q, k, v, cu_seqlens, scale, wide):
 
 
 @torch.library.custom_op("linattn::triton_bidirectional_backward", mutates_args=())
+@recorded
 @precompiled()
 def bidirectional_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float

@@ -10,6 +10,7 @@ from linattn_backends.torch.mixed_rules import empty_gradients, empty_results, r
 from linattn_backends.torch.transforms import register
 
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .call import MixedCall
 from .launch import FinalGradients, backward, forward, held_after, step
 
@@ -17,6 +18,7 @@ __all__ = ["mixed", "mixed_attention", "mixed_backward"]
 
 
 @torch.library.custom_op("linattn::triton_mixed", mutates_args=())
+@recorded
 @precompiled()
 def mixed(
     q_quad: Tensor,
@@ -57,6 +59,7 @@ def _(q_quad, k_quad, q_lin, k_lin, v, bias, kv, hk, hl, hv, length, cu_seqlens,
 
 
 @torch.library.custom_op("linattn::triton_mixed_backward", mutates_args=())
+@recorded
 @precompiled()
 def mixed_backward(
     do: Tensor | None,

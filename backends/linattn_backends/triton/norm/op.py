@@ -18,6 +18,7 @@ from ..host.variant import Stage
 from ..runtime.device import properties
 from ..runtime.launch import launch
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .config import variant, walks_for
 
 __all__ = ["gated_rms_norm"]
@@ -101,6 +102,7 @@ def backward(
 
 
 @torch.library.custom_op("linattn::triton_gated_rms_norm_backward", mutates_args=())
+@recorded
 @precompiled()
 def norm_backward(
     dy: Tensor, x: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, silu: bool, before: bool
@@ -114,6 +116,7 @@ def _(dy, x, z, weight, eps, group_size, silu, before):
     return [a.new_empty(a.shape) for a in (x, z, weight)]
 
 
+@recorded
 @precompiled()
 def computed(
     x: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, silu: bool, before: bool

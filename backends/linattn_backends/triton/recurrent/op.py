@@ -15,10 +15,11 @@ from ..host.maps import NO_MAPS, GateMap, Maps
 from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
-from ..runtime.operator import map_one_by_one
+from ..runtime.operator import in_place
+from ..runtime.replay import recorded
 from .config import variant
 
-__all__ = ["Tokens", "decode", "recurrent_forward"]
+__all__ = ["Tokens", "decode", "decode_call", "recurrent_forward"]
 
 
 class Tokens(NamedTuple):
@@ -124,9 +125,7 @@ def decode(
     unit: bool,
 ) -> Tensor:
     """Outputs (float32 if ``wide``); ``state`` is overwritten. Input maps are as :class:`..host.maps.Maps` has them."""
-    slots = None if state_indices is None else state_indices.contiguous()
-    tokens, maps = Tokens(q, k, v, g, gv, beta, a, b, u), Maps(GateMap(A_log, bias, kind, number), factor, unit)
-    return recurrent_forward(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots, maps=maps)
+    return computed(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide, A_log, bias, kind, number, factor, unit)
 
 
 @decode.register_fake
@@ -134,4 +133,16 @@ def _(q, k, v, g, gv, beta, a, b, u, state, state_indices, scale, wide, *maps):
     return v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
 
 
-map_one_by_one(decode, "decode_…", len(Tokens._fields))
+@recorded
+def computed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, beta: Tensor | None, a: Tensor | None,
+    b: Tensor | None, u: Tensor | None, state: Tensor, state_indices: Tensor | None, scale: float, wide: bool,
+    A_log: Tensor | None, bias: Tensor | None, kind: int, number: float, factor: float, unit: bool,
+) -> Tensor:  # fmt: skip
+    """What :func:`decode` returns."""
+    slots = None if state_indices is None else state_indices.contiguous()
+    tokens, maps = Tokens(q, k, v, g, gv, beta, a, b, u), Maps(GateMap(A_log, bias, kind, number), factor, unit)
+    return recurrent_forward(tokens, state, state, scale, torch.float32 if wide else v.dtype, slots=slots, maps=maps)
+
+
+decode_call = in_place(decode, "decode_…", len(Tokens._fields), computed)

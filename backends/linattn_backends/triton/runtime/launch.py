@@ -103,12 +103,10 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     if device.type == "meta":
         stand_in().start(kernel, count, args, config)
         return
-    if not DIRECT or device.type != "cuda" or kernel.pre_run_hooks:
+    if not directly(device) or kernel.pre_run_hooks:
         kernel[(count,)](*args, **config)
         return
-    knobs = triton.knobs
-    traits, values = specialized(args)
-    key = (id(kernel), device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *config.values(), *traits)
+    key, values = identity(kernel, device, args, config)
     ready = COMPILED.get(key)
     if ready is None:
         precompile(device)
@@ -121,6 +119,22 @@ def start(kernel: Any, count: int, device: torch.device, args: tuple[Any, ...], 
     else:
         stream = triton.runtime.driver.active.get_current_stream(device.index)
         ready.launcher(count, 1, 1, stream, *ready.fixed, *values, *ready.constants)
+
+
+def directly(device: torch.device) -> bool:
+    """Whether compiled kernels are launched past the compiler's look-up."""
+    return DIRECT and device.type == "cuda"
+
+
+def settings() -> tuple[Any, ...]:
+    """The compiler's own settings that a kernel is compiled for."""
+    return triton.knobs.runtime.debug, triton.knobs.compilation.instrumentation_mode
+
+
+def identity(kernel: Any, device: torch.device, args: tuple[Any, ...], config: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The key of a compiled kernel, and its arguments as its launcher takes them."""
+    traits, values = specialized(args)
+    return (id(kernel), device, *settings(), *config.values(), *traits), values
 
 
 def specialized(args: Sequence[Any]) -> tuple[list[Any], list[Any]]:

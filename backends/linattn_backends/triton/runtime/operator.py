@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Rules", "filled", "final_shape", "rules"]
+from linattn_backends.torch.transforms import asks_for_gradients, unwatched, without_modes
+
+__all__ = ["Rules", "filled", "final_shape", "in_place", "rules"]
 
 
 class Rules(NamedTuple):
@@ -72,8 +74,12 @@ def not_empty(kept: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     return [x if x is not None and x.numel() else None for x in kept]
 
 
-def map_one_by_one(op: Any, name: str, state: int) -> None:
-    """Let ``vmap`` run an op that overwrites its argument number ``state``: call after call, each on states where they lie."""
+def in_place(op: Any, name: str, state: int, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Complete an op that overwrites its argument number ``state``; the callable that backend code uses.
+
+    ``vmap`` runs it call after call, each on states where they lie. A call that nobody watches runs ``plain``, past the
+    dispatcher, which spends on such an op several times what the launch takes.
+    """
 
     @op.register_vmap
     def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -82,3 +88,13 @@ def map_one_by_one(op: Any, name: str, state: int) -> None:
         given = list(zip(args, in_dims, strict=True))
         rows = ([x if d is None else x.select(d, i) for x, d in given] for i in range(info.batch_size))
         return torch.stack([op(*row) for row in rows]), 0
+
+    def call(*args: Any) -> Tensor:
+        if torch.compiler.is_compiling() or not unwatched(args) or asks_for_gradients(args):
+            return op(*args)
+        if args[state].is_inference():
+            return plain(*args) if torch.is_inference_mode_enabled() else op(*args)
+        torch.autograd.graph.increment_version(args[state])
+        return without_modes(plain, args)
+
+    return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn_backends.torch.transforms import register
+from linattn_backends.torch.transforms import asks_for_gradients, register
 
 from ..diagonal.backward import backward
 from ..diagonal.call import DiagonalCall
@@ -13,8 +13,9 @@ from ..diagonal.forward import forward
 from ..host.chunks import rows_contiguous
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
-from ..runtime.operator import filled, final_shape, map_one_by_one, rules
+from ..runtime.operator import filled, final_shape, in_place, rules
 from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
 from .surroundings import Surroundings
 
 __all__ = ["decode_ssd", "ssd"]
@@ -33,6 +34,7 @@ def core(
 
 
 @torch.library.custom_op("linattn::triton_ssd_backward", mutates_args=())
+@recorded
 @precompiled()
 def ssd_backward(
     dy: Tensor,
@@ -84,6 +86,7 @@ _backward_call = register(ssd_backward)
 rule = rules(10, ssd_backward, _backward_call, more=3)
 
 
+@recorded
 @precompiled(rule.rehearse)
 def computed(
     C: Tensor, B: Tensor, x: Tensor, dt: Tensor, rate: Tensor, skip: Tensor | None, z: Tensor | None, bias: Tensor | None,
@@ -161,7 +164,7 @@ def ssd(
 ) -> tuple[Tensor, Tensor | None]:
     """``ssd``, in chunks or token by token."""
     given = [*(arrays[name] for name in ("C", "B", "x", "dt", "A")), D, z, dt_bias, initial_state, cu_seqlens]
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    keep = asks_for_gradients(given)
     least, most = map(float, dt_limit)
     y, final, _ = _call(*given, form, 1.0, chunk_size or 0, output_final_state, dt_softplus, least, most, keep)
     return y, final if output_final_state else None
@@ -184,10 +187,7 @@ def decoded(
     most: float,
 ) -> Tensor:
     """Outputs, zero for slots that are padding; ``state`` is overwritten."""
-    around = Surroundings.of(x, dt, rate, skip, z, bias, None, softplus, least, most)
-    slots = None if state_indices is None else state_indices.contiguous()
-    o = recurrent_forward(Tokens(C, B, *around.inputs()), state, state, 1.0, x.dtype, slots=slots)
-    return o if skip is None and z is None else around.outputs(o, o, slots, state.shape[0])
+    return step(C, B, x, dt, rate, skip, z, bias, state, state_indices, softplus, least, most)
 
 
 @decoded.register_fake
@@ -195,7 +195,19 @@ def _(C, B, x, dt, rate, skip, z, bias, state, state_indices, softplus, least, m
     return x.new_empty(x.shape)
 
 
-map_one_by_one(decoded, "decode_ssd", 8)
+@recorded
+def step(
+    C: Tensor, B: Tensor, x: Tensor, dt: Tensor, rate: Tensor, skip: Tensor | None, z: Tensor | None, bias: Tensor | None,
+    state: Tensor, state_indices: Tensor | None, softplus: bool, least: float, most: float,
+) -> Tensor:  # fmt: skip
+    """What :func:`decoded` returns."""
+    around = Surroundings.of(x, dt, rate, skip, z, bias, None, softplus, least, most)
+    slots = None if state_indices is None else state_indices.contiguous()
+    o = recurrent_forward(Tokens(C, B, *around.inputs()), state, state, 1.0, x.dtype, slots=slots)
+    return o if skip is None and z is None else around.outputs(o, o, slots, state.shape[0])
+
+
+_decoded_call = in_place(decoded, "decode_ssd", 8, step)
 
 
 def decode_ssd(
@@ -212,4 +224,4 @@ def decode_ssd(
 ) -> Tensor:
     """``ssd`` token by token, on states that are overwritten."""
     given = [*(arrays[name] for name in ("C", "B", "x", "dt", "A")), D, z, dt_bias, state, state_indices]
-    return decoded(*given, dt_softplus, *map(float, dt_limit))
+    return _decoded_call(*given, dt_softplus, *map(float, dt_limit))
