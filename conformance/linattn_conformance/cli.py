@@ -77,7 +77,11 @@ def conformance(
         Path | None, typer.Option(help="Write what the backend's processes printed here; the report has its digest.")
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the fresh cases that are run beside those of the manifest; drawn unless given.")
+        int,
+        typer.Option(
+            help="Seed of the fresh cases that are run beside those of the manifest; drawn unless given. --case matches "
+            "those of a seed that is given."
+        ),
     ] = 0,
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
@@ -102,7 +106,7 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             count = workers or default_workers(device)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
-            wanted = selected(pool.subject, held, profile, case, seed or seed_of_report(resume) or draw_seed())
+            wanted = selected(pool.subject, held, profile, case, seed or seed_of_report(resume))
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
             began = report.now()
@@ -167,12 +171,17 @@ def seed_of_report(path: Path | None) -> int:
 
 
 def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None, seed: int) -> list[Case]:
-    """The cases of a profile that apply, and as many fresh ones; or those of its cases that match a pattern."""
+    """The cases of a profile that apply, and as many fresh ones; or those of its cases that match a pattern.
+
+    Without a seed, 0, one is drawn for the fresh ones, and no pattern matches them.
+    """
     applying = [case for case in every_case() if subject.applies(case)]
     wanted = verdict.cases_of(profile, held.applicable(subject.framework, subject.device, subject.memory))
     of_profile = [case for case in applying if case.id in wanted]
+    if seed or not patterns:
+        of_profile += [case for case in fresh_cases(seed or draw_seed(), profile) if subject.applies(case)]
     if not patterns:
-        return of_profile + [case for case in fresh_cases(seed, profile) if subject.applies(case)]
+        return of_profile
     found: dict[str, Case] = {}
     for pattern in patterns:
         matched = matching(pattern, of_profile)

@@ -64,6 +64,17 @@ def test_a_selection_is_one_of_the_profile():
     assert any(name.endswith("/gradient") for name in all_of_it)
 
 
+def test_a_selection_of_fresh_cases():
+    """Of the seed that is given, by a pattern; without one there are none."""
+    chosen = ("--backend", HONEST, "--profile", "core", "--case", "gla/chunk/fp32/*", "--list")
+    plain, seeded = (conformance(*chosen, *seed).stdout.split() for seed in ((), ("--seed", "14")))
+    fresh = [name for name in seeded if "-seed.14/" in name]
+    assert fresh
+    assert [name for name in seeded if name not in fresh] == plain
+    refused = conformance("--backend", HONEST, "--case", "gla/*seed.14/*")
+    assert refused.returncode == 2
+
+
 def test_a_selection_that_another_profile_has():
     refused = conformance("--backend", HONEST, "--profile", "core", "--case", PATTERN)
     assert refused.returncode == 2

@@ -138,3 +138,11 @@ def test_kernels_of_rows_are_what_memory_wants(tmp_path, run):
     }  # fmt: skip
     for name, registers, stack, widest in made:
         assert (int(registers) <= 176, stack, int(widest) >= 8) == (True, "0", True), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_no_kernel_reads_a_register_before_it_is_written(dtype, run):
+    """Of tiles of 16 and 32 channels in one kernel, which chunks of 64 tokens gave such code."""
+    made = [line.split() for line in run("unwritten_registers.py", dtype).splitlines()]
+    assert {"diagonal_states", "diagonal_outputs", "diagonal_gradients_bwd"} <= {name for name, *_ in made}
+    assert [each for each in made if len(each) > 1] == []

@@ -9,6 +9,8 @@ from linattn_backends.triton.delta.config import DeltaVariant, forward_variant
 from linattn_backends.triton.delta.gradients_launch import turns_of
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
+from linattn_conformance.cases import named
+from linattn_conformance.runner import Runner
 from triton_cases import arrays, call, check, near_the_end, pretend
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -142,6 +144,14 @@ def test_widths(family, K, V):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sixteen_bits(family, dtype):
     check(family, arrays(family, T=37, dtype=dtype, K=16, V=16), chunk_size=16)
+
+
+@pytest.mark.parametrize("seed", [3, 14])
+def test_decayed_rows_of_float16_keep_their_digits(seed):
+    """Rows that decay are below float16's normal numbers while the state that they read is all there is."""
+    (result,) = Runner("triton").run([named(f"dplr/chunk/fp16/blank.k-small-state-seed.{seed}/T64-K1-V8-C16-B1-H1/forward")])
+    assert result.status == "passed", result.message
+    assert result.error < 0.2
 
 
 def test_in_sixteen_bits_gates_through_both_paths():

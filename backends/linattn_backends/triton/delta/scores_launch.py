@@ -45,7 +45,7 @@ def vector_operands(call: ChunkedCall, kept: Scores | None) -> StateOperands:
     """
     (B, T, HV, _), K = call.v.shape, call.q.shape[-1]
     new = functools.partial(torch.empty, device=call.q.device)
-    rows = functools.partial(new, (B, T, HV, K), dtype=call.q.dtype)
+    rows = functools.partial(new, (B, T, HV, K), dtype=call.state_dtype)
     chunks = functools.partial(new, dtype=torch.float32)
     scores = kept or Scores.empty(call)
     made = StateOperands(

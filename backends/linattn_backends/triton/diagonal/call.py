@@ -24,13 +24,6 @@ from .gate import VECTOR
 __all__ = ["ChunkedCall", "DiagonalCall", "Segments", "Update", "VectorOperands"]
 
 
-def whole_gate(g: Tensor, operands: torch.dtype) -> Tensor:
-    """A gate of channels as wide as its operands: tiles of float32 are too narrow for products of 16 bits, which read beyond
-    shared memory on Hopper (Triton 3.6).
-    """
-    return g.float() if operands == torch.float32 else g
-
-
 @dataclass(frozen=True)
 class DiagonalCall(MatrixStateCall):
     """A call as it came.
@@ -67,8 +60,8 @@ class DiagonalCall(MatrixStateCall):
             g = g.expand(v.shape[:3])
         q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
         if g is not None and g.dim() == 4:
-            g = rows_contiguous(whole_gate(g, q.dtype))
-        gv = None if gv is None else rows_contiguous(whole_gate(gv, q.dtype))
+            g = rows_contiguous(g)
+        gv = None if gv is None else rows_contiguous(gv)
         u = None if u is None else u.contiguous()
         return cls(q, k, v, g, gv, u, start, cu, scale, chunk_tokens(q.dtype, int(chunk)))
 

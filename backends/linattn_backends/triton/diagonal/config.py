@@ -86,8 +86,13 @@ class DiagonalVariant(Variant):
 
 
 def chunk_tokens(dtype: torch.dtype, chunk: int) -> int:
-    """Tokens a chunk of operands of this dtype; ``chunk`` is the caller's wish, or 0."""
-    return min(max(power_of_two(chunk), 16), 64) if chunk else 32 if dtype == torch.float32 else 64
+    """Tokens a chunk of operands of this dtype; ``chunk`` is the caller's wish, or 0.
+
+    Of float32 at most 32, whose products are not those of Hopper's warp groups. Where a kernel has such products of tiles of
+    several widths, ptxas (CUDA 12.8, which Triton 3.6 brings) may read the register of a tile's address before it is written.
+    """
+    most = 32 if dtype == torch.float32 else 64
+    return min(max(power_of_two(chunk), 16), most) if chunk else most
 
 
 def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
