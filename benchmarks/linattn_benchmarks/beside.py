@@ -1,18 +1,22 @@
 """Layers and models beside one another: what ``linattn bench layer`` and ``linattn bench model`` have in common.
 
 Every library runs in a process of its own, where nothing of another one's is in its way. Each proves first, in float32, that
-it computes what linattn computes; then its calls are timed, eager and compiled, and their memory is looked at.
+it computes what linattn computes; then its calls are made once, eager and compiled; then they are timed, and their memory is
+looked at.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import checks, elsewhere, fresh
+from . import checks, elsewhere, fresh, tuning
 from .clocks import spread
 from .environment import installed
 from .runners import RUNNERS
@@ -43,8 +47,10 @@ KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 """Packages that models of transformers call by themselves where they are installed."""
 PROOF = "float32"
 """In which libraries are compared."""
-TIMEOUT = 3600.0
-"""Seconds for one library's calls of one layer or model, compilation included."""
+START, REPEATS = 90.0, 900.0
+"""Seconds for what takes a process no time to speak of: to import what it needs, to repeat a call."""
+AGAIN = 5.0
+"""Seconds after which a call is interrupted again that went on."""
 
 
 class Library(NamedTuple):
@@ -85,6 +91,9 @@ class Job:
         small: Whether at reduced sizes.
         layers: Layers of a model.
         seconds: Time to spend on the repeats of one call.
+        check: Whether it is compared with linattn.
+        tune: Configurations that a kernel's autotuner may choose among; None for all.
+        patience: Seconds for the proof and the first calls, compilation included.
     """
 
     benchmark: str
@@ -100,11 +109,35 @@ class Job:
     small: bool = False
     layers: int = 1
     seconds: float = 1.0
+    check: bool = True
+    tune: int | None = None
+    patience: float = 3600.0
 
     @property
     def label(self) -> str:
         """The shape."""
         return f"B{self.B} T{self.T}"
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """How each call is made, and what it does."""
+        return [(mode, what) for mode in self.modes for what in self.whats]
+
+    @property
+    def of(self) -> Library:
+        """Who is timed."""
+        return importlib.import_module(BENCHMARKS[self.benchmark]).LIBRARIES[self.library]
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is nothing to time; None if there is."""
+        return self.of.refusal(self.device)
+
+    def row(self, mode: str, what: str) -> Row:
+        """What is known of a call before it is made."""
+        about = {"name": self.name, "library": self.library, "version": installed(self.of.distribution), "label": self.label}
+        none = {"status": "ok", "reason": None, "note": None, "ms": None, "error": None, **fresh.nothing()}
+        return {**about, "what": what, "mode": mode, **none}
 
 
 Compile = Callable[[Any], Any]
@@ -127,53 +160,103 @@ class Prepared(NamedTuple):
 
 # -- in the process of a library ---------------------------------------------------------------------------------------
 
+Call = Callable[[], Any]
 
-def measured(question: dict[str, Any]) -> dict[str, Any]:
-    """The error of a library, and a row for each of its calls."""
+
+def measured(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What kept the proof from being made, if anything did, when every call was made once; then a row for each of them."""
     import torch
 
     job = Job(**{name: tuple(x) if isinstance(x, list) else x for name, x in question["job"].items()})
+    place = Path(question["folder"])
+    deadline = Deadline(job.patience)
     torch.manual_seed(job.seed)
     prepared = importlib.import_module(BENCHMARKS[job.benchmark]).prepared(job)
-    error = agreement(prepared, Path(question["folder"]) / "proof.npz", job.library == OURS)
+    unproved = prove(prepared, place / f"{job.library}.npz", deadline) if job.check else None
     with prepared.timed():
-        pairs = [(mode, what) for mode in job.modes for what in job.whats]
-        return {"error": error, "rows": [one_row(job, prepared, mode, what) for mode, what in pairs]}
+        with tuning.together(place / "turns", job.tune):
+            made = [first_call(job, prepared, mode, what, deadline) for mode, what in job.ways]
+        yield {"unproved": unproved}
+        for row, call in made:
+            yield row | timed(job, call) if call else row
 
 
-def agreement(prepared: Prepared, kept: Path, first: bool) -> dict[str, Any] | None:
-    """The largest difference from what linattn's process kept, relative to the largest value; None in that process itself."""
-    found = {name: x.detach().float().cpu().numpy().astype(np.float64) for name, x in prepared.proof().items()}
-    if first:
-        np.savez(kept, **found)
-        return None
-    if not kept.exists():
-        return None
-    with np.load(kept) as expected:
-        worst = max(checks.relative_error(found[name], expected[name]) for name in expected.files)
-    bound = checks.BOUND[PROOF]
-    return {"worst": checks.finite(worst), "bound": bound, "ok": worst <= bound}
+def prove(prepared: Prepared, kept: Path, deadline: Deadline) -> str | None:
+    """Keep what the proof computed; why there is none if it cannot be computed."""
+    try:
+        with tuning.untuned(), deadline.kept():
+            found = {name: x.detach().float().cpu().numpy().astype(np.float64) for name, x in prepared.proof().items()}
+    except Exception as error:  # somebody else's code: its calls may still be timed, and are marked
+        return said(error)
+    np.savez(kept, **found)
+    return None
 
 
-def one_row(job: Job, prepared: Prepared, mode: str, what: str) -> Row:
-    """Times and memory of one call, or why there are none."""
-    row: Row = {"what": what, "mode": mode, "status": "ok", "reason": None, "note": None, "ms": None, **fresh.nothing()}
+class Deadline:
+    """How long first calls may take, all together.
+
+    Args:
+        seconds: From now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = time.monotonic() + seconds
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Raise ``TimeoutError`` where what is done here takes longer."""
+        late = TimeoutError(f"first calls took longer than {self.seconds:.0f} s")
+
+        def interrupt(*_: object) -> None:
+            raise late
+
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise late
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, left, AGAIN)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Deadline) -> tuple[Row, Call | None]:
+    """The row of a call so far, and the call; no call where it failed, and the row says why."""
+    row = job.row(mode, what)
+    runner = RUNNERS["torch"](job.device)
+    start = time.perf_counter()
+    try:
+        with deadline.kept():
+            call, row["note"] = called(prepared.calls[what], mode)
+            runner.wait(call)
+    except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
+        return row | {"status": "failed", "reason": said(error)}, None
+    finally:
+        runner.release()
+    return row | {"first_call_s": time.perf_counter() - start}, call
+
+
+def timed(job: Job, call: Call) -> Row:
+    """Times and memory of a call."""
     runner = RUNNERS["torch"](job.device)
     try:
-        start = time.perf_counter()
-        call, row["note"] = called(prepared.calls[what], mode)
-        runner.wait(call)
-        row["first_call_s"] = time.perf_counter() - start
-        row["ms"] = spread(runner.times(call, job.seconds))
-        row |= fresh.peak_of(runner, call)
-    except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
-        said = (str(error).strip().splitlines() or ["no message"])[0]
-        row |= {"status": "failed", "reason": f"{type(error).__name__}: {said}"[:400]}
-    runner.release()
-    return row
+        return {"ms": spread(runner.times(call, job.seconds)), **fresh.peak_of(runner, call)}
+    except Exception as error:  # as above
+        return {"status": "failed", "reason": said(error)}
+    finally:
+        runner.release()
 
 
-def called(make: Callable[[Compile], Callable[[], Any]], mode: str) -> tuple[Callable[[], Any], str | None]:
+def said(error: Exception) -> str:
+    """The first line of an error."""
+    first, *_ = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {first}"[:400]
+
+
+def called(make: Callable[[Compile], Call], mode: str) -> tuple[Call, str | None]:
     """A call after its first time, and what to know of it: compiled in one graph, or in several where that cannot be."""
     import torch
 
@@ -181,12 +264,10 @@ def called(make: Callable[[Compile], Callable[[], Any]], mode: str) -> tuple[Cal
         call = make(lambda function: function)
         call()
         return call, None
-    torch.compiler.reset()
     try:
         call = make(lambda function: torch.compile(function, fullgraph=True, dynamic=False))
         call()
     except torch._dynamo.exc.Unsupported:
-        torch.compiler.reset()
         call = make(lambda function: torch.compile(function, dynamic=False))
         call()
         return call, "more than one graph"
@@ -201,43 +282,80 @@ def hide(packages: Sequence[str]) -> None:
 # -- in the process that asks ------------------------------------------------------------------------------------------
 
 
-def run(jobs: Sequence[Job], report: Callable[[list[Row]], None] = lambda rows: None) -> Iterator[Row]:
-    """The rows of every job, each in a process of its own. Those of one layer or model come one after another, ours first.
+def run(jobs: Sequence[Job], processes: int) -> Iterator[Row]:
+    """The rows of every job, each in a process of its own; at the end those of libraries that cannot be called.
 
     Args:
-        jobs: Whom to time on what.
-        report: Called with the rows of each job as it is done.
+        jobs: Whom to time on what, all in the same ways; of a layer or model linattn first.
+        processes: How many make their first calls at once. When all of these are done, they are timed in turn, call by call: on
+            a machine whose speed changes, what is compared is near in time.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for job in jobs:
-            place = Path(folder, job.name)
-            place.mkdir(exist_ok=True)
-            rows = rows_of(job, place)
-            report(rows)
-            yield from rows
+    able = [job for job in jobs if job.refusal is None]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        for first in range(0, len(able), processes):
+            ready = pool.map(lambda job: Timed(job, Path(folder)), able[first : first + processes])
+            for row_of_each in zip(*[timed.rows() for timed in ready], strict=True):
+                yield from row_of_each
+    for job in jobs:
+        if job.refusal is not None:
+            yield from (job.row(mode, what) | {"status": "skipped", "reason": job.refusal} for mode, what in job.ways)
 
 
-def rows_of(job: Job, folder: Path) -> list[Row]:
-    """The rows of one job."""
-    library = importlib.import_module(BENCHMARKS[job.benchmark]).LIBRARIES[job.library]
-    about = {
-        "name": job.name,
-        "library": job.library,
-        "version": installed(library.distribution),
-        "label": job.label,
-        "error": None,
-    }
-    empty: Row = {"status": "skipped", "reason": None, "note": None, "ms": None, **fresh.nothing()}
-    every = [{**about, "what": what, "mode": mode, **empty} for mode in job.modes for what in job.whats]
-    if reason := library.refusal(job.device):
-        return [row | {"reason": reason} for row in every]
-    try:
-        found = elsewhere.ask(__name__, {"job": asdict(job), "folder": str(folder)}, TIMEOUT)
-    except elsewhere.NoAnswer as error:
-        return [row | {"status": "failed", "reason": str(error)} for row in every]
-    wrong = found["error"] is not None and not found["error"]["ok"]
-    rows = [about | row | {"error": found["error"]} for row in found["rows"]]
-    return [row | ({"status": "wrong"} if wrong and row["status"] == "ok" else {}) for row in rows]
+class Timed:
+    """A job in its process, after the first calls.
+
+    Args:
+        job: Whom to time on what.
+        folder: Where all of them leave what they computed.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder / f"{job.name} {job.label}"
+        self.folder.mkdir(exist_ok=True)
+        self.process = elsewhere.Process(__name__, {"job": asdict(job), "folder": str(self.folder)})
+        self.unproved: str | None = None
+        self.ended: str | None = None
+        try:
+            self.unproved = self.process.answer(START + job.patience)["unproved"]
+        except elsewhere.NoAnswer as error:
+            self.ended = str(error)
+
+    def rows(self) -> Iterator[Row]:
+        """One for each call, as they are timed; why there is none where the process ended."""
+        error = self.agreement()
+        with self.process:
+            for mode, what in self.job.ways:
+                row = self.job.row(mode, what) | self.next() | {"error": error}
+                wrong = error is not None and error["ok"] is False and row["status"] == "ok"
+                yield row | ({"status": "wrong"} if wrong else {})
+
+    def next(self) -> Row:
+        """The next one, or why there is none."""
+        if self.ended is None:
+            self.process.say()
+            try:
+                return self.process.answer(REPEATS)
+            except elsewhere.NoAnswer as error:
+                self.ended = str(error)
+        return {"status": "failed", "reason": self.ended}
+
+    def agreement(self) -> dict[str, Any] | None:
+        """The largest difference from what linattn computed, relative to the largest value; None where nothing is compared."""
+        if self.unproved:
+            return {"worst": None, "bound": checks.BOUND[PROOF], "ok": None, "reason": self.unproved}
+        ours, theirs = self.folder / f"{OURS}.npz", self.folder / f"{self.job.library}.npz"
+        if self.job.library == OURS or not (ours.exists() and theirs.exists()):
+            return None
+        return compared(ours, theirs)
+
+
+def compared(ours: Path, theirs: Path) -> dict[str, Any]:
+    """The largest difference between the arrays of two files, relative to the largest value of each."""
+    with np.load(ours) as expected, np.load(theirs) as found:
+        worst = max(checks.relative_error(found[name], expected[name]) for name in expected.files)
+    bound = checks.BOUND[PROOF]
+    return {"worst": checks.finite(worst), "bound": bound, "ok": bool(worst <= bound), "reason": None}
 
 
 # -- what came of it ---------------------------------------------------------------------------------------------------
@@ -259,13 +377,19 @@ def pivot(title: str, rows: Sequence[Row], show: Callable[[Row], str]) -> Sectio
     timed = [row for row in rows if row["ms"]]
     libraries = list(dict.fromkeys(row["library"] for row in timed))
     cells = {(way(row), row["library"]): show(row) + wrong(row) for row in timed}
-    lines = [(said, *(cells.get((said, name), "–") for name in libraries)) for said in dict.fromkeys(map(way, timed))]
+    ways = [said for said in dict.fromkeys(map(way, rows)) if any((said, name) in cells for name in libraries)]
+    lines = [(said, *(cells.get((said, name), "–") for name in libraries)) for said in ways]
     return Section(title, ("what", *libraries), lines)
 
 
 def subject_of(row: Row) -> str:
     """The layer or model, and the shape."""
     return f"{row['name']}, {row['label']}"
+
+
+def call_of(row: Row) -> tuple[Any, ...]:
+    """What a row is about."""
+    return tuple(row[key] for key in ("name", "label", "library", "what", "mode"))
 
 
 def way(row: Row) -> str:
@@ -303,20 +427,26 @@ def troubles(rows: Sequence[Row]) -> list[Section]:
 def trouble(row: Row) -> str | None:
     """Why a row has no figure, or not the right one."""
     if row["status"] == "wrong":
-        return f"differs from linattn by {row['error']['worst']} of the largest value in {PROOF}"
+        worst = row["error"]["worst"]
+        by = "in values that are no numbers" if worst is None else f"by {worst:.2g} of the largest value"
+        return f"differs from linattn {by}, in {PROOF}"
+    if row["status"] == "ok" and row["error"] and row["error"]["reason"]:
+        return f"not compared with linattn: {row['error']['reason']}"
     return row["reason"] and f"{row['status']}: {row['reason']}"
 
 
 def heatmaps(results: dict[str, Any]) -> Iterator[Heatmap]:
     """Our time over each other library's."""
     timed = [row for row in results["rows"] if row["status"] == "ok" and row["ms"]]
+    subjects = [*dict.fromkeys(map(subject_of, timed))]
+    timed.sort(key=lambda row: subjects.index(subject_of(row)))
     cells = {(f"{subject_of(row)}, {way(row)}", row["library"]): row["ms"]["median"] for row in timed}
     libraries = list(dict.fromkeys(row["library"] for row in timed))
     for ours in filter(is_ours, libraries):
-        others = [name for name in libraries if not is_ours(name)]
-        pairs = [(line, name) for line, name in cells if name in others and (line, ours) in cells]
+        pairs = [(line, name) for line, name in cells if not is_ours(name) and (line, ours) in cells]
         if pairs:
             ratios = {(line, name): cells[line, ours] / cells[line, name] for line, name in pairs}
+            others = [name for name in libraries if name in {name for _, name in pairs}]
             yield f"time of {ours} over that of", list(dict.fromkeys(line for line, _ in pairs)), others, ratios
 
 
@@ -332,4 +462,4 @@ def succeeded(results: dict[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    elsewhere.answer(measured)
+    elsewhere.answers(measured)

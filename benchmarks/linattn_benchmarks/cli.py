@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,8 @@ from . import beside, commands, reports, rows, sections
 from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape, timed_operator
 from .environment import document, keep, read, write
 from .subjects import PEERS, Subject, subjects
+
+Row = dict[str, Any]
 
 SWEEPS = ("table", "grid")
 BESIDE = tuple(beside.BENCHMARKS)
@@ -78,17 +80,34 @@ def bench(
         list[str] | None, typer.Option(help="Of table and grid: only rows with such a name, as in a shell; repeat for more.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(min=10, help="Of table and grid: seconds for everything; what is left then is not timed.")
+        float | None,
+        typer.Option(
+            min=10,
+            help="Of table and grid: seconds for everything; of layer and model: for one library's first calls. What is left "
+            "then is not timed.",
+        ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Of table and grid: a results file to go on with.")] = None,
     check: Annotated[
-        bool | None, typer.Option(help="Of table and grid: hold results against float64 first. Default: do.")
+        bool | None,
+        typer.Option(
+            help="Of table and grid: hold results against float64 first; of layer and model: others against ours. Default: do."
+        ),
     ] = None,
     ranks: Annotated[
         list[int] | None, typer.Option(min=1, help="Of scale: a number of ranks; repeat for more. Default: 1, 2 and 4.")
     ] = None,
     warm: Annotated[
-        int | None, typer.Option(min=1, help="Of these and overhead on a device: processes that make first calls beforehand.")
+        int | None,
+        typer.Option(
+            min=1, help="Of these, overhead on a device, layer and model: processes that make first calls beforehand, at once."
+        ),
+    ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of layer and model: configurations that the autotuner of a peer's kernel chooses among. Default: all."
+        ),
     ] = None,
     small: Annotated[bool | None, typer.Option(help="Of layer and model: at reduced sizes. Default: real ones.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Of model: how many layers it has. Default: 4.")] = None,
@@ -108,12 +127,13 @@ def bench(
         limit_threads(threads)
         name, *words = operators
         on_device = name in (*SWEEPS, *BESIDE, "scale") or (name == "overhead" and device not in (None, "cpu"))
-        refuse(name, SWEEPS, {"--rows": rows, "--budget": budget, "--resume": resume, "--check": check})
-        refuse(name, BESIDE, {"--small": small, "--modes": modes})
+        refuse(name, SWEEPS, {"--rows": rows, "--resume": resume})
+        refuse(name, (*SWEEPS, *BESIDE), {"--budget": budget, "--check": check})
+        refuse(name, BESIDE, {"--small": small, "--modes": modes, "--tune": tune})
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
-        warmed = on_device and name not in (*BESIDE, "scale")
-        refuse(name, (name,) if warmed else (*SWEEPS, "overhead --device cuda"), {"--warm": warm})
+        warmed = on_device and name != "scale"
+        refuse(name, (name,) if warmed else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--warm": warm})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -139,6 +159,10 @@ def bench(
                 peers=peer if peers else (),
                 small=bool(small),
                 layers=layers or 4,
+                check=check is not False,
+                budget=budget,
+                warm=warm or 0,
+                tune=tune,
             )
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         elif on_device:
@@ -305,15 +329,18 @@ def damaged(content: dict[str, Any]) -> bool:
 
 
 def merged(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Rows of several runs in one environment, but for how busy the machine was."""
+    """Rows of several runs in one environment, but for how busy the machine was; of two of one call, as :func:`both` has it."""
     kinds = list(dict.fromkeys(file["benchmark"] for file in files.values()))
     first, *_ = files.values()
     if len(files) == 1 and kinds[0] in reports.SECTIONS:
         return first
-    if kinds != ["operators"]:
-        raise OptionError(f"report: expected results files of operators, or one of {', '.join(reports.SECTIONS)}, got {kinds}")
+    if len(kinds) > 1 or kinds[0] not in CALLS:
+        raise OptionError(
+            f"report: expected results files of one of {', '.join(CALLS)}, or one file of {', '.join(reports.SECTIONS)}; "
+            f"got {', '.join(kinds)}"
+        )
     environment = shared({name: file["environment"] for name, file in files.items()})
-    rows = joined(row for file in files.values() for row in file["results"]["rows"])
+    rows = joined((row for file in files.values() for row in file["results"]["rows"]), CALLS[kinds[0]])
     return first | {"environment": environment, "results": first["results"] | {"rows": rows}}
 
 
@@ -348,16 +375,23 @@ COUNTS = ("wrong", "ok", "failed", "skipped")
 """Of two rows of one call, the one whose status comes first here is shown: nothing makes up for a wrong result."""
 
 
-def joined(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined(rows: Iterable[Row], call_of: Callable[[Row], tuple[Any, ...]]) -> list[Row]:
     """One row for each call."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        call = (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True))
+        call = call_of(row)
         found[call] = both(found[call], row) if call in found else row
     return list(found.values())
 
 
-def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+CALLS: dict[str, Callable[[Row], tuple[Any, ...]]] = {
+    "operators": lambda row: (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True)),
+    **dict.fromkeys(BESIDE, beside.call_of),
+}
+"""What is one call, of the benchmarks of which several files can be shown as one."""
+
+
+def both(first: Row, second: Row) -> Row:
     """The one that counts of two rows of one call; a right one also has what the other knows of first call and memory."""
     if first["status"] == second["status"] == "ok":
         return first | {name: second[name] for name in ONCE if first[name] is None}

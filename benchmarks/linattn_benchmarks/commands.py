@@ -49,10 +49,10 @@ class Asked:
         subjects: Backends and peers.
         seconds: Time to spend on the repeats of one call.
         check: Whether results are held against float64.
-        budget: Seconds for everything; None without end.
+        budget: Seconds for everything, of layers and models for one library's first calls; None without end.
         resume: A file of a run to go on with.
         rows: Patterns of names; empty for every row.
-        warm: Processes that make first calls before anything is timed; 0 for none.
+        warm: Processes that make first calls at once, before anything is timed; 0 for none.
         out: Where the figures go.
         shape: Sizes as ``--shape`` has them; None for the usual ones.
         ranks: Numbers of ranks; empty for the usual ones.
@@ -61,6 +61,7 @@ class Asked:
         peers: The libraries beside linattn; None for every one.
         small: Whether at reduced sizes.
         layers: Layers of a model.
+        tune: Configurations that the autotuner of a peer's kernel may choose among; None for all.
     """
 
     settings: dict[str, Any]
@@ -79,6 +80,7 @@ class Asked:
     peers: Sequence[str] | None = None
     small: bool = False
     layers: int = 4
+    tune: int | None = None
 
 
 def table(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
@@ -159,23 +161,20 @@ def side_by_side(name: str, words: Sequence[str], asked: Asked, say: Console) ->
     require(asked.settings["device"])
     jobs = jobs_of(name, words, asked)
     told = {key: x for key, x in asked.settings.items() if key in ("device", "dtype")}
-    told |= {"small": asked.small} | ({"layers": asked.layers} if name == "model" else {})
+    told |= {"small": asked.small, "tune": asked.tune} | ({"layers": asked.layers} if name == "model" else {})
     rows: list[Row] = []
-
-    def report(new: list[Row]) -> None:
-        for row in new:
-            figure = row["reason"] or f"{row['ms']['median']:.4g} ms"
-            line = f"{row['name']}  {row['what']}  {row['mode']}  {row['library']}  {row['status']}  {figure}"
-            say.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-        bar.advance(task)
 
     def results() -> dict[str, Any]:
         return document(name, {"settings": told | {"accelerator": accelerator()}, "rows": rows})
 
     with bars(say) as bar:
-        task = bar.add_task("timing", total=len(jobs))
-        for row in beside.run(jobs, report):
+        task = bar.add_task("timing", total=sum(len(job.whats) * len(job.modes) for job in jobs))
+        for row in beside.run(jobs, asked.warm or 1):
             rows.append(row)
+            figure = row["reason"] or f"{row['ms']['median']:.4g} ms"
+            line = f"{row['name']}  {row['what']}  {row['mode']}  {row['library']}  {row['status']}  {figure}"
+            say.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+            bar.advance(task)
             if asked.out:
                 keep(asked.out, results())
     return results()
@@ -208,6 +207,9 @@ def jobs_of(name: str, words: Sequence[str], asked: Asked) -> list[beside.Job]:
             small=asked.small,
             layers=asked.layers,
             seconds=asked.seconds,
+            check=asked.check,
+            tune=asked.tune,
+            **({} if asked.budget is None else {"patience": asked.budget}),
         )
         for each in chosen
         for sizes in shapes_of(asked.shape or (), known.SHAPES[device])

@@ -8,6 +8,7 @@ as where no package is installed. Parameters are random. A training step is a fo
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,24 +107,30 @@ def libraries(name: str) -> tuple[str, ...]:
 
 
 def prepared(job: Job) -> Prepared:
-    """The calls of a model in one of its ways."""
+    """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
-    model = made(job)
-    ids = torch.randint(1, model.config.vocab_size, (job.B, job.T), generator=torch.Generator().manual_seed(job.seed))
-    ids = ids.to(job.device)
+
+    def tokens(model: Any, B: int, T: int) -> Tensor:
+        generator = torch.Generator().manual_seed(job.seed)
+        return torch.randint(1, model.config.vocab_size, (B, T), generator=generator).to(job.device)
 
     def proof() -> dict[str, Tensor]:
+        model = made(job, small=True, dtype=torch.float32)
+        some = tokens(model, 1, PROVED)
         with way(job.library):
-            some = ids[:1, :PROVED]
             found = model(some, labels=some, use_cache=False)
             found.loss.backward()
-            gradients = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
-            model.zero_grad(set_to_none=True)
-        model.to(getattr(torch, job.dtype))
+        gradients = {name: p.grad.norm() for name, p in model.named_parameters() if p.grad is not None}
         return {"logits": found.logits, "gradients": torch.stack([gradients[name] for name in sorted(gradients)])}
 
+    @functools.cache
+    def whole() -> tuple[Any, Tensor]:
+        model = made(job, job.small, getattr(torch, job.dtype))
+        return model, tokens(model, job.B, job.T)
+
     def train(compile_: Compile) -> Callable[[], Any]:
+        model, ids = whole()
         run = compile_(model)
 
         def step() -> Any:
@@ -135,10 +142,12 @@ def prepared(job: Job) -> Prepared:
         return step
 
     def prefill(compile_: Compile) -> Callable[[], Any]:
+        model, ids = whole()
         run = compile_(model)
         return torch.no_grad()(lambda: run(ids, use_cache=True, logits_to_keep=1).logits)
 
     def decode(compile_: Compile) -> Callable[[], Any]:
+        model, ids = whole()
         with torch.no_grad():
             cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
         run, token = compile_(model), ids[:, -1:]
@@ -147,13 +156,20 @@ def prepared(job: Job) -> Prepared:
     return Prepared(proof, {"train": train, "prefill": prefill, "decode": decode}, lambda: way(job.library))
 
 
-def made(job: Job) -> Any:
-    """The model, the same one in every process, in float32."""
+def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
+    """The model, the same one in every process."""
     import transformers
 
     found = MODELS[job.name]
     cls = getattr(transformers, f"{found.stem}ForCausalLM")
-    return cls(found.config(job.layers, job.small)).to(job.device).train()
+    torch.manual_seed(job.seed)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(job.device):
+            return cls(found.config(job.layers, small)).to(job.device, dtype).train()
+    finally:
+        torch.set_default_dtype(usual)
 
 
 @contextlib.contextmanager

@@ -142,7 +142,14 @@ def heatmap(title: str, lines: Sequence[str], columns: Sequence[str], cells: Map
         for (line, column), x in cells.items():
             strong = abs(math.log(x)) > 0.6 * math.log(limit)
             place = (columns.index(column) + 0.5, lines.index(line) + 0.5)
-            axes.text(*place, f"{x:.2f}", ha="center", va="center", fontsize=7, color="white" if strong else "#212529")
+            axes.text(
+                *place,
+                f"{x:.2f}" if x >= 0.01 else f"{x:.1g}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if strong else "#212529",
+            )
         axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, fontsize=8)
         axes.set_yticks([i + 0.5 for i in range(len(lines))], lines, fontsize=8)
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)

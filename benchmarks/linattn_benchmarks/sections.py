@@ -34,16 +34,32 @@ def markdown(sections: Iterable[Section]) -> str:
 
 
 def grid(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; all columns after the first are figures or short words."""
-    rule = ("---", *["---:"] * (len(head) - 1))
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (head, rule, *lines))
+    """A Markdown table; all columns after the first are figures or short words, or sentences."""
+    cells = [[str(cell) for cell in line] for line in lines]
+    rule = ["---" if not place or prose(column) else "---:" for place, column in enumerate(columns(head, cells))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *cells))
+
+
+def columns(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[Sequence[str]]:
+    """The cells of each, its name not among them."""
+    return [column for _, *column in zip(head, *lines, strict=True)]
+
+
+def prose(column: Sequence[str]) -> bool:
+    """Whether a column has sentences, which stand at the left, on as many lines as they need."""
+    return max(map(len, column), default=0) > SHORT
+
+
+SHORT = 60
+"""Letters of what is no sentence yet."""
 
 
 def console(section: Section) -> Table:
     """For the terminal, without title and note."""
     table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(section.head):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for place, column in enumerate(columns(section.head, section.lines)):
+        said = prose(column)
+        table.add_column(section.head[place], justify="left" if said or not place else "right", no_wrap=not said)
     for line in section.lines:
         table.add_row(*line)
     return table

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from linattn_benchmarks import beside, commands, elsewhere, environment, sections
@@ -16,6 +19,7 @@ torch = pytest.importorskip("torch")
 from linattn_benchmarks import layers  # noqa: E402
 
 JOB = Job("layer", "GLA", "linattn", 2, 12, "cpu", "float32", 3, ("fwd", "fwdbwd", "decode"), ("eager",), True, seconds=1e-3)
+LATER = beside.Deadline(600)
 
 
 @pytest.fixture
@@ -30,6 +34,11 @@ def prepared(job: Job) -> Prepared:
     return layers.prepared(job)
 
 
+def timed(job: Job, ready: Prepared, what: str) -> beside.Row:
+    row, call = beside.first_call(job, ready, "eager", what, LATER)
+    return row | (beside.timed(job, call) if call else {})
+
+
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
@@ -37,14 +46,15 @@ def prepared(job: Job) -> Prepared:
 def test_transformers_layer_computes_what_ours_computes(name, tmp_path, without_kernels):
     pytest.importorskip("transformers")
     job = replace(JOB, name=name)
-    kept = tmp_path / "proof.npz"
-    assert beside.agreement(prepared(job), kept, first=True) is None
-    theirs = prepared(replace(job, library="transformers"))
-    error = beside.agreement(theirs, kept, first=False)
+    ours, theirs = tmp_path / "linattn.npz", tmp_path / "transformers.npz"
+    assert beside.prove(prepared(job), ours, LATER) is None
+    ready = prepared(replace(job, library="transformers"))
+    assert beside.prove(ready, theirs, LATER) is None
+    error = beside.compared(ours, theirs)
     assert error["ok"], error
     assert 0 < error["worst"] < 1e-4
     for what in layers.WHATS:
-        row = beside.one_row(job, theirs, "eager", what)
+        row = timed(job, ready, what)
         assert (row["status"], row["reason"]) == ("ok", None)
 
 
@@ -52,7 +62,7 @@ def test_transformers_layer_computes_what_ours_computes(name, tmp_path, without_
 def test_every_layer_is_timed_every_way(name):
     ready = prepared(replace(JOB, name=name))
     for what in layers.WHATS:
-        row = beside.one_row(JOB, ready, "eager", what)
+        row = timed(JOB, ready, what)
         assert (row["status"], row["reason"]) == ("ok", None)
         assert row["ms"]["median"] > 0
         assert row["first_call_s"] > 0
@@ -110,12 +120,12 @@ def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
     job = replace(JOB, benchmark="model", name="olmo_hybrid", whats=models.WHATS, layers=4)
     assert models.libraries("olmo_hybrid") == ("linattn", "linattn, fused", "fla", "transformers")
     for library in ("linattn", "linattn, fused", "transformers"):
-        torch.manual_seed(job.seed)
         ready = models.prepared(replace(job, library=library))
-        error = beside.agreement(ready, tmp_path / "proof.npz", first=library == "linattn")
-        assert error is None or error["ok"], error
+        kept = tmp_path / f"{library}.npz"
+        assert beside.prove(ready, kept, LATER) is None
+        assert beside.compared(tmp_path / "linattn.npz", kept)["ok"]
         with ready.timed():
-            rows = [beside.one_row(job, ready, "eager", what) for what in models.WHATS]
+            rows = [timed(job, ready, what) for what in models.WHATS]
         assert [(row["status"], row["reason"]) for row in rows] == [("ok", None)] * 3
 
 
@@ -135,15 +145,38 @@ def test_models_have_the_published_sizes_and_as_many_layers_as_asked():
 
 
 def test_a_library_that_differs_is_said_to_be_wrong(tmp_path):
-    def proof(factor):
-        return Prepared(lambda: {"y": torch.tensor([1.0, 2.0]) * factor}, {}, contextlib.nullcontext)
+    def error(factor):
+        y = torch.tensor([1.0, 2.0])
+        for name, made in (("ours", y), ("theirs", y * factor)):
+            kept = tmp_path / f"{name}.npz"
+            assert beside.prove(Prepared(lambda made=made: {"y": made}, {}, contextlib.nullcontext), kept, LATER) is None
+        return beside.compared(tmp_path / "ours.npz", tmp_path / "theirs.npz")
 
-    beside.agreement(proof(1.0), tmp_path / "proof.npz", first=True)
-    assert beside.agreement(proof(1.0001), tmp_path / "proof.npz", first=False)["ok"]
-    error = beside.agreement(proof(1.1), tmp_path / "proof.npz", first=False)
-    assert not error["ok"]
-    assert error["worst"] == pytest.approx(0.1)
-    assert not beside.agreement(proof(float("nan")), tmp_path / "proof.npz", first=False)["ok"]
+    assert error(1.0001)["ok"]
+    assert not error(1.1)["ok"]
+    assert error(1.1)["worst"] == pytest.approx(0.1)
+    assert not error(float("nan"))["ok"]
+
+
+def test_a_proof_that_cannot_be_made_leaves_the_calls(tmp_path):
+    def refuse():
+        raise ZeroDivisionError("no heads")
+
+    kept = tmp_path / "theirs.npz"
+    assert beside.prove(Prepared(refuse, {}, contextlib.nullcontext), kept, LATER) == "ZeroDivisionError: no heads"
+    assert not kept.exists()
+
+
+def test_first_calls_end_in_time():
+    def slow(compile_):
+        return lambda: time.sleep(20)
+
+    soon = beside.Deadline(0.2)
+    ready = Prepared(dict, {"fwd": slow}, contextlib.nullcontext)
+    for _ in range(2):  # what comes after is not begun
+        row, call = beside.first_call(JOB, ready, "eager", "fwd", soon)
+        assert call is None
+        assert (row["status"], row["reason"]) == ("failed", "TimeoutError: first calls took longer than 0 s")
 
 
 def test_a_call_that_breaks_the_graph_is_compiled_in_parts(monkeypatch):
@@ -168,7 +201,7 @@ def test_a_call_that_fails_leaves_the_others(monkeypatch):
     def refuse(compile_):
         raise ZeroDivisionError("no heads\nat all")
 
-    row = beside.one_row(JOB, Prepared(dict, {"fwd": refuse}, contextlib.nullcontext), "eager", "fwd")
+    row = timed(JOB, Prepared(dict, {"fwd": refuse}, contextlib.nullcontext), "fwd")
     assert (row["status"], row["reason"], row["ms"]) == ("failed", "ZeroDivisionError: no heads", None)
 
 
@@ -179,19 +212,39 @@ def test_a_process_without_an_answer_says_why():
         elsewhere.ask("linattn_benchmarks.fresh", {}, 0.01)
 
 
-def test_rows_of_a_library_that_cannot_be_called_say_why(tmp_path, monkeypatch):
+def test_answers_are_given_when_they_are_wanted(tmp_path, monkeypatch):
+    (tmp_path / "counts.py").write_text(COUNTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with elsewhere.Process("counts", {"to": 2}) as process:
+        assert process.answer(60) == 1
+        process.say()
+        assert process.answer(60) == 2
+        process.say()
+        with pytest.raises(elsewhere.NoAnswer, match=r"^ValueError: that is all$"):
+            process.answer(60)
+
+
+COUNTS = """
+from linattn_benchmarks import elsewhere
+
+def counted(question):
+    yield from range(1, question["to"] + 1)
+    raise ValueError("that is all")
+
+elsewhere.answers(counted)
+"""
+
+
+def test_rows_of_a_library_that_cannot_be_called_say_why(monkeypatch):
+    def rows(job):
+        return [(row["what"], row["status"], row["reason"]) for row in beside.run([job], 1)]
+
     monkeypatch.setitem(layers.LIBRARIES, "fla", beside.Library("no-such-thing", "no_such_thing"))
-    rows = beside.rows_of(replace(JOB, library="fla"), tmp_path)
-    assert [(row["status"], row["reason"]) for row in rows] == [("skipped", "no-such-thing is not installed")] * 3
+    assert rows(replace(JOB, library="fla")) == [(what, "skipped", "no-such-thing is not installed") for what in JOB.whats]
     monkeypatch.setitem(layers.LIBRARIES, "fla", beside.Library("linattn", "linattn", ("cuda",)))
-    assert beside.rows_of(replace(JOB, library="fla"), tmp_path)[0]["reason"] == "runs on cuda, not on cpu"
-
-    def ask(*_):
-        raise elsewhere.NoAnswer("took longer than 1 s")
-
-    monkeypatch.setattr(elsewhere, "ask", ask)
-    rows = beside.rows_of(JOB, tmp_path)
-    assert [(row["status"], row["reason"]) for row in rows] == [("failed", "took longer than 1 s")] * 3
+    assert rows(replace(JOB, library="fla"))[0] == ("fwd", "skipped", "runs on cuda, not on cpu")
+    monkeypatch.setattr(elsewhere, "sys", SimpleNamespace(executable="/bin/false"))
+    assert rows(JOB) == [(what, "failed", "ended with status 1") for what in JOB.whats]
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
@@ -199,7 +252,8 @@ def test_rows_of_a_library_that_cannot_be_called_say_why(tmp_path, monkeypatch):
 
 def row(library, ms=None, **fields):
     usual = {"name": "GLA", "what": "fwd", "mode": "eager", "label": "B1 T8", "status": "ok", "reason": None, "note": None}
-    return {**usual, "library": library, "ms": ms and {"median": ms}, "peak_bytes": 3 << 20, "error": None, **fields}
+    memory = {"peak_bytes": 3 << 20, "peak_of": "device allocator"}
+    return {**usual, **memory, "library": library, "ms": ms and {"median": ms}, "first_call_s": 1.5, "error": None, **fields}
 
 
 def results(*rows):
@@ -217,7 +271,7 @@ def test_tables_and_ratios():
     assert peaks.lines == [("forward, eager", "3.0 MiB", "–", "3.0 MiB (WRONG)")]
     assert remarks.lines == [
         ("fla", "GLA", "skipped: runs on cuda, not on cpu"),
-        ("other", "GLA", "differs from linattn by 0.5 of the largest value in float32"),
+        ("other", "GLA", "differs from linattn by 0.5 of the largest value, in float32"),
         ("other", "GLA", "more than one graph"),
     ]
     ((title, lines, columns, cells),) = beside.heatmaps(found)
@@ -237,6 +291,25 @@ def test_success_is_something_of_ours_and_nothing_failed():
     assert beside.succeeded(results(row("linattn", 2.0), row("fla", status="failed", reason="theirs")))
     assert not beside.succeeded(results(row("linattn", 2.0), row("linattn, fused", status="failed", reason="ours")))
     assert not beside.succeeded(results(row("transformers", 2.0)))
+
+
+def test_files_of_several_runs_are_shown_as_one(run, tmp_path):
+    def file(name, *rows, benchmark="layer"):
+        environment.write(tmp_path / name, benchmark, results(*rows))
+        return str(tmp_path / name)
+
+    first = file("first.json", row("linattn", 2.0), row("fla", status="failed", reason="out of memory"))
+    second = file("second.json", row("linattn", 9.0), row("fla", 5.0))
+    out = tmp_path / "both.json"
+    done = run("report", first, second, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    rows = environment.read(out)["results"]["rows"]
+    assert [(r["library"], r["ms"]["median"]) for r in rows] == [("linattn", 2.0), ("fla", 5.0)]
+    done = run("report", first, file("third.json", row("linattn", 2.0), benchmark="model"))
+    assert done.exit_code == 2
+    assert "results files of one of operators, layer, model, or one file of table" in " ".join(
+        done.output.replace("│", " ").split()
+    )
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -143,8 +143,12 @@ def test_of_two_rows_of_a_call_the_wrong_one_counts():
     failed = {"library": "fla", "backend": None, "case": {"seed": 1}, "ms": None, "status": "failed", "first_call_s": None}
     timed = failed | {"case": {"seed": 2}, "ms": {"median": 1.0}, "status": "ok"}
     wrong = failed | {"case": {"seed": 3}, "ms": {"median": 2.0}, "status": "wrong", "first_call_s": 3.0}
-    assert cli.joined([failed, timed]) == cli.joined([timed, failed]) == [timed]
-    assert cli.joined([wrong, timed]) == cli.joined([timed, wrong]) == [wrong]
+
+    def joined(*rows):
+        return cli.joined(rows, cli.CALLS["operators"])
+
+    assert joined(failed, timed) == joined(timed, failed) == [timed]
+    assert joined(wrong, timed) == joined(timed, wrong) == [wrong]
 
 
 def test_runs_in_different_environments_are_not_joined(run, tmp_path):

@@ -342,8 +342,11 @@ def test_evenness_packing_and_peers():
         (("grid", "glaa"), "grid: unknown family 'glaa': did you mean 'gla'? known are gated_delta_rule, kda,"),
         (("grid", "gla", "--what", "fwd"), "--what does not go with grid"),
         (("chunk_gla", "--rows", "x"), "--rows goes with table and grid, not with chunk_gla"),
-        (("overhead", "--budget", "20"), "--budget goes with table and grid, not with overhead"),
-        (("overhead", "--warm", "2"), "--warm goes with table, grid and overhead --device cuda, not with overhead"),
+        (("overhead", "--budget", "20"), "--budget goes with table, grid, layer and model, not with overhead"),
+        (
+            ("overhead", "--warm", "2"),
+            "--warm goes with table, grid, layer, model and overhead --device cuda, not with overhead",
+        ),
         (("overhead", "gla", "--device", "cuda"), "overhead takes no operators, got gla"),
     ],
 )
@@ -429,7 +432,8 @@ def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     for path in paths:
         environment.keep(path, environment.document("table", results_of()))
-    assert "report: expected results files of operators, or one of table, grid, host" in said(run("report", *map(str, paths)))
+    told = said(run("report", *map(str, paths)))
+    assert "report: expected results files of one of operators, layer, model, or one file of table, grid, host" in told
 
 
 def test_a_row_is_json(entries):

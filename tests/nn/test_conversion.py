@@ -224,6 +224,12 @@ def test_fla_layers_compute_the_same(plain, name, options):
         torch.testing.assert_close(nn.from_fla(theirs)(x, shared=first), expected, rtol=1e-4, atol=2e-5)
 
 
+def test_the_one_layer_of_an_rwkv7_model_becomes_flas(plain):
+    ours, x = nn.RWKV7(32, head_dim=16), torch.randn(1, 13, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(nn.to_fla(ours).eval()(x)[0], ours(x), rtol=1e-4, atol=2e-5)
+
+
 # -- transformers, whose layers run on a CPU ---------------------------------------------------------------------------
 
 

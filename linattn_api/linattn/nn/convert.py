@@ -167,6 +167,8 @@ def _fla_arguments(name: str, given: Mapping[str, Any], layer: Any) -> dict[str,
         raise OptionError(f"to_fla: fla's {FLA[name]} has no feature map {found['feature_map']!r}")
     if name == "KimiDeltaAttention":
         found["safe_gate"] = given["lower_bound"] is not None
+    if name == "RWKV7":  # fla's first values divide by the number of layers below the last; they are overwritten
+        found["num_hidden_layers"] = max(2, given["num_hidden_layers"])
     return found
 
 
