@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from linattn.errors import OptionError
 
 from .cases import Case, draw
 from .clocks import spread
+from .fresh import placed
 from .runners import Torch
 
 EXCHANGED = (1 << 10, 1 << 22)
@@ -110,10 +112,14 @@ def _rank(rank: int, ranks: int, meeting: str, cases: Sequence[Row], backend: st
             if rank == 0:
                 said.put({"family": None, "what": "exchange", "ranks": ranks, "bytes": nbytes, "ms": spread(ms)})
         for case in map(Case.from_json, cases):
-            ms = _times(_call(case, backend, ranks), device, seconds)
+            call = _call(case, backend, ranks)
+            ms, peak = _times(call, device, seconds), _peak(call, device)
+            del call
+            Torch(device).release()
             if rank == 0:
                 family, tokens = case.spec.name, case.size["T"]
-                said.put({"family": family, "what": case.what, "ranks": ranks, "tokens": tokens, "ms": spread(ms)})
+                row = {"family": family, "what": case.what, "ranks": ranks, "tokens": tokens, "ms": spread(ms)}
+                said.put(row | ({} if peak is None else {"peak_bytes": peak}))
         if rank == 0:
             said.put(None)
     except Exception:
@@ -127,8 +133,8 @@ def _call(case: Case, backend: str | None, ranks: int) -> Callable[[], Any]:
     import linattn
     from linattn.distributed import context_parallel
 
-    runner, inputs = Torch(case.device), draw(case)
-    arrays = {arg.name: runner.array(inputs.arrays[arg.name], case.dtype_of(arg)) for arg in case.arrays}
+    runner, inputs = Torch(case.device), draw(replace(case, lengths=(case.size["T"],)))  # of many tokens, a period
+    arrays = {arg.name: placed(case, runner, arg, inputs.arrays[arg.name]) for arg in case.arrays}
     values = next(arg for arg in case.arrays if arg.name == "v")
     where = {"context": context_parallel()} if ranks > 1 else {}
 
@@ -137,7 +143,7 @@ def _call(case: Case, backend: str | None, ranks: int) -> Callable[[], Any]:
 
     if case.what == "fwd":
         return runner.forward(function, arrays)
-    return runner.forward_backward(function, arrays, {"o": runner.array(inputs.d_o, case.dtype_of(values))})
+    return runner.forward_backward(function, arrays, {"o": placed(case, runner, values, inputs.d_o)})
 
 
 def _exchange(nbytes: int, device: str) -> Callable[[], Any]:
@@ -148,6 +154,18 @@ def _exchange(nbytes: int, device: str) -> Callable[[], Any]:
     own = torch.zeros(nbytes // 4, device=device)
     everything = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     return lambda: dist.all_gather(everything, own)
+
+
+def _peak(call: Callable[[], Any], device: str) -> int | None:
+    """Bytes beyond the inputs, of the rank with most; None where nobody counts them."""
+    import torch
+    import torch.distributed as dist
+
+    if (own := Torch(device).peak(call)) is None:
+        return None
+    most = torch.tensor(own, device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most)
 
 
 def _times(call: Callable[[], Any], device: str, seconds: float) -> list[float]:

@@ -39,6 +39,7 @@ def shard(model: nn.LanguageModel, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
     for module in (*blocks, model):
         module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # a sum with a factor is NCCL's alone
 
 
 def compile_blocks(model: nn.LanguageModel, backend: str, whole: bool) -> None:

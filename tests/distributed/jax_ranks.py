@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import linattn
 import numpy as np
+import torch
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from linattn.distributed import shard_axis
@@ -111,18 +112,12 @@ def compare(run: Run, mesh: Any) -> None:
     keep = {"output_final_state": True} if run.case.options.get("causal", True) else {}
     plan = shard_axis("cp", run.cu_seqlens, run.layout, replicate_states=True, mesh=None if run.inside else mesh)
 
-    def plain(x: dict[str, Any]) -> Any:
-        return function(**arguments(run.case, x, function), **jax.tree.map(jnp.asarray, offsets), **keep)
-
     def spread(x: dict[str, Any]) -> Any:
         return function(**arguments(run.case, x, function), **keep, context=plan)
 
     if run.inside:
         spread = jax.shard_map(spread, mesh=mesh, in_specs=(specs,), out_specs=(P(None, "cp"), P()), check_vma=run.check_vma)
-    rng = np.random.default_rng(5)
-    shapes = jax.eval_shape(plain, arrays)
-    weights = jax.tree.map(lambda y: rng.standard_normal(y.shape).astype(np.float32), shapes)
-    expected, gradients = differentiated(plain, weights)(*halves(arrays))
+    expected, gradients, weights = on_one_device(run, arrays, offsets, keep)
     laid = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in laid.items()}
     found, own = differentiated(spread, (weights[0][:, moved], weights[1]))(*halves(laid))
     close("o", found[0], expected[0][:, moved])
@@ -130,6 +125,19 @@ def compare(run: Run, mesh: Any) -> None:
         close("final state", x, y)
     for name, gradient in gradients.items():
         close(f"gradient of {name}", own[name], gradient[:, moved] if specs[name] != P() else gradient)
+
+
+def on_one_device(run: Run, arrays: dict[str, Any], offsets: dict[str, Any], keep: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """PyTorch's outputs in float64, weights for all of them, and the gradients of the weighted sum; nothing is compiled."""
+    function, rng = operator(run.operator), np.random.default_rng(5)
+    x = {name: torch.from_numpy(y.astype(np.float64) if y.dtype.kind == "f" else y) for name, y in arrays.items()}
+    floats = {name: y.requires_grad_() for name, y in x.items() if y.is_floating_point()}
+    found = function(**arguments(run.case, x, function), **{name: torch.from_numpy(y) for name, y in offsets.items()}, **keep)
+    weights = jax.tree.map(lambda y: rng.standard_normal(y.shape).astype(np.float32), found)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(weights), strict=True)
+    sum((y * torch.from_numpy(w)).sum() for y, w in pairs).backward()
+    gradients = {name: np.zeros(y.shape) if y.grad is None else y.grad.numpy() for name, y in floats.items()}
+    return jax.tree.map(lambda y: y.detach().numpy(), found), gradients, weights
 
 
 def halves(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

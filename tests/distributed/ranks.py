@@ -1,4 +1,4 @@
-"""What the processes of a gloo group run: every case in turn, each rank holding its result against one device's.
+"""What the processes of a group run: every case in turn, each rank holding its result against one device's.
 
 A job is a name and keywords of a function in this module. The processes of a group are started once, and run all of its jobs.
 """
@@ -14,23 +14,35 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import linking
 from sequence_cases import SPREAD, arguments, draw, operator, parts
 
 Job = tuple[str, str, dict[str, Any]]
 """Its id, the function, and the keywords."""
 
+PRELOADED = [
+    "torch.distributed.tensor", "linattn.distributed.on_torch", "linattn_backends.torch", "linattn_backends.triton",
+    "numpy.random",
+]  # fmt: skip
+"""What one process imports for all groups: each of theirs is a copy of it."""
+KERNELS = 2e-3
+"""Of the norm, by which kernels of float32 may be off: products of the matrix units, in another order."""
 SECONDS = 200
 """For one group to do all of its jobs; a busy machine is slow."""
 
 
-def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30) -> dict[str, list[str]]:
-    """Run jobs on ``world`` processes; return what each rank says to each job: nothing if all is well, else a traceback."""
-    context = multiprocessing.get_context("spawn")
+def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30, device: str = "cpu") -> dict[str, list[str]]:
+    """Run jobs on ``world`` processes; return what each rank says to each job: nothing if all is well, else a traceback.
+
+    On ``"cuda"`` each process has a device, and NCCL between them.
+    """
+    context = multiprocessing.get_context("spawn" if device == "cuda" else "forkserver")
+    context.set_forkserver_preload(PRELOADED)
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         processes = [
-            context.Process(target=_member, args=(rank, world, str(meeting), list(jobs), queue, timeout), daemon=True)
+            context.Process(target=_member, args=(rank, world, str(meeting), list(jobs), queue, timeout, device), daemon=True)
             for rank in range(world)
         ]
         for process in processes:
@@ -49,15 +61,16 @@ def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30) -> dict[str, 
     return found
 
 
-def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, timeout: float) -> None:
+def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, timeout: float, device: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
-    )
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     for name, function, keywords in jobs:
         try:
             globals()[function](**keywords)
@@ -69,6 +82,13 @@ def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, ti
             break
     queue.put(None)
     dist.destroy_process_group()
+
+
+def here() -> str:
+    """The kind of device that the ranks have."""
+    import torch.distributed as dist
+
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------
@@ -85,37 +105,57 @@ def compare(
     compiled: bool = False,
     case: Any = None,
     T: int = 24,
+    backend: str | None = None,
+    single: bool = False,
 ) -> None:
-    """Outputs, final states and gradients of the operator on this rank's tokens against those of one device."""
+    """Outputs, final states and gradients of the operator on this rank's tokens against those of one device.
+
+    In float64; or, of kernels, in single precision with heads of their sizes.
+    """
     import torch
     import torch.distributed as dist
     from linattn.distributed import context_parallel
     from linattn.distributed.layout import rank_order
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    case = case or draw(variant, cu_seqlens=cu_seqlens, state=state, T=T)
+    sizes = dict(K=32, V=32) if single else {}
+    if backend == "linking":
+        linking.register()
+    case = case or draw(variant, cu_seqlens=cu_seqlens, state=state, T=T, **sizes)
     function = operator(f"{name}_{case.family}" if name else case.family)
     plan = context_parallel(cu_seqlens=cu_seqlens, layout=layout, exchange=exchange, replicate_states=replicate_states)
     order = rank_order(ranks, layout)
     own = [j for j, (holder, _) in enumerate(order) if holder == rank]
     length = T // len(order)
-    tokens = torch.cat([torch.arange(j * length, (j + 1) * length) for j in own])
+    tokens = torch.cat([torch.arange(j * length, (j + 1) * length) for j in own]).to(here())
 
     def leaves() -> dict[str, Any]:
-        found = {key: torch.from_numpy(x.copy()) for key, x in case.arrays.items()}
+        found = {key: torch.from_numpy(x.copy()).to(here()) for key, x in case.arrays.items()}
+        if single:
+            found = {key: x.float() if x.is_floating_point() else x for key, x in found.items()}
         return {key: x.requires_grad_() if x.is_floating_point() else x for key, x in found.items()}
 
     def call(x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
         given = arguments(case, x, function)
         if case.options.get("causal", True):
             given["output_final_state"] = True
+        if backend:
+            given["backend"] = backend
         return function(**given | more)
+
+    def close(x: Any, y: Any, tolerance: float, what: str) -> None:
+        if single:
+            off = ((x - y).double().norm() / y.double().norm().clamp_min(1e-6)).item()
+            assert off < KERNELS, f"{what}: off by {off:.1e} of its norm"
+        else:
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
     whole = leaves()
     o, final = call(whole)
-    weights = torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(2)
-    state_weights = [torch.randn(x.shape, dtype=o.dtype, generator=generator) for x in parts(final)]
+    generator = torch.Generator().manual_seed(1)
+    weights, *state_weights = (
+        torch.randn(x.shape, dtype=o.dtype, generator=generator).to(o.device) for x in (o, *parts(final))
+    )
     loss = (o * weights).sum() + sum((x * w).sum() for x, w in zip(parts(final), state_weights, strict=True))
     loss.backward()
 
@@ -130,21 +170,21 @@ def compare(
 
     run = torch.compile(spread, fullgraph=True, backend="aot_eager") if compiled else spread
     o_here, final_here = run(local)
-    torch.testing.assert_close(o_here, o[:, tokens], rtol=1e-9, atol=1e-9)
+    close(o_here, o[:, tokens], 1e-9, "o")
     loss = (o_here * weights[:, tokens]).sum()
     for x, y, w in zip(parts(final_here), parts(final), state_weights, strict=True):
         everyone = x.detach().clone()
         if not replicate_states:
             dist.all_reduce(everyone)
         loss = loss + (x * w).sum() / (ranks if replicate_states else 1)
-        torch.testing.assert_close(everyone, y, rtol=1e-9, atol=1e-9)
+        close(everyone, y, 1e-9, "final state")
     loss.backward()
     for key, x in mine.items():
         if not x.is_floating_point() or whole[key].grad is None:
             continue
         gradient = torch.zeros_like(x) if x.grad is None else x.grad.clone()
         dist.all_reduce(gradient)
-        torch.testing.assert_close(gradient, whole[key].grad, rtol=1e-8, atol=1e-8, msg=lambda text, key=key: f"{key}: {text}")
+        close(gradient, whole[key].grad, 1e-8, f"gradient of {key}")
     again, _ = run(local)
     assert torch.equal(again, o_here), "the same call gave other bits"
 
@@ -157,7 +197,7 @@ def dtensors(variant: str, heads: int = 1) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // heads, heads), mesh_dim_names=("cp", "tp"))
+    mesh = init_device_mesh(here(), (dist.get_world_size() // heads, heads), mesh_dim_names=("cp", "tp"))
     plan = context_parallel(mesh["cp"])
     case = draw(variant)
     function = operator(f"chunk_{case.family}")
@@ -175,7 +215,7 @@ def dtensors(variant: str, heads: int = 1) -> None:
         return distribute_tensor(x, mesh, along)
 
     def called(change: Any, **more: Any) -> tuple[list[Any], dict[str, Any]]:
-        x = {name: change(name, torch.from_numpy(x.copy())) for name, x in case.arrays.items()}
+        x = {name: change(name, torch.from_numpy(x.copy()).to(here())) for name, x in case.arrays.items()}
         x = {name: y.requires_grad_() if y.is_floating_point() else y for name, y in x.items()}
         o, state = function(**arguments(case, x, function), output_final_state=True, **more)
         found = [y.full_tensor() if isinstance(y, DTensor) else y for y in (o, *parts(state))]
@@ -233,7 +273,7 @@ def other_shape() -> None:
     import torch.distributed as dist
     from linattn.distributed import context_parallel
 
-    x = torch.ones(1, 4, 2 if dist.get_rank() == 1 else 1, 2)
+    x = torch.ones(1, 4, 2 if dist.get_rank() == 1 else 1, 2, device=here())
     linattn.chunk_linear_attn(x, x, x, context=context_parallel())
 
 
@@ -247,5 +287,5 @@ def dead_rank() -> None:
     plan = context_parallel()
     if dist.get_rank() == 1:
         raise SystemError("gone")
-    x = torch.ones(1, 4, 1, 2)
+    x = torch.ones(1, 4, 1, 2, device=here())
     linattn.chunk_linear_attn(x, x, x, context=plan)

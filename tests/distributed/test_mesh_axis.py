@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 jax = pytest.importorskip("jax")
+pytest.importorskip("torch")
 jax_ranks = pytest.importorskip("jax_ranks")
 
 SECONDS = 900

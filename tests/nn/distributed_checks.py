@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from datetime import timedelta
 
 import torch
@@ -108,16 +107,12 @@ def fsdp(mesh):
         torch.testing.assert_close(p.full_tensor(), whole.get_parameter(name), rtol=1e-9, atol=1e-11)
 
 
-def main(check: str, rank: str, file: str) -> None:
+def main(check: str, rank: int, file: str) -> None:
     """Run one check as one of two processes that meet at a file."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", f"file://{file}", rank=int(rank), world_size=2, timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2, timeout=timedelta(seconds=90))
     try:
         globals()[check](init_device_mesh("cpu", (2,)))
     finally:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import re
-import subprocess
-import sys
-from pathlib import Path
+import traceback
+from typing import Any
 
 import pytest
 
@@ -18,24 +17,30 @@ from linattn import nn  # noqa: E402
 from linattn.context import Context  # noqa: E402
 from linattn.errors import OptionError, ShapeError  # noqa: E402
 
-CHECKS = Path(__file__).with_name("distributed_checks.py")
+processes = multiprocessing.get_context("forkserver")  # each is a copy of one that has imported everything
+processes.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor", "linattn.nn", "linattn_backends.torch"])
+
+
+def member(check: str, rank: int, file: str, said: Any) -> None:
+    """What one process does, and says: nothing if all is well."""
+    import distributed_checks
+
+    try:
+        distributed_checks.main(check, rank, file)
+        said.put("")
+    except Exception:
+        said.put(traceback.format_exc())
 
 
 @pytest.mark.parametrize("check", ["by_heads", "by_batch", "context", "decoding", "fsdp"])
 def test_two_processes_compute_what_one_does(check, tmp_path):
-    given = [sys.executable, str(CHECKS), check]
-    processes = [
-        subprocess.Popen(
-            [*given, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    said = processes.Queue()
+    pair = [processes.Process(target=member, args=(check, rank, str(tmp_path / "store"), said), daemon=True) for rank in (0, 1)]
+    for process in pair:
+        process.start()
+    assert [said.get(timeout=120) for _ in pair] == ["", ""]
+    for process in pair:
+        process.join()
 
 
 def test_what_a_call_on_a_shard_cannot_have_is_refused():

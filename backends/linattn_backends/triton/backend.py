@@ -15,7 +15,11 @@ from torch import Tensor
 
 from .. import Triton
 from .conv import decode_short_conv, short_conv
+from .delta import summary as delta_summaries
+from .delta.call import DeltaCall
 from .delta.op import delta_call
+from .diagonal import summary as diagonal_summaries
+from .diagonal.call import DiagonalCall
 from .diagonal.op import diagonal_call
 from .explain import details_of
 from .host.maps import Maps
@@ -131,6 +135,91 @@ def delta(
     return o, final if output_final_state else None
 
 
+def diagonal_summary(form: str, arrays: dict[str, Tensor | None], *, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the tokens of whole sequences do to the state, of a family with a diagonal gate."""
+    return summary(arrays, False, Maps.of())
+
+
+def scalar_summary(
+    form: str, arrays: dict[str, Tensor | None], *, cu_seqlens: Tensor | None, gate: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Likewise, of one log decay a token and head, which may be raw."""
+    return summary(arrays, False, Maps.of(gate))
+
+
+def delta_summary(
+    form: str,
+    arrays: dict[str, Tensor | None],
+    *,
+    cu_seqlens: Tensor | None,
+    qk_norm: str | None = None,
+    gate: Any = None,
+    beta_map: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Likewise, of the delta families and ``dplr``."""
+    return summary(arrays, True, Maps.of(gate, beta_map, qk_norm))
+
+
+def summary(arrays: dict[str, Tensor | None], delta: bool, maps: Maps) -> tuple[Tensor, Tensor]:
+    """``A`` and ``b`` of whole sequences; of no tokens, what changes nothing."""
+    if arrays["v"].shape[1] == 0:
+        return nothing_done(arrays, delta)
+    call = chunk_call(dict(arrays, q=arrays["k"]), delta, 1.0, 0, maps)
+    return (delta_summaries if delta else diagonal_summaries).summary(call)
+
+
+def nothing_done(arrays: dict[str, Tensor | None], delta: bool) -> tuple[Tensor, Tensor]:
+    """The summary of no tokens."""
+    k, v, g, gv = (arrays.get(name) for name in ("k", "v", "g", "gv"))
+    (B, _, HV, V), K = v.shape, k.shape[-1]
+    new = functools.partial(torch.zeros, dtype=torch.float32, device=v.device)
+    if delta:
+        A = torch.eye(K, dtype=torch.float32, device=v.device).expand(B, HV, K, K)
+    else:
+        A = new((B, HV, *(() if g is None or g.dim() < 4 else (K + (0 if gv is None else V),)))) + 1
+    return A, new((B, HV, K, V))
+
+
+def adjoint(
+    op: str,
+    arrays: dict[str, Tensor | None],
+    do: Tensor,
+    dfinal: Tensor | None,
+    *,
+    scale: float | None,
+    chunk_size: int | None,
+    qk_norm: str | None = None,
+    gate: Any = None,
+    beta_map: str | None = None,
+) -> Tensor:
+    """The gradient of the states before the tokens of whole sequences, from those of outputs and final states."""
+    delta, maps = op in DELTA, Maps.of(gate, beta_map, qk_norm)
+    call = chunk_call(arrays, delta, scale_of(arrays, scale), chunk_size or 0, maps)
+    return (delta_summaries if delta else diagonal_summaries).adjoint(call, do, dfinal)
+
+
+def chunk_call(arrays: dict[str, Tensor | None], delta: bool, scale: float, chunk: int, maps: Maps) -> DeltaCall | DiagonalCall:
+    """A call in chunk form without states, as a core takes it."""
+    arrays, maps = with_scalars_mapped(arrays, maps)
+    q, k, v, g, gv, u, beta, a, b = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u", "beta", "a", "b"))
+    if delta:
+        return DeltaCall.of(q, k, v, g, beta, a, b, None, None, scale, chunk, maps)
+    return DiagonalCall.of(q, k, v, g, gv, u, None, None, scale, chunk)
+
+
+def summary_complaint(call: Call) -> str | None:
+    """Why a summary is read off a wider call."""
+    if call.needs_grad is not False or call.forward_mode:
+        return "makes summaries without gradients"
+    if call.varlen:
+        return "makes summaries of whole batches, not of packed sequences"
+    if call.option("normalize"):
+        return "makes no summary of a normaliser"
+    if call.op in DELTA and (call.K > 128 or call.beta == "vector"):
+        return "makes summaries of delta families with K up to 128 and one beta a token"
+    return None
+
+
 def decoded(
     form: str,
     arrays: dict[str, Tensor | None],
@@ -234,6 +323,14 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 
 @form_methods(dict.fromkeys(("linear_attn", "simple_gla", "gla", "rwkv6", *DELTA), decoded), forms=("decode",))
 @form_methods({"ssd": decode_ssd}, forms=("decode",))
+@form_methods(
+    {
+        **dict.fromkeys(("linear_attn", "gla", "rwkv6"), diagonal_summary),
+        "simple_gla": scalar_summary,
+        **dict.fromkeys(DELTA, delta_summary),
+    },
+    forms=("summary",),
+)
 @form_methods({"mixed_attn": mixed_attention}, forms=("chunk", "recurrent"))
 @form_methods(
     {
@@ -249,6 +346,7 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 class TritonBackend(Triton):
     """Triton kernels on NVIDIA GPUs."""
 
+    adjoint = staticmethod(adjoint)
     short_conv = staticmethod(short_conv)
     decode_short_conv = staticmethod(decode_short_conv)
     gated_rms_norm = staticmethod(gated_rms_norm)
@@ -256,6 +354,8 @@ class TritonBackend(Triton):
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""
         complaint = _device_complaint(call.device) or call_complaint(call) or map_complaint(call)
+        if call.form == "summary":
+            complaint = complaint or summary_complaint(call)
         return None if complaint is None else Unsupported(complaint)
 
     def missing_device(self) -> str | None:

@@ -22,7 +22,7 @@ from ..frameworks import framework_of
 from .agreement import agree, rank_is_gone
 from .layout import remembered
 
-__all__ = ["chain", "combine", "total", "watch"]
+__all__ = ["carried", "chain", "combine", "flow_back", "total", "watch"]
 
 _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 """A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
@@ -136,6 +136,44 @@ def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: 
     return found
 
 
+def flow_back(
+    d: Tensor,
+    A: Tensor,
+    order: list[int],
+    enters: list[bool],
+    starts: list[bool],
+    group_name: str,
+    label: str,
+    ring: bool,
+) -> Tensor:
+    """Gradients of the states after this rank's spans ``[spans, ...]``, from those of what entered them; ``A`` as kept."""
+    group = _resolve_process_group(group_name)
+    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(d)
+    after = torch.zeros_like(d)
+    if ring:
+        flow: Any = None
+        for j, (rank, number) in reversed(list(enumerate(places))):
+            if rank != me:
+                continue
+            leaves = j + 1 < len(places) and enters[j + 1]
+            flow = _received(flow, places[j + 1][0], me, d[number], group, label) if leaves else torch.zeros_like(d[number])
+            after[number] = flow
+            before = d[number] if starts[j] else d[number] + act_transposed(xp, A[number], flow)
+            if enters[j]:
+                _sent(before, places[j - 1][0], me, group, label)
+                flow = before
+        return after
+    all_d = _gathered(d, group, label)
+    flow = torch.zeros_like(d[0])
+    first = min(j for j, (rank, _) in enumerate(places) if rank == me)
+    for j, (rank, number) in reversed(list(enumerate(places))[first:]):
+        if rank == me:
+            after[number] = flow
+        before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
+        flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
+    return after
+
+
 @torch.library.custom_op("linattn::chain_backward", mutates_args=())
 def _chain_backward(
     d: Tensor,
@@ -149,35 +187,12 @@ def _chain_backward(
     ring: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``A`` and ``b``, in the shape of this rank's own."""
-    group = _resolve_process_group(group_name)
-    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(d)
-    dA, db = torch.zeros_like(A if ring else A[0]), torch.zeros_like(d)
-    if ring:
-        flow: Any = None
-        for j, (rank, number) in reversed(list(enumerate(places))):
-            if rank != me:
-                continue
-            leaves = j + 1 < len(places) and enters[j + 1]
-            flow = _received(flow, places[j + 1][0], me, d[number], group, label) if leaves else torch.zeros_like(d[number])
-            db[number] = flow
-            before = d[number]
-            if not starts[j]:
-                dA[number] = gradient_of(xp, A[number], entering[number], flow)
-                before = before + act_transposed(xp, A[number], flow)
-            if enters[j]:
-                _sent(before, places[j - 1][0], me, group, label)
-                flow = before
-        return dA, db
-    all_d = _gathered(d, group, label)
-    flow = torch.zeros_like(d[0])
-    first = min(j for j, (rank, _) in enumerate(places) if rank == me)
-    for j, (rank, number) in reversed(list(enumerate(places))[first:]):
-        if rank == me:
-            db[number] = flow
-            if not starts[j]:
-                dA[number] = gradient_of(xp, A[rank, number], entering[number], flow)
-        before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
-        flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
+    db = flow_back(d, A, order, enters, starts, group_name, label, ring)
+    places, me, xp = _rounds(order), dist.get_rank(_resolve_process_group(group_name)), framework_of(d)
+    dA = torch.zeros_like(A if ring else A[0])
+    for j, (rank, number) in enumerate(places):
+        if rank == me and not starts[j]:
+            dA[number] = gradient_of(xp, A[number] if ring else A[rank, number], entering[number], db[number])
     return dA, db
 
 
@@ -214,7 +229,11 @@ def chain(
         label: What messages call the call.
         ring: Hand one state from span to span, instead of gathering all summaries.
     """
-    return _chain(A, b, order, enters, starts, group_name, label, ring)[0]
+    return carried(A, b, order, enters, starts, group_name, label, ring)[0]
+
+
+carried = _chain
+"""As :func:`chain`, and the transitions that :func:`flow_back` takes."""
 
 
 # -- combine ---------------------------------------------------------------------------------------------------------

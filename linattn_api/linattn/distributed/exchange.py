@@ -38,6 +38,10 @@ class Exchange:
         """The sum over all ranks, of arrays that are zero wherever another rank's is not."""
         raise NotImplementedError
 
+    def link(self, call: ShardCall) -> Any:
+        """What crosses between spans apart from the operator's own gradients, if a backend knows how; else None."""
+        return None
+
     def always(self, call: ShardCall, fact: Callable[[Shard], bool]) -> bool:
         """Whether a fact is true, whichever rank runs this."""
         return fact(call.shard)

@@ -24,6 +24,7 @@ from . import collectives, lowering
 from .agreement import agree
 from .exchange import Exchange, Sources
 from .layout import LAYOUTS, Layout, Shard, shard_of
+from .linked import Link, link_of
 from .rules import each
 
 __all__ = ["ContextPlan", "context_parallel"]
@@ -117,12 +118,19 @@ class ContextPlan(Context, Exchange):
 
     def chain(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
+        return collectives.chain(A, _of_inputs(call, b), *self.way_of(call, A, b))
+
+    def way_of(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> tuple[Any, ...]:
+        """How summaries go from span to span, as :mod:`.collectives` takes it."""
         chain = call.shard.chain
         summaries = (A.numel() * A.element_size() + b.numel() * b.element_size()) * self.ranks
         ring = self.way == "ring" or (self.way == "auto" and summaries > GATHERED)
         order = [rank for rank, _ in chain.order]
-        b = _of_inputs(call, b)
-        return collectives.chain(A, b, order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring)
+        return order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring
+
+    def link(self, call: lowering.ShardCall) -> Link | None:
+        """What crosses apart from the operator's own gradients, where a backend makes gradients of entering states alone."""
+        return link_of(self, call)
 
     def combine(self, call: lowering.ShardCall, x: Tensor, sources: Sources) -> Tensor:
         """This rank's sums of what all ranks contribute."""

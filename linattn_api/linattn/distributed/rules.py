@@ -31,15 +31,21 @@ __all__ = [
 ]
 
 
+Operate = Callable[..., tuple[Any, Any]]
+"""Runs the operator on arrays by name, with keywords changed."""
+
 # -- the operator, once it is known what enters ----------------------------------------------------------------------
 
 
-def operate_on_rows(call: ShardCall, enter: Callable[[ShardCall, dict[str, Any]], Any]) -> tuple[Any, Any]:
+def operate_on_rows(
+    call: ShardCall, enter: Callable[[ShardCall, dict[str, Any]], Any], operate: Operate | None = None
+) -> tuple[Any, Any]:
     """A batch of sequences, each over all ranks. The spans of one rank are rows of a larger batch.
 
     Args:
         call: The call.
         enter: From the call and its arrays by rows, the states that enter the spans ``[spans, B, …]``.
+        operate: Runs the operator once these are known. Default: that of the call.
     """
     xp, shard, m = call.xp, call.shard, len(call.shard.spans)
     x = call.of_tokens(call.every, lambda x: split(x, m))
@@ -47,7 +53,7 @@ def operate_on_rows(call: ShardCall, enter: Callable[[ShardCall, dict[str, Any]]
         return call.operate(x)
     # what enters the first span is zero; to read it all the same makes every rank take part in the exchange's gradient
     states = plus(enter(call, x), starting(call))
-    o, final = call.operate(x, initial_state=each(lambda x: by_row(xp, x), states), cu_seqlens=None)
+    o, final = (operate or call.operate)(x, initial_state=each(lambda x: by_row(xp, x), states), cu_seqlens=None)
     if final is None:
         return unsplit(o, m), None
     last = len(shard.chain.order) - 1
@@ -58,12 +64,13 @@ def operate_on_rows(call: ShardCall, enter: Callable[[ShardCall, dict[str, Any]]
     return unsplit(o, m), each(end, final)
 
 
-def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any]) -> tuple[Any, Any]:
+def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any], operate: Operate | None = None) -> tuple[Any, Any]:
     """Packed sequences: what crosses is the state of the one sequence that a span's end cuts.
 
     Args:
         call: The call.
         enter: From the call, the states that enter the spans ``[spans, 1, …]``.
+        operate: Runs the operator once these are known. Default: that of the call.
     """
     shard, rows = call.shard, call.exchange.rows
     states = initial_rows(call, lambda shard: [s.sequence if s.first else -1 for s in shard.segments])
@@ -72,7 +79,7 @@ def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any]) -> tup
         for i in range(len(shard.spans)):
             states = plus(_arriving(call, entering, i), states)
     offsets = call.exchange.offsets(call, lambda shard: shard.offsets)
-    o, final = call.operate(call.every, initial_state=states, cu_seqlens=offsets)
+    o, final = (operate or call.operate)(call.every, initial_state=states, cu_seqlens=offsets)
     if final is None:
         return o, None
 
@@ -161,9 +168,10 @@ def _wide(call: ShardCall, x: Any) -> Any:
 
 def matrix_state(call: ShardCall) -> tuple[Any, Any]:
     """Every family that is affine in its state: spans tell each other their summaries."""
+    link = call.exchange.link(call) if call.shard.chain.needed else None
     if call.shard.packed:
-        return operate_on_packed(call, _chained_tails)
-    return operate_on_rows(call, _chained_rows)
+        return operate_on_packed(call, *(link.around(_chained_tails) if link else (_chained_tails,)))
+    return operate_on_rows(call, *(link.around(_chained_rows) if link else (_chained_rows,)))
 
 
 def _chained_rows(call: ShardCall, x: dict[str, Any]) -> Any:

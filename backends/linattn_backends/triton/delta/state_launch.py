@@ -14,7 +14,10 @@ from ..host.variant import Stage
 from ..runtime.launch import launch
 from .call import ChunkedCall, StateOperands
 
-__all__ = ["Segments", "Written", "carry_backward", "carry_forward", "segments_of"]
+__all__ = [
+    "BACKWARD", "FORWARD", "Segments", "Written", "carry_backward", "carry_forward", "far_states", "segments_of",
+    "transitions_of",
+]  # fmt: skip
 
 WHOLE = 1 << 30
 """Chunks of a segment that is a whole sequence: more than there are."""
@@ -106,11 +109,43 @@ def carry(
         far = new((call.N, HV, call.q.shape[-1], V)) if end else None
         launch_state(call, stage, operands, y, None, start, far, written)
         return far
-    local = new((segments.cut.count, HV, call.q.shape[-1], V))
-    launch_state(call, call.variant[direction.segment], operands, y, segments, None, local, Written())
-    far = chain(call, segments, local, start, direction.reverse)
+    local, far = starts_of(call, operands, direction, y, segments, start)
     launch_state(call, stage, operands, y, segments, local, None, written)
     return far
+
+
+def starts_of(
+    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments, start: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The states before the segments, and those after the last of each sequence."""
+    shape = segments.cut.count, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
+    local = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+    launch_state(call, call.variant[direction.segment], operands, y, segments, None, local, Written())
+    return local, chain(call, segments, local, start, direction.reverse)
+
+
+def far_states(
+    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments | None,
+    start: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """What a state, or its gradient, ends as at the far end of every sequence; nothing is written on the way."""
+    if segments is not None:
+        return starts_of(call, operands, direction, y, segments, start)[1]
+    shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
+    far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+    launch_state(call, call.variant[direction.segment], operands, y, None, start, far, Written())
+    return far
+
+
+def transitions_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Tensor:
+    """What every sequence of a batch does to the state before it, ``[N, HV, K, K]``."""
+    HV, K = call.v.shape[2], call.q.shape[-1]
+    if segments is None:
+        whole = torch.empty((call.N, HV, K, K), dtype=torch.float32, device=call.q.device)
+        launch_state(call, call.variant["segment_fwd"], operands, None, None, None, whole, Written())
+        return whole
+    first, *others = segments.transitions.view(call.N, -1, HV, K, K).unbind(1)
+    return functools.reduce(lambda before, after: after @ before, others, first)
 
 
 def launch_state(

@@ -15,7 +15,9 @@ from ..runtime.launch import launch
 from .call import ChunkedCall, Segments, Update
 from .gate import SUMMED
 
-__all__ = ["Roles", "empty_gate_parts", "gradients", "outputs", "scalar_gradients", "scan_states", "segment_starts"]
+__all__ = [
+    "Roles", "empty_gate_parts", "far_states", "gradients", "outputs", "scalar_gradients", "scan_states", "segment_starts",
+]  # fmt: skip
 
 
 def head_constants(run: ChunkedCall) -> dict[str, Any]:
@@ -54,8 +56,34 @@ def launch_states(
     )  # fmt: skip
 
 
+class Carried(NamedTuple):
+    """What comes of sequences that are cut into segments.
+
+    Attributes:
+        segments: They, with the state that each starts from.
+        decay, value_decay: Sums of the gates over each, base 2: ``[segments, HV, K]`` and ``[segments, HV, V]``.
+    """
+
+    segments: Segments
+    decay: Tensor | None
+    value_decay: Tensor | None
+
+
 def segment_starts(run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int) -> Segments:
     """Sequences cut into segments of ``length`` chunks, and the state that each starts from."""
+    return carried(run, update, start, reverse, length).segments
+
+
+def far_states(
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The state at the far end of each sequence, and the sums of both gates over its segments of ``length`` chunks."""
+    segments, decay, value_decay = carried(run, update, start, reverse, length)
+    return segments.end, decay, value_decay
+
+
+def carried(run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int) -> Carried:
+    """Scan every segment of ``length`` chunks from zero, then carry the states over them."""
     call, (_, _, gate, g, gv) = run.call, update
     _, T, HV, V = call.v.shape
     K, N = call.q.shape[-1], call.N
@@ -73,7 +101,7 @@ def segment_starts(run: ChunkedCall, update: Update, start: Tensor | None, rever
         K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
         PACKED=call.cu is not None, START=start is not None, num_warps=stage.tile.warps,
     )  # fmt: skip
-    return Segments(local, pieces, length, end)
+    return Carried(Segments(local, pieces, length, end), decay, value_decay)
 
 
 def scan_states(
