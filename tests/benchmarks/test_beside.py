@@ -19,7 +19,6 @@ torch = pytest.importorskip("torch")
 from linattn_benchmarks import layers  # noqa: E402
 
 JOB = Job("layer", "GLA", "linattn", 2, 12, "cpu", "float32", 3, ("fwd", "fwdbwd", "decode"), ("eager",), True, seconds=1e-3)
-LATER = beside.Deadline(600)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def prepared(job: Job) -> Prepared:
 
 
 def timed(job: Job, ready: Prepared, what: str) -> beside.Row:
-    row, call = beside.first_call(job, ready, "eager", what, LATER)
+    row, call = beside.first_call(job, ready, "eager", what, beside.Deadline(600))
     return row | (beside.timed(job, call) if call else {})
 
 
@@ -47,9 +46,9 @@ def test_transformers_layer_computes_what_ours_computes(name, tmp_path, without_
     pytest.importorskip("transformers")
     job = replace(JOB, name=name)
     ours, theirs = tmp_path / "linattn.npz", tmp_path / "transformers.npz"
-    assert beside.prove(prepared(job), ours, LATER) is None
+    assert beside.prove(prepared(job), ours, beside.Deadline(600)) is None
     ready = prepared(replace(job, library="transformers"))
-    assert beside.prove(ready, theirs, LATER) is None
+    assert beside.prove(ready, theirs, beside.Deadline(600)) is None
     error = beside.compared(ours, theirs)
     assert error["ok"], error
     assert 0 < error["worst"] < 1e-4
@@ -122,7 +121,7 @@ def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
     for library in ("linattn", "linattn, fused", "transformers"):
         ready = models.prepared(replace(job, library=library))
         kept = tmp_path / f"{library}.npz"
-        assert beside.prove(ready, kept, LATER) is None
+        assert beside.prove(ready, kept, beside.Deadline(600)) is None
         assert beside.compared(tmp_path / "linattn.npz", kept)["ok"]
         with ready.timed():
             rows = [timed(job, ready, what) for what in models.WHATS]
@@ -149,7 +148,10 @@ def test_a_library_that_differs_is_said_to_be_wrong(tmp_path):
         y = torch.tensor([1.0, 2.0])
         for name, made in (("ours", y), ("theirs", y * factor)):
             kept = tmp_path / f"{name}.npz"
-            assert beside.prove(Prepared(lambda made=made: {"y": made}, {}, contextlib.nullcontext), kept, LATER) is None
+            assert (
+                beside.prove(Prepared(lambda made=made: {"y": made}, {}, contextlib.nullcontext), kept, beside.Deadline(600))
+                is None
+            )
         return beside.compared(tmp_path / "ours.npz", tmp_path / "theirs.npz")
 
     assert error(1.0001)["ok"]
@@ -163,7 +165,9 @@ def test_a_proof_that_cannot_be_made_leaves_the_calls(tmp_path):
         raise ZeroDivisionError("no heads")
 
     kept = tmp_path / "theirs.npz"
-    assert beside.prove(Prepared(refuse, {}, contextlib.nullcontext), kept, LATER) == "ZeroDivisionError: no heads"
+    assert (
+        beside.prove(Prepared(refuse, {}, contextlib.nullcontext), kept, beside.Deadline(600)) == "ZeroDivisionError: no heads"
+    )
     assert not kept.exists()
 
 
