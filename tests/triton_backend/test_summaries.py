@@ -5,6 +5,7 @@ from __future__ import annotations
 import linattn
 import pytest
 import torch
+from linattn_backends.triton.runtime import replay
 from triton_cases import BACKEND
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "gla gv", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
@@ -78,3 +79,21 @@ def test_other_summaries_are_read_off_a_wider_call(changed, reason):
     given = {name: y[:1] for name, y in x.items() if name != "q"} | changed
     said = linattn.summary_kda.explain(**given, backend="triton")
     assert "read off the state of a wider call" in str(said), reason
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_later_calls_are_replayed(name):
+    family, x = drawn(name)
+    operator = getattr(linattn, f"summary_{family}")
+    given = {name: y for name, y in x.items() if name not in ("q", "u")}
+    do = torch.randn(2, T, HV, V)
+
+    def both():
+        return *operator(**given, backend="triton"), BACKEND.adjoint(family, x, do, None, scale=None, chunk_size=None)
+
+    replay.PROGRAMS.clear()
+    first = both()
+    for _ in range(replay.OFTEN):
+        for found, expected in zip(both(), first, strict=True):
+            assert torch.equal(found, expected)
+    assert [type(program) for program in replay.PROGRAMS.values()] == [replay.Program, replay.Program]

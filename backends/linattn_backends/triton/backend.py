@@ -16,10 +16,8 @@ from torch import Tensor
 from .. import Triton
 from .conv import decode_short_conv, short_conv
 from .delta import summary as delta_summaries
-from .delta.call import DeltaCall
 from .delta.op import delta_call
 from .diagonal import summary as diagonal_summaries
-from .diagonal.call import DiagonalCall
 from .diagonal.op import diagonal_call
 from .explain import details_of
 from .host.maps import Maps
@@ -48,6 +46,9 @@ UNTESTED = {"hip": "AMD's GPUs", "xpu": "Intel's GPUs"}
 """Devices that Triton compiles for, besides NVIDIA's."""
 
 Result = tuple[Tensor, Tensor | None]
+DIAGONAL_UPDATES = ("k", "v", "g", "gv", "u")
+DELTA_UPDATES = ("k", "v", "g", "beta", "a", "b")
+"""What changes the state of a family of each core, as the cores take it."""
 
 
 def scale_of(arrays: dict[str, Tensor | None], scale: float | None) -> float:
@@ -67,7 +68,7 @@ def matrix_state(
     wide: bool = False,
 ) -> Result:
     """Any family with a diagonal gate."""
-    q, k, v, g, gv, u = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u"))
+    q, k, v, g, gv, u = named(arrays, "q", *DIAGONAL_UPDATES)
     scale = scale_of(arrays, scale)
     if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
         g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
@@ -125,7 +126,7 @@ def delta(
     """The delta families and ``dplr``."""
     maps = Maps.of(gate, beta_map, qk_norm)
     arrays, maps = with_scalars_mapped(arrays, maps)
-    given = [arrays.get(name) for name in ("q", "k", "v", "g", "beta", "a", "b")]
+    given = named(arrays, "q", *DELTA_UPDATES)
     scale = scale_of(arrays, scale)
     A_log, bias, kind, number = maps.gate
     o, final = delta_call(
@@ -164,8 +165,10 @@ def summary(arrays: dict[str, Tensor | None], delta: bool, maps: Maps) -> tuple[
     """``A`` and ``b`` of whole sequences; of no tokens, what changes nothing."""
     if arrays["v"].shape[1] == 0:
         return nothing_done(arrays, delta)
-    call = chunk_call(dict(arrays, q=arrays["k"]), delta, 1.0, 0, maps)
-    return (delta_summaries if delta else diagonal_summaries).summary(call)
+    arrays, maps = with_scalars_mapped(arrays, maps)
+    if delta:
+        return delta_summaries.summary(*named(arrays, *DELTA_UPDATES), *maps.gate, maps.unit)
+    return diagonal_summaries.summary(*named(arrays, *DIAGONAL_UPDATES))
 
 
 def nothing_done(arrays: dict[str, Tensor | None], delta: bool) -> tuple[Tensor, Tensor]:
@@ -193,18 +196,17 @@ def adjoint(
     beta_map: str | None = None,
 ) -> Tensor:
     """The gradient of the states before the tokens of whole sequences, from those of outputs and final states."""
-    delta, maps = op in DELTA, Maps.of(gate, beta_map, qk_norm)
-    call = chunk_call(arrays, delta, scale_of(arrays, scale), chunk_size or 0, maps)
-    return (delta_summaries if delta else diagonal_summaries).adjoint(call, do, dfinal)
+    arrays, maps = with_scalars_mapped(arrays, Maps.of(gate, beta_map, qk_norm))
+    scale, chunk = scale_of(arrays, scale), chunk_size or 0
+    if op in DELTA:
+        (A_log, bias, *numbers), operands = maps.gate, named(arrays, "q", *DELTA_UPDATES)
+        return delta_summaries.adjoint(do, dfinal, *operands, A_log, bias, scale, chunk, *numbers, maps.unit)
+    return diagonal_summaries.adjoint(do, dfinal, *named(arrays, "q", *DIAGONAL_UPDATES), scale, chunk)
 
 
-def chunk_call(arrays: dict[str, Tensor | None], delta: bool, scale: float, chunk: int, maps: Maps) -> DeltaCall | DiagonalCall:
-    """A call in chunk form without states, as a core takes it."""
-    arrays, maps = with_scalars_mapped(arrays, maps)
-    q, k, v, g, gv, u, beta, a, b = (arrays.get(name) for name in ("q", "k", "v", "g", "gv", "u", "beta", "a", "b"))
-    if delta:
-        return DeltaCall.of(q, k, v, g, beta, a, b, None, None, scale, chunk, maps)
-    return DiagonalCall.of(q, k, v, g, gv, u, None, None, scale, chunk)
+def named(arrays: dict[str, Tensor | None], *names: str) -> list[Any]:
+    """The arrays of these names, ``None`` for those that are not given."""
+    return [arrays.get(name) for name in names]
 
 
 def summary_complaint(call: Call) -> str | None:
@@ -235,7 +237,7 @@ def decoded(
     """Any matrix-state family, on states that are overwritten."""
     dtype = arrays["v"].dtype
     arrays = with_ones(arrays) if normalize else arrays
-    given = [arrays.get(name) for name in Tokens._fields]
+    given = named(arrays, *Tokens._fields)
     maps = Maps.of(gate, beta_map, qk_norm)
     o = decode_call(*given, state, state_indices, scale_of(arrays, scale), normalize, *maps.gate, maps.factor, maps.unit)
     return divided(o, dtype) if normalize else o

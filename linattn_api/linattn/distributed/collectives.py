@@ -27,6 +27,9 @@ __all__ = ["carried", "chain", "combine", "flow_back", "total", "watch"]
 _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 """A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
 
+_all_gather: Any = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
+"""Into one tensor; the second name is that of older PyTorch."""
+
 _cpu_groups: dict[str, Any] = {}
 _agreed: set[tuple[Any, ...]] = set()
 
@@ -38,9 +41,9 @@ def watch(name: str, cpu_group: Any) -> None:
 
 def _first_time(name: str, label: str, *tensors: Tensor) -> None:
     """The ranks compare what they contribute to a call of a kind that they have not made yet."""
-    facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-    key = (name, label, facts)
+    key = (name, label, *((x.shape, x.dtype) for x in tensors))
     if key not in _agreed:
+        facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
         agree(_cpu_groups[name], label, f"{label} with states and summaries of {facts}")
         _agreed.add(key)
 
@@ -62,10 +65,18 @@ class _waiting:
 def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
     """``[ranks, ...]``: what every rank has."""
     x = x.contiguous()
-    found = x.new_empty((dist.get_world_size(group), *x.shape))
+    ranks = dist.get_world_size(group)
+    found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
     with _waiting(label, group):
-        dist.all_gather(list(found.unbind(0)), x, group=group)
-    return found
+        _all_gather(found, x, group=group)
+    return found.view(ranks, *x.shape)
+
+
+def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
+    """Of every part ``[ranks, ...]``: what every rank has, by one collective."""
+    found = _gathered(torch.cat([x.reshape(-1) for x in parts]), group, label)
+    columns = found.split([x.numel() for x in parts], dim=1)
+    return [of_ranks.unflatten(1, x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
 
 
 # -- chain -----------------------------------------------------------------------------------------------------------
@@ -85,34 +96,45 @@ def _rounds(order: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-@torch.library.custom_op("linattn::chain", mutates_args=())
-def _chain(
+def carried(
     A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
 ) -> tuple[Tensor, Tensor]:
-    """What enters this rank's spans, and the ``A`` of all spans (of its own, in a ring), for the backward."""
+    """What enters this rank's spans, and the ``A`` that :func:`flow_back` takes: of all spans, or of its own in a ring."""
     group = _resolve_process_group(group_name)
     _first_time(group_name, label, A, b)
+    if ring:
+        return _handed_on(A, b, order, enters, starts, group, label), A.clone(memory_format=torch.contiguous_format)
+    all_A, all_b = _gathered_at_once(group, label, A, b)
+    me, xp = dist.get_rank(group), framework_of(b)
+    state: Any = torch.zeros_like(b[0])
+    entering: list[Tensor] = []
+    for j, (rank, number) in enumerate(_rounds(order)):
+        if rank == me:
+            entering.append(state if enters[j] else torch.zeros_like(state))
+        if len(entering) == len(b):
+            break
+        state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
+    return torch.stack(entering), all_A.contiguous()
+
+
+def _handed_on(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:
+    """What enters this rank's spans, from the rank before."""
     places, me, xp = _rounds(order), dist.get_rank(group), framework_of(b)
     entering = torch.zeros_like(b)
-    own = [j for j, (rank, _) in enumerate(places) if rank == me]
-    if ring:
-        state: Any = None
-        for j, (rank, number) in enumerate(places):
-            if rank == me:
-                if enters[j]:
-                    state = _received(state, places[j - 1][0], me, b[number], group, label)
-                    entering[number] = state
-                state = b[number] if starts[j] else act(xp, A[number], entering[number]) + b[number]
-                if j + 1 < len(places) and enters[j + 1]:
-                    _sent(state, places[j + 1][0], me, group, label)
-        return entering, A.clone(memory_format=torch.contiguous_format)
-    all_A, all_b = _gathered(A, group, label), _gathered(b, group, label)
-    state = torch.zeros_like(b[0])
-    for j, (rank, number) in enumerate(places[: max(own) + 1]):
-        if enters[j] and rank == me:
+    state: Any = None
+    for j, (rank, number) in enumerate(places):
+        if rank != me:
+            continue
+        if enters[j]:
+            state = _received(state, places[j - 1][0], me, b[number], group, label)
             entering[number] = state
-        state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
-    return entering, all_A
+        state = b[number] if starts[j] else act(xp, A[number], entering[number]) + b[number]
+        if j + 1 < len(places) and enters[j + 1]:
+            _sent(state, places[j + 1][0], me, group, label)
+    return entering
+
+
+_chain = torch.library.custom_op("linattn::chain", carried, mutates_args=())
 
 
 @_chain.register_fake
@@ -148,29 +170,37 @@ def flow_back(
 ) -> Tensor:
     """Gradients of the states after this rank's spans ``[spans, ...]``, from those of what entered them; ``A`` as kept."""
     group = _resolve_process_group(group_name)
-    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(d)
-    after = torch.zeros_like(d)
     if ring:
-        flow: Any = None
-        for j, (rank, number) in reversed(list(enumerate(places))):
-            if rank != me:
-                continue
-            leaves = j + 1 < len(places) and enters[j + 1]
-            flow = _received(flow, places[j + 1][0], me, d[number], group, label) if leaves else torch.zeros_like(d[number])
-            after[number] = flow
-            before = d[number] if starts[j] else d[number] + act_transposed(xp, A[number], flow)
-            if enters[j]:
-                _sent(before, places[j - 1][0], me, group, label)
-                flow = before
-        return after
+        return _handed_back(d, A, order, enters, starts, group, label)
+    me, xp = dist.get_rank(group), framework_of(d)
     all_d = _gathered(d, group, label)
     flow = torch.zeros_like(d[0])
-    first = min(j for j, (rank, _) in enumerate(places) if rank == me)
-    for j, (rank, number) in reversed(list(enumerate(places))[first:]):
+    after: list[Tensor] = []
+    for j, (rank, number) in reversed(list(enumerate(_rounds(order)))):
         if rank == me:
-            after[number] = flow
+            after.append(flow)
+        if len(after) == len(d):
+            break
         before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
         flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
+    return torch.stack(after[::-1])
+
+
+def _handed_back(d: Tensor, A: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:
+    """Gradients of the states after this rank's spans, from the rank behind."""
+    places, me, xp = _rounds(order), dist.get_rank(group), framework_of(d)
+    after = torch.zeros_like(d)
+    flow: Any = None
+    for j, (rank, number) in reversed(list(enumerate(places))):
+        if rank != me:
+            continue
+        leaves = j + 1 < len(places) and enters[j + 1]
+        flow = _received(flow, places[j + 1][0], me, d[number], group, label) if leaves else torch.zeros_like(d[number])
+        after[number] = flow
+        before = d[number] if starts[j] else d[number] + act_transposed(xp, A[number], flow)
+        if enters[j]:
+            _sent(before, places[j - 1][0], me, group, label)
+            flow = before
     return after
 
 
@@ -229,11 +259,7 @@ def chain(
         label: What messages call the call.
         ring: Hand one state from span to span, instead of gathering all summaries.
     """
-    return carried(A, b, order, enters, starts, group_name, label, ring)[0]
-
-
-carried = _chain
-"""As :func:`chain`, and the transitions that :func:`flow_back` takes."""
+    return _chain(A, b, order, enters, starts, group_name, label, ring)[0]
 
 
 # -- combine ---------------------------------------------------------------------------------------------------------

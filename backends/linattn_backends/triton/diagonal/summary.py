@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from ..host.tiles import programs
+from ..runtime.replay import recorded
 from . import vector_launch
 from .call import ChunkedCall, DiagonalCall, Update
 from .gate_launch import chunked
@@ -22,8 +23,10 @@ PROGRAMS = 4
 """Scans that a multiprocessor runs at once: each waits for memory most of the time."""
 
 
-def summary(call: DiagonalCall) -> tuple[Tensor, Tensor]:
+@recorded
+def summary(k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """``A`` and ``b`` of whole sequences, in float32; ``A`` as :mod:`linattn.affine` reads it."""
+    call = DiagonalCall.of(k, k, v, g, gv, u, None, None, 1.0, 0)
     run = chunked(call, call.forward_variant(call.v.dtype))
     b, decay, value_decay = scanned(run, Update(call.k, call.v, call.gate, run.g, call.gv), None, reverse=False)
     N, HV = b.shape[:2]
@@ -34,12 +37,16 @@ def summary(call: DiagonalCall) -> tuple[Tensor, Tensor]:
         A = A[..., 0]
     if value_decay is not None:
         A = torch.cat((A, value_decay.view(N, -1, *value_decay.shape[1:]).sum(1)), -1)
-    return A.exp2_(), b
+    return A.exp2(), b
 
 
-def adjoint(call: DiagonalCall, do: Tensor, dfinal: Tensor | None) -> Tensor:
+@recorded
+def adjoint(
+    do: Tensor, dfinal: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None,
+    scale: float, chunk: int,
+) -> Tensor:  # fmt: skip
     """The gradient of the states before the tokens, from those of outputs and of the states after them."""
-    do = rows_contiguous(do.to(call.v.dtype))
+    call, do = DiagonalCall.of(q, k, v, g, gv, u, None, None, scale, chunk), rows_contiguous(do.to(v.dtype))
     run = chunked(call, call.forward_variant(call.v.dtype))
     if call.u is None:
         update = Update(call.q, do, call.gate, run.g, call.gv)
