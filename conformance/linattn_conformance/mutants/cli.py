@@ -44,8 +44,10 @@ def conformance_mutants(
             tell(made, listed, seed, count, tokens, time.perf_counter() - started)
     except (LinattnError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    share = 100.0 * sum(bool(found.profile) for found in listed) / count
-    raise typer.Exit(int(share < least))
+    caught = 100.0 * sum(bool(found.profile) for found in listed) / count
+    if caught < least:
+        print(f"expected at least {least:g} % caught, got {caught:.1f} %: --seed {seed} draws the same faults again")
+    raise typer.Exit(int(caught < least))
 
 
 def told(found: Caught) -> Caught:
