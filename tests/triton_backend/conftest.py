@@ -13,6 +13,10 @@ if not triton.knobs.runtime.interpret:
         "run TRITON_INTERPRET=1 python -m pytest tests/triton_backend"
     )
 
+from quick_interpreter import quicken  # noqa: E402
+
+quicken()
+
 
 @pytest.fixture(autouse=True)
 def programs_of_the_test(monkeypatch):
