@@ -3,10 +3,11 @@
 The interpreter runs Python: it takes a name used twice, or a variable whose type changes in a loop. The compiler does not. Run
 by test_compiles.py in a process of its own, because the interpreter is chosen when Triton is imported.
 
-First calls in the usual dtypes: kernels in Gluon all the way; plain ones, which compile_everywhere.py compiles all the way,
-through the compiler's front end. Then calls whose gates, ``beta``, ``a``, ``b``, ``u``, ``bias`` and states have dtypes of
-their own: by default three, in which each array has each dtype once, and through the front end, where a difference of types is
-found. ``--every`` takes all combinations, minutes of work, and ``--whole`` compiles all the way.
+First calls in the usual dtypes, the one with most to do before others: of kernels in Gluon, the first configuration that
+computes something of its own all the way; others, and plain kernels, which compile_everywhere.py compiles all the way, through
+the compiler's front end. Then calls whose gates, ``beta``, ``a``, ``b``, ``u``, ``bias`` and states have dtypes of their own:
+by default three, in which each array has each dtype once, and through the front end, where a difference of types is found.
+``--every`` takes all combinations, minutes of work, and ``--whole`` compiles everything all the way.
 """
 
 import argparse
@@ -37,9 +38,16 @@ POINTERS = {
     torch.int64: "*i64",
 }
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
+GIVEN = ("PACKED", "START", "END", "UNIT")
+"""Flags that say what a kernel is given, and not what it computes."""
 compiled: set[str] = set()
+"""Configurations of kernels that were compiled or read."""
+begun: set[str] = set()
+"""Kernels that were compiled all the way, with what they compute."""
 whole = True
 """Whether kernels are compiled all the way, or read by the front end."""
+every = False
+"""Whether all the way in configurations, too, that differ in what a kernel is given."""
 
 
 class Kernel:
@@ -68,7 +76,7 @@ def compile_instead(kernel, *args, grid, warmup, **config):
     key = str((name, signature, constants, hints, options))
     if key not in compiled:
         source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, hints)
-        if whole:
+        if whole and (every or is_first(name, kernel, constants)):
             ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
             for complaint in complaints(ptx, options.get("launch_pdl", False)):
                 raise AssertionError(f"{name} {complaint}: {constants}")
@@ -76,6 +84,15 @@ def compile_instead(kernel, *args, grid, warmup, **config):
             read(source, options)
         compiled.add(key)
     return Kernel()
+
+
+def is_first(name, kernel, constants):
+    """Whether a kernel comes for the first time with what it is to compute, and it is noted that it came."""
+    flags = {kernel.arg_names[place]: x for (place,), x in constants.items() if isinstance(x, bool)}
+    key = str((name, sorted((flag, x) for flag, x in flags.items() if flag not in GIVEN)))
+    first = key not in begun
+    begun.add(key)
+    return first
 
 
 def read(source, options):
@@ -160,16 +177,16 @@ def run(family):
                 token = arrays(family, 1, 1)
                 backend.recurrent_mixed_attn(**token, initial_state=state, chunk_size=32, output_final_state=True)
         return
-    differentiate(*chunk(**arrays(family, 2, 256), output_final_state=True))
     S = torch.zeros(2, 4, 64, 64, requires_grad=True)
     packed = dict(initial_state=S, cu_seqlens=torch.tensor([0, 100, 256], dtype=torch.int32), output_final_state=True)
+    if family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
+        differentiate(*chunk(**arrays(family, 1, 256), **maps(family), **packed))
     differentiate(*chunk(**arrays(family, 1, 256), **packed))
+    differentiate(*chunk(**arrays(family, 2, 256), output_final_state=True))
     with torch.no_grad():
         token = arrays(family, 2, 1)
         getattr(backend, f"recurrent_{family}")(**token, initial_state=S.detach(), output_final_state=True)
         getattr(backend, f"decode_{family}")(**token, state=S.detach())
-    if family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
-        differentiate(*chunk(**arrays(family, 2, 256), **maps(family), output_final_state=True))
     if family == "linear_attn":
         differentiate(*chunk(**arrays(family, 2, 256), causal=False))
         differentiate(*chunk(**arrays(family, 2, 256), normalize=True))
@@ -249,14 +266,15 @@ def differentiate(*results):
 
 
 def main():
-    global whole
+    global whole, every
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--every", action="store_true", help="all combinations of dtypes")
-    parser.add_argument("--whole", action="store_true", help="all the way in each combination")
+    parser.add_argument("--whole", action="store_true", help="all the way in each configuration")
     given = parser.parse_args()
     JITFunction.run = compile_instead
     launch.DIRECT = False  # there is nothing to launch
+    every = given.whole
     counts = []
     for reason, operands in (("the device is another", DTYPES), (None, DTYPES[:1])):
         device.measured = lambda where, reason=reason: device.Properties(132, True, reason)
