@@ -31,7 +31,7 @@ def test_gradients_of_the_recurrent_form(family):
 def test_value_heads_that_take_turns(family):
     """Weak and strong chunks of a group add to one sum of ``dq, dk``; with few programs, a group has two sums."""
     check(family, arrays(family, T=24, HV=3, kind="mixed", cu=[0, 0, 5, 24]), chunk_size=16)
-    check(family, arrays(family, T=40, HV=4, kind="mixed"), chunk_size=16)
+    check(family, arrays(family, T=20, HV=4, kind="mixed"), chunk_size=16)
 
 
 @pytest.mark.parametrize(("num_sms", "turns"), [(1, 12), (16, 12), (17, 6), (32, 6), (100, 1), (200, 1)])
