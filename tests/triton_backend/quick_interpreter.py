@@ -59,7 +59,7 @@ def describe_block(self, element_ty, shape):
     """In place of ``block_type.__init__``."""
     shape = tuple(n.value if isinstance(n, core.constexpr) else n for n in shape)
     if not shape:
-        raise TypeError("0d block_type is forbidden")
+        raise TypeError("a block has at least one dimension")
     self.element_ty = element_ty
     self.shape, self.numel = block(shape)
     self.name = f"<{shape}, {element_ty}>"
