@@ -66,6 +66,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -81,7 +82,7 @@ from .bad_input import RULES
 from .factors import LAYOUTS, Call, plan_of
 from .maps import MAPS, WIDTH
 
-__all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "every_case", "generate", "named", "neighbours"]
+__all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "named", "neighbours"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
@@ -205,8 +206,11 @@ class Case:
 
 def named(name: str) -> Case:
     """The case of an id: of the manifest, or any other that the grammar of ids allows. ``ValueError`` if there is none."""
-    if name in _by_id():
-        return _by_id()[name]
+    from . import manifest
+
+    entry = manifest.load().entries.get(name)
+    if entry is not None:
+        return manifest.case_of(name, entry)
     parts = name.split("/")
     known = {**FAMILIES, **COMPANIONS}
     if len(parts) == 6 and parts[0] in known and parts[2] in DTYPES:
@@ -247,16 +251,16 @@ def sizes_in(written: str) -> dict[str, int]:
 
 
 @functools.cache
-def _by_id() -> dict[str, Case]:
-    return {case.id: case for case in every_case()}
-
-
-@functools.cache
 def every_case() -> tuple[Case, ...]:
     """Every case of this API version, as the manifest lists them."""
     from . import manifest
 
     return neighbours(manifest.cases_of(manifest.load()))
+
+
+def cost(case: Case) -> tuple[bool, int]:
+    """What orders cases so that cheap ones, and those that look at values, come first."""
+    return case.check not in ("forward", "gradient"), math.prod(size for _, size in case.sizes)
 
 
 def neighbours(cases: Iterable[Case]) -> tuple[Case, ...]:

@@ -17,7 +17,7 @@ from linattn.plugin import API_VERSION
 
 from .cases import Case, content_hash, generate, neighbours, parsed
 
-__all__ = ["SUITE_VERSION", "Entry", "Manifest", "cases_of", "from_cases", "load", "manifest_path", "read"]
+__all__ = ["SUITE_VERSION", "Entry", "Manifest", "case_of", "cases_of", "from_cases", "load", "manifest_path", "read"]
 
 SUITE_VERSION = "1.0.0"
 """Of cases, checks, data and bounds, as released.
@@ -151,17 +151,19 @@ def read(path: Path) -> Manifest:
 
 def cases_of(held: Manifest) -> tuple[Case, ...]:
     """The cases of a manifest, in its order."""
-    return tuple(
-        parsed(
-            name,
-            core=entry.core,
-            within=entry.within,
-            frameworks=entry.frameworks,
-            memory=entry.memory,
-            host=entry.host,
-            device=entry.device,
-        )
-        for name, entry in held.entries.items()
+    return tuple(case_of(name, entry) for name, entry in held.entries.items())
+
+
+def case_of(name: str, entry: Entry) -> Case:
+    """The case of an id and its entry."""
+    return parsed(
+        name,
+        core=entry.core,
+        within=entry.within,
+        frameworks=entry.frameworks,
+        memory=entry.memory,
+        host=entry.host,
+        device=entry.device,
     )
 
 

@@ -70,7 +70,10 @@ def test_a_log_has_nothing(environment):
 
 SOAK = """\
 from linattn.cli import main
+from linattn_conformance import search
 import sys
+
+search.EXAMPLES = 30
 
 sys.argv = ["linattn", "conformance-soak", "--backend", "numpy", "--minutes", "0", "--seed", "3", "--family", "linear_attn"]
 main()

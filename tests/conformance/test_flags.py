@@ -164,7 +164,9 @@ def test_one_array_is_laid_out_or_all():
 
 def test_values_of_a_case_are_those_of_its_id():
     """Whatever the form and the check, so that its truth serves them all; and of no other id."""
-    case = next(case for case in every_case() if case.within == "full" and case.op == "gla")
+    case = next(
+        case for case in every_case() if case.within == "full" and case.op == "gla" and case.applies("numpy", "cpu", 0.0)
+    )
     values = drawn(case, NUMPY)[1]
     again = drawn(named(case.id), NUMPY)[1]
     assert all((values[name] == again[name]).all() for name in values)

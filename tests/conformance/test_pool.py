@@ -8,16 +8,19 @@ import sys
 from dataclasses import replace
 
 import pytest
+from hanging import leap
 from linattn.registry import registry
 from linattn_conformance.broken import on_process
 from linattn_conformance.cases import every_case
-from linattn_conformance.pool import Pool, PoolError
+from linattn_conformance.memory import GIB
+from linattn_conformance.pool import TIME_LIMIT, Pool, PoolError
 from linattn_conformance.runner import Runner
 from linattn_conformance.worker import Setting
-from patience import patience
 
 BEFORE = "gla/chunk/fp32/state/T15-K24-V40-C16/forward"
 HIT = "gla/chunk/fp32/state/T97-K24-V40/forward"
+LONG = 1e6
+"""A limit that no hanging reaches before a budget is over."""
 AFTER = "gla/chunk/fp32/state/T16-K24-V40-C16/forward"
 
 
@@ -30,9 +33,56 @@ def setting(kind):
     return Setting(f"{on_process.__name__}:{kind}")
 
 
+STRIKER = """
+import contextlib, gc, io, locale, os, random, signal, stat, sys, time, warnings
+from pathlib import Path
+import numpy as np
+from linattn_conformance.broken import on_process
+
+class Striker(on_process.OnProcess):
+    name = "rogue"
+
+    def strike(self):
+        exec(Path(__file__).with_name("body").read_text(), {**globals(), "self": self})
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hangs(tmp_path_factory):
+    """What a backend runs to hang; nobody waits until it is late."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield leap(patch, tmp_path_factory.mktemp("hanging"))
+
+
+@pytest.fixture(scope="module")
+def striker(tmp_path_factory):
+    """A pool for most of the tests, and the file that says what its backend does."""
+    folder = tmp_path_factory.mktemp("striker")
+    (folder / "striker.py").write_text(STRIKER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        with Pool(Setting("striker:Striker")) as pool:
+            yield pool, folder / "body"
+
+
+@pytest.fixture
+def struck(striker):
+    """Has the backend of the pool strike in a way of its own, at ``HIT``: the results of cases by id."""
+    pool, file = striker
+
+    def run(body, *ids):
+        file.write_text(body)
+        pool.lost.clear()
+        results = {result.id: result for result in pool.run(cases(*(ids or (BEFORE, HIT, AFTER))))}
+        assert pool.complaints == []
+        return results
+
+    return run
+
+
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    """Writes a module with a backend ``Rogue`` and gives its setting; of one that strikes as those of ``on_process``."""
+    """Writes a module with a backend ``Rogue`` and gives its setting."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(source):
@@ -48,6 +98,12 @@ def striking(body, imports="", base="linattn_conformance.broken.on_process impor
     return f"{imports}\nfrom {base}\nclass Rogue(Base):\n    name = 'rogue'\n    kept = []\n    def {method}:\n{lines}"
 
 
+def asked(body):
+    """The source of a backend that does something of its own when it is asked about ``HIT``: it is asked once a process."""
+    base = "linattn_conformance.broken import Honest as Base"
+    return striking(f"if call.T == 97:\n    {body}", base=base, method="supports(self, call)")
+
+
 def results_of(setting, *ids, **limits):
     with Pool(setting, **limits) as pool:
         return {result.id: result for result in pool.run(cases(*ids))}
@@ -59,29 +115,6 @@ def run(kind, *ids, **limits):
         return {result.id: result for result in pool.run(cases(*ids))}, pool.complaints
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "limits"),
-    [
-        ("Hangs", "no result after {time_limit:g} s: the process was ended", {"time_limit": ...}),
-        ("Crashes", r"the process was killed by SIGSEGV, in __init__.py:\d+ string_at", {}),
-        ("EndsTheProcess", "the process ended with exit status 0", {}),
-        ("Interrupts", "the process ended with exit status 1: KeyboardInterrupt", {}),
-        ("Exits", "SystemExit: 3", {}),
-        ("Prints", r"prints to standard output: '(autotuning chunk_gla \.\.\.\\n)+'", {}),
-        ("PrintsNatively", r"prints to standard output: '(�\\x00 garbage\\n)+'", {}),
-        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy: divide: warn before, raise after", {}),
-        ("DrawsFromGlobalState", "changes the random state of NumPy", {}),
-        ("Grows", r"the process outgrew 0\.5 GiB and was ended", {"memory_limit": 0.5}),
-    ],
-)
-def test_the_case_fails_and_the_others_go_on(kind, message, limits):
-    limits = {name: patience() if limit is ... else limit for name, limit in limits.items()}
-    results, complaints = run(kind, BEFORE, HIT, AFTER, **limits)
-    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
-    assert re.fullmatch(message.format(**limits), results[HIT].message), results[HIT].message
-    assert complaints == []
-
-
 ONE_FAILS = {BEFORE: "passed", HIT: "failed", AFTER: "passed"}
 
 
@@ -89,8 +122,40 @@ def statuses(results):
     return {name: result.status for name, result in results.items()}
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Crashes", r"the process was killed by SIGSEGV, in __init__.py:\d+ string_at"),
+        ("EndsTheProcess", "the process ended with exit status 0"),
+        ("Interrupts", "the process ended with exit status 1: KeyboardInterrupt"),
+        ("Exits", "SystemExit: 3"),
+        ("Prints", r"prints to standard output: '(autotuning chunk_gla \.\.\.\\n)+'"),
+        ("PrintsNatively", r"prints to standard output: '(�\\x00 garbage\\n)+'"),
+        ("ChangesErrorHandling", "changes the floating-point error handling of NumPy: divide: warn before, raise after"),
+        ("DrawsFromGlobalState", "changes the random state of NumPy"),
+    ],
+)
+def test_the_case_fails_and_the_others_go_on(kind, message, struck):
+    results = struck(f"on_process.{kind}.strike(self)")
+    assert statuses(results) == ONE_FAILS
+    assert re.fullmatch(message, results[HIT].message), results[HIT].message
+
+
+def test_a_case_that_hangs_fails_and_the_others_go_on(struck, hangs):
+    results = struck(hangs)
+    assert statuses(results) == ONE_FAILS
+    assert results[HIT].message == f"no result after {TIME_LIMIT:g} s: the process was ended"
+
+
+def test_a_case_that_grows_fails_and_the_others_go_on(struck, striker, monkeypatch):
+    monkeypatch.setattr(striker[0], "memory_limit", 0.5 * GIB)
+    results = struck("kept = np.ones(2**27)\ntime.sleep(600)")
+    assert statuses(results) == ONE_FAILS
+    assert results[HIT].message == "the process outgrew 0.5 GiB and was ended"
+
+
 @pytest.mark.parametrize("written", [b"\x00\x00\x00\x04junk", b"\x00more to come than ever comes"], ids=["whole", "begun"])
-def test_what_a_backend_writes_to_the_suite_is_its_failure(written, plugin):
+def test_what_a_backend_writes_to_the_suite_is_its_failure(written, struck):
     """To every socket that it finds: that of the messages is one of them."""
     body = (
         "for there in range(3, 64):\n"
@@ -98,7 +163,7 @@ def test_what_a_backend_writes_to_the_suite_is_its_failure(written, plugin):
         "        if stat.S_ISSOCK(os.fstat(there).st_mode):\n"
         f"            os.write(there, {written!r})\n"
     )
-    results = results_of(plugin(striking(body, "import contextlib, os, stat")), BEFORE, HIT, AFTER)
+    results = struck(body)
     assert statuses(results) == ONE_FAILS
     assert results[HIT].message == "the process sent the suite what is no message: it was ended"
 
@@ -117,13 +182,14 @@ OF_THE_PROCESS = {
     "gc.disable()": "changes the garbage collection: True before, False after",
     "np.set_printoptions(precision=3)": "changes the print options of NumPy: precision: 8 before, 3 after",
     "random.seed(0)": "changes the random state of Python",
+    "np.random.random()": "changes the random state of NumPy",
 }
 
 
 @pytest.mark.parametrize("statement", OF_THE_PROCESS)
-def test_state_of_the_process_is_looked_at_and_put_back(statement, plugin):
-    imports = "import contextlib, gc, io, locale, os, random, signal, sys, warnings\nimport numpy as np"
-    results = results_of(plugin(striking(statement, imports)), HIT, AFTER, BEFORE)
+def test_state_of_the_process_is_looked_at_and_put_back(statement, struck):
+    """What one case changed is no failure of the next one."""
+    results = struck(statement, HIT, AFTER, BEFORE)
     assert statuses(results) == ONE_FAILS
     assert re.fullmatch(OF_THE_PROCESS[statement], results[HIT].message), results[HIT].message
 
@@ -178,16 +244,10 @@ def test_state_of_a_framework_is_looked_at_and_put_back(framework, statement, me
     ],
     ids=["control", "long", "mute"],
 )
-def test_a_message_can_be_printed_whatever_the_backend_says(body, message, plugin):
-    result = results_of(plugin(striking(body)), HIT)[HIT]
+def test_a_message_can_be_printed_whatever_the_backend_says(body, message, struck):
+    result = struck(body, HIT)[HIT]
     assert result.message == message
     assert result.message.encode()
-
-
-def test_what_is_left_behind_is_put_right():
-    """The state that one case changed is no failure of the next one."""
-    results, _ = run("DrawsFromGlobalState", HIT, AFTER, BEFORE)
-    assert [results[name].status for name in (HIT, AFTER, BEFORE)] == ["failed", "passed", "passed"]
 
 
 def test_a_leak_is_found():
@@ -214,31 +274,33 @@ def test_files_and_threads_leak_too(statement, message, plugin):
     assert re.fullmatch(message, result.message), result.message
 
 
-def test_an_operator_that_goes_on_hanging_is_given_up():
+def test_an_operator_that_goes_on_hanging_is_given_up(struck, hangs):
     hit = [case.id for case in every_case() if case.id.startswith("gla/chunk/fp32/state/T97") and case.check != "agree"]
-    results, _ = run("Hangs", *hit, time_limit=patience())
+    results = struck(hangs, *hit)
     assert {result.message for result in results.values()} == {
-        f"no result after {patience():g} s: the process was ended",
+        f"no result after {TIME_LIMIT:g} s: the process was ended",
         "not tried: 2 processes were lost at other cases of chunk_gla",
     }
     assert [result.status for result in results.values()].count("failed") == 2
 
 
-def test_what_has_no_result_when_the_time_is_over_is_not_run():
+def test_what_has_no_result_when_the_time_is_over_is_not_run(hangs, plugin):
     """The case that hangs has not failed: nobody knows how long it would have taken."""
-    results, complaints = run("Hangs", BEFORE, HIT, AFTER, budget=patience())
-    assert {name: result.status for name, result in results.items()} == {BEFORE: "passed", HIT: "not-run", AFTER: "not-run"}
-    assert {results[HIT].message, results[AFTER].message} == {f"not tried: the {patience():g} s of the run were over"}
-    assert complaints == []
+    with Pool(plugin(striking(hangs)), time_limit=LONG, budget=300) as pool:
+        results = {result.id: result for result in pool.run(cases(BEFORE, HIT, AFTER))}
+    assert statuses(results) == {BEFORE: "passed", HIT: "not-run", AFTER: "not-run"}
+    assert {results[HIT].message, results[AFTER].message} == {"not tried: the 300 s of the run were over"}
+    assert pool.complaints == []
 
 
-def test_what_is_declared_unsupported_comes_first(plugin):
+def test_what_is_declared_unsupported_comes_first(plugin, hangs):
     """It takes no time, and a run that is cut short has it: here by a case that hangs."""
     packed = [case.id for case in every_case() if case.op == "gla" and "varlen" in case.flags and case.applies("numpy", "cpu")]
-    body = "return Unsupported('takes no packed sequences') if call.varlen else None"
-    base = "linattn_conformance.broken.on_process import Hangs as Base"
-    source = striking(body, "from linattn.plugin import Unsupported", base, "supports(self, call)")
-    with Pool(plugin(source), budget=patience()) as pool:
+    supports = (
+        "    def supports(self, call):\n        return Unsupported('takes no packed sequences') if call.varlen else None\n"
+    )
+    source = striking(hangs, "from linattn.plugin import Unsupported") + supports
+    with Pool(plugin(source), time_limit=LONG, budget=300) as pool:
         results = list(pool.run(cases(HIT, BEFORE, *packed)))
     assert [result.id for result in results[: len(packed)]] == packed
     assert {result.status for result in results[: len(packed)]} == {"declared-unsupported"}
@@ -260,20 +322,23 @@ def test_a_run_that_has_no_time_at_all_has_a_result_for_each_case():
             "BackendError: backend 'rogue': supports raised RuntimeError: no licence\ncaused by RuntimeError: no licence",
         ),
         ("import os; os._exit(3)", "the process ended with exit status 3"),
-        ("import time; time.sleep(600)", "no result after {patience:g} s: the process was ended"),
     ],
 )
 def test_what_a_backend_does_when_it_is_asked_is_a_failure_of_the_case(body, message, plugin):
-    base = "linattn_conformance.broken import Honest as Base"
-    source = striking(f"if call.T == 97:\n    {body}", base=base, method="supports(self, call)")
-    results = results_of(plugin(source), BEFORE, HIT, AFTER, time_limit=patience())
+    results = results_of(plugin(asked(body)), BEFORE, HIT, AFTER)
     assert statuses(results) == ONE_FAILS
-    assert re.fullmatch(message.format(patience=patience()), results[HIT].message), results[HIT].message
+    assert re.fullmatch(message, results[HIT].message), results[HIT].message
+
+
+def test_hanging_when_it_is_asked_is_a_failure_of_the_case(plugin, hangs):
+    results = results_of(plugin(asked(hangs)), BEFORE, HIT, AFTER)
+    assert statuses(results) == ONE_FAILS
+    assert results[HIT].message == f"no result after {TIME_LIMIT:g} s: the process was ended"
 
 
 def test_several_workers_share_the_cases():
     mine = [case for case in every_case() if case.id.startswith("gla/chunk/fp32/") and case.applies("numpy", "cpu")]
-    ids = [case.id for case in mine if case.check == "forward"]
+    ids = [HIT, *[case.id for case in mine if case.check == "forward" and case.size["T"] != 97][:40]]
     results, complaints = run("Crashes", *ids, workers=2)
     assert set(results) == set(ids)
     failed = {name for name, result in results.items() if result.status == "failed"}
@@ -323,7 +388,6 @@ def test_a_worker_ends_with_its_parent():
     ("source", "message"),
     [
         ("import os; os._exit(7)", "backend 'rogue:Rogue' cannot be loaded: the process ended with exit status 7"),
-        ("import time; time.sleep(600)", "backend 'rogue:Rogue' was not loaded after {patience:g} s"),
         ("raise RuntimeError('no licence')", "backend 'rogue:Rogue' cannot be loaded: RuntimeError: no licence"),
         ("", "module 'rogue' has no attribute 'Rogue'"),
         (
@@ -332,11 +396,17 @@ def test_a_worker_ends_with_its_parent():
         ),
     ],
 )
-def test_a_backend_that_cannot_be_loaded(source, message, tmp_path, monkeypatch):
-    (tmp_path / "rogue.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    message = message.format(patience=patience())
-    with pytest.raises(PoolError, match=re.escape(message)), Pool(Setting("rogue:Rogue"), time_limit=patience()):
+def test_a_backend_that_cannot_be_loaded(source, message, plugin):
+    with pytest.raises(PoolError, match=re.escape(message)), Pool(plugin(source)):
+        pass
+
+
+def test_a_backend_that_hangs_as_it_is_loaded(plugin):
+    source = "import time; time.sleep(600)"
+    with (
+        pytest.raises(PoolError, match=r"backend 'rogue:Rogue' was not loaded after 0\.5 s"),
+        Pool(plugin(source), time_limit=0.5),
+    ):
         pass
 
 
@@ -450,9 +520,14 @@ class Rogue(Backend):
     ],
     ids=["called", "bound-before", "taken-before"],
 )
-def test_the_witness_sees_methods_that_were_bound_before_it_came(before, call, plugin):
-    results = results_of(plugin(FALLS_BACK.format(before=before, call=call)), BEFORE)
-    assert results[BEFORE].message == "falls back: NumpyBackend.chunk_gla ran inside a call of backend 'rogue'"
+def test_the_witness_sees_methods_that_were_bound_before_it_came(before, call):
+    exec(FALLS_BACK.format(before=before, call=call), made := {})
+    registry.register(made["Rogue"](), replace=True)
+    try:
+        (result,) = Runner("rogue").run(cases(BEFORE))
+    finally:
+        registry.unregister("rogue")
+    assert result.message == "falls back: NumpyBackend.chunk_gla ran inside a call of backend 'rogue'"
 
 
 def test_where_the_suite_has_no_truth_the_case_says_so():
@@ -479,7 +554,7 @@ def test_a_claim_about_nothing_is_a_failure():
     assert (result.status, result.message) == ("failed", "what is claimed cannot be judged: KeyError: 7")
 
 
-def test_a_message_of_a_backend_runs_no_code_of_its_own(plugin):
+def test_a_message_of_a_backend_runs_no_code_of_its_own(struck):
     body = (
         "import linattn_conformance.sealed as sealed, pickle\n"
         "class Code:\n"
@@ -487,6 +562,6 @@ def test_a_message_of_a_backend_runs_no_code_of_its_own(plugin):
         "        return print, ('taken',)\n"
         "sealed.pickle = type('Fake', (), dict(dumps=staticmethod(lambda *_, **__: pickle.dumps(Code()))))"
     )
-    results = results_of(plugin(striking(body)), BEFORE, HIT, AFTER)
+    results = struck(body)
     assert statuses(results) == ONE_FAILS
     assert results[HIT].message == "the process sent the suite what is no message: it was ended"

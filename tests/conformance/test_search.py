@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 import report_cases
 import typer
+from hanging import leap
 from linattn.plugin import FORMS
-from linattn_conformance import cases, search
+from linattn_conformance import cases, manifest, search
 from linattn_conformance.broken import on_numpy
 from linattn_conformance.cases import every_case, named
 from linattn_conformance.data import draw
 from linattn_conformance.maps import MAPS
-from linattn_conformance.pool import Pool
+from linattn_conformance.pool import TIME_LIMIT, Pool
 from linattn_conformance.search import Search
 from linattn_conformance.soak import conformance_soak
 from linattn_conformance.worker import Setting
-from patience import patience
 from typer.testing import CliRunner
 
 
@@ -59,8 +59,8 @@ def test_what_it_finds_is_small_and_runs_as_printed(few, tmp_path):
     assert finding["message"] in again.stdout
 
 
-HANGS = (
-    "import os, time\n"
+LATE = (
+    "import os\n"
     "from linattn_conformance.broken import Honest\n"
     "class Late(Honest):\n"
     "    name = 'late'\n"
@@ -73,22 +73,27 @@ HANGS = (
 
 def test_a_case_that_hangs_is_told_as_it_was(few, tmp_path, monkeypatch):
     """Smaller ones are not tried, for each takes as long; the next kind of case is."""
-    (tmp_path / "rogue.py").write_text(HANGS.format("time.sleep(600)"))
+    (tmp_path / "rogue.py").write_text(LATE.format(leap(monkeypatch, tmp_path)))
     monkeypatch.syspath_prepend(tmp_path)
-    with Pool(Setting("rogue:Late"), time_limit=patience()) as pool:
+    with Pool(Setting("rogue:Late")) as pool:
         search = Search(pool, ("gla",), ("fp32",))
         for seed in range(3):
             finding = search.round(seed, float("inf"))
             if finding is not None:
                 search.findings.append(finding)
     assert len(search.findings) > 1
-    assert {finding.message for finding in search.findings} == {f"no result after {patience():g} s: the process was ended"}
+    assert {finding.message for finding in search.findings} == {f"no result after {TIME_LIMIT:g} s: the process was ended"}
     assert all(named(finding.case).size["T"] > 3 and finding.steady for finding in search.findings)
 
 
 def test_a_case_that_crashes_is_shrunk(few, tmp_path, monkeypatch):
-    (tmp_path / "rogue.py").write_text(HANGS.format("os._exit(7)"))
+    """Here by its length alone: each try that crashes takes a new process."""
+    from hypothesis import strategies as st
+
+    (tmp_path / "rogue.py").write_text(LATE.format("os._exit(7)"))
     monkeypatch.syspath_prepend(tmp_path)
+    lengths = st.integers(0, 40).map(lambda T: named(f"gla/chunk/fp32/plain-seed.1/T{T}-K1-V1-B1-H1/forward"))
+    monkeypatch.setattr(search, "strategy", lambda *_: lengths)
     with Pool(Setting("rogue:Late")) as pool:
         finding = Search(pool, ("gla",), ("fp32",)).round(0, float("inf"))
     assert finding.message == "the process ended with exit status 7"
@@ -211,8 +216,9 @@ def test_every_id_names_its_case():
 
 
 def test_an_id_that_no_manifest_holds_names_a_case_by_its_grammar(monkeypatch):
-    monkeypatch.setattr(cases, "_by_id", dict)
-    for case in every_case()[::50]:
+    every, whole = every_case(), manifest.load()
+    monkeypatch.setattr(manifest, "load", lambda: replace(whole, entries={}))
+    for case in every[::50]:
         if case.id.count("/") == 5:
             found = named(case.id)
             assert (found.flags, found.sizes, found.check, found.dtype) == (case.flags, case.sizes, case.check, case.dtype)

@@ -530,7 +530,10 @@ class StaleCache(Simple):
     """Keeps what it worked out from the gates for the next call of that shape, which has other gates."""
 
     name = "stale-cache"
-    kept: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[Any, Any] = {}
 
     def forward(self, op: str, arrays: Arrays, options: Arrays) -> tuple[Any, Any]:
         g = self.kept.setdefault(arrays["g"].shape, arrays["g"])

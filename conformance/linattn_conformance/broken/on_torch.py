@@ -142,7 +142,7 @@ class Seeds(OnTorch):
     name = "torch-seeds"
 
     def before(self, given: dict[str, Any]) -> dict[str, Any]:
-        torch.manual_seed(0)
+        torch.manual_seed(7)  # no seed that others choose: what is as it was before has not changed
         return given
 
 

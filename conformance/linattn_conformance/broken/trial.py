@@ -1,11 +1,11 @@
-"""Puts a backend that is wrong on purpose before the suite: every case of what it has, and the verdict."""
+"""Puts a backend that is wrong on purpose before the suite: cases of what it has, until one fails, else the verdict."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from linattn.errors import BackendError
@@ -13,12 +13,12 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .. import manifest, report, verdict
-from ..cases import WITHIN, Case, every_case
+from ..cases import Case, cost, every_case
 from ..pool import Pool
 from ..runner import Result, Runner, Subject
 from ..worker import Setting
 
-__all__ = ["Trial", "every_fault", "try_backend"]
+__all__ = ["Trial", "every_fault", "plainness", "try_backend"]
 
 TIME_LIMIT = 5.0
 MEMORY_LIMIT = 1.0
@@ -29,16 +29,14 @@ class Trial:
     """What came of it.
 
     Attributes:
-        failed: The cases that failed; the first few, if ``enough`` stopped the trial.
-        verdict: The verdict over the operators that the backend has; None if the trial was stopped.
+        failed: The case that failed, with which the trial ended.
+        verdict: The verdict over the operators that the backend has; None if a case failed.
         refused: Why linattn does not take the backend at all, if so.
-        ran: How many cases have a result.
     """
 
-    failed: tuple[Result, ...] = ()
+    failed: Result | None = None
     verdict: verdict.Verdict | None = None
     refused: str = ""
-    ran: int = 0
 
     @property
     def rejected(self) -> bool:
@@ -51,36 +49,34 @@ class Trial:
         if self.refused:
             return self.refused
         if self.failed:
-            return f"{self.failed[0].id}: {self.failed[0].message}"
+            return f"{self.failed.id}: {self.failed.message}"
         return self.verdict.problems[0] if self.verdict and self.verdict.problems else ""
 
 
-def cases_for(kind: Any, subject: Subject, profile: str) -> list[Case]:
-    """Every case of the families and forms that the backend has, the core first: nobody says which one is to find the fault."""
+def cases_for(kind: Any, subject: Subject, profile: str, first: str) -> list[Case]:
+    """Every case of the families and forms that the backend has: the one whose id is ``first``, then the plainer ones."""
     held = verdict.cases_of(profile, manifest.load().applicable(subject.framework, subject.device, subject.memory))
     found = [
         case
         for case in every_case()
         if case.id in held and case.op in kind.families and case.form in kind.forms and case.check != "bad-input"
     ]
-    return sorted(found, key=lambda case: WITHIN.index(case.within))
+    return sorted(found, key=lambda case: (case.id != first, *plainness(case)))
 
 
-def try_backend(kind: type[Backend], enough: int | None = 3, profile: str = "full", first: str = "") -> Trial:
-    """Run a profile's cases of a backend class, those with ids like ``first`` first, until ``enough`` have failed."""
+def plainness(case: Case) -> tuple[bool, int, int]:
+    """What orders cases so that those of few flags, which say best what is wrong, and cheap ones come first."""
+    slow, size = cost(case)
+    return slow, len(case.flags), size
+
+
+def try_backend(kind: type[Backend], profile: str = "full", first: str = "") -> Trial:
+    """Run a profile's cases of a backend class, the one whose id is ``first`` before the plainer ones, until one fails."""
     try:
         with ready(kind) as runner:
-            cases = cases_for(kind, runner.subject, profile)
-            if first:
-                cases.sort(key=lambda case: len(parts(first) ^ parts(case.id)))
-            return _try(runner, cases, enough, profile)
+            return _try(runner, cases_for(kind, runner.subject, profile, first), profile)
     except BackendError as error:
         return Trial(refused=str(error))
-
-
-def parts(name: str) -> set[str]:
-    """What an id is made of."""
-    return set(re.split("[/-]", name))
 
 
 @contextmanager
@@ -97,19 +93,16 @@ def ready(kind: Any) -> Iterator[Runner | Pool]:
         registry.unregister(kind.name)
 
 
-def _try(runner: Runner | Pool, cases: list[Case], enough: int | None, profile: str) -> Trial:
+def _try(runner: Runner | Pool, cases: list[Case], profile: str) -> Trial:
     results: list[Result] = []
-    for result in runner.run(cases):
+    for result in chain(runner.run(cases[:1]), runner.run(cases[1:])):  # a pool would ask about all of them first
+        if result.status == "failed":
+            return Trial(result)
         results.append(result)
-        if enough and sum(other.status == "failed" for other in results) >= enough:
-            break
-    failed = tuple(result for result in results if result.status == "failed")
-    if len(results) < len(cases):
-        return Trial(failed, ran=len(results))
     whole = manifest.load()
     held = replace(whole, entries={case.id: whole.entries[case.id] for case in cases})
     made = report.make(runner.subject, held, profile, results, [], 0.0)
-    return Trial(failed, verdict.verdict(made, held), ran=len(results))
+    return Trial(verdict=verdict.verdict(made, held))
 
 
 def every_fault() -> list[Any]:

@@ -17,7 +17,7 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .. import calls, manifest, verdict
-from ..cases import Case, every_case
+from ..cases import Case, cost, every_case
 from ..memory import installed
 from ..runner import Runner
 from .backend import Fault, Recorder, carrier, draw_fault
@@ -58,11 +58,6 @@ class Trace:
 
     case: Case
     made: list[dict[str, Any]]
-
-    @property
-    def cost(self) -> tuple[bool, int]:
-        """Cheap cases, and those that look at values, come first."""
-        return self.case.check not in ("forward", "gradient"), int(np.prod([size for _, size in self.case.sizes]))
 
 
 class Bench:
@@ -131,7 +126,7 @@ class Bench:
         try:
             for profile, traces in self.traces.items():
                 reached = [trace for trace in traces if any(map(fault.condition.may_hold, trace.made))]
-                for trace in sorted(reached, key=lambda trace: trace.cost):
+                for trace in sorted(reached, key=lambda trace: cost(trace.case)):
                     ran += 1
                     result = self.runner.run_one(trace.case)
                     if result.status == "failed":
