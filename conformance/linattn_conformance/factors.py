@@ -150,7 +150,7 @@ CHANNELS = (
     [512, 1000, 1024],
 )  # fmt: skip
 HEADS = ([2], [1], [3], [4], [5, 6, 7, 8], range(9, 18))
-ROWS = ([2], [1], [3], [4, 5, 6, 7])
+ROWS = ([2], [1], [3], [4, 5, 6, 7], [8, 16, *range(9, 16), *range(17, 20)])
 CHUNKS = ([16], [32], [64], [128, 256], [1, 3, 7, 24, 48, 100], [500, 4096])
 CHUNKS_OF_MIXED = ([16], [1], range(3, 15), [32, 64], [17, 23, 31, 33], [100, 128, 256])
 """Of an operator whose result depends on it."""
@@ -205,8 +205,7 @@ def sizes_of(spec: OpSpec, form: str) -> list[Dimension]:
     if any(shape[0] == "..." for arg in spec.args for shape in arg.shapes):
         found.append(optional("dimensions", *(choice(f"rank.{rank}") for rank in (1, 2, 4))))
         found.append(Dimension("group", (USUAL, *(choice(f"group_size.{size}") for size in (1, 4, 8))), varied=False))
-    rows = (*ROWS, range(8, 20)) if form == "decode" else ROWS
-    found.append(Dimension("rows", spans("B", rows), varied=True))
+    found.append(Dimension("rows", spans("B", ROWS), varied=True))
     if spec.state_type is not None:
         found.append(Dimension("chunk size", spans("C", CHUNKS_OF_MIXED)))
     elif "chunk_size" in spec.option_names:
@@ -291,12 +290,12 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
         kinds = ("zero", "reset", "huge", "long", "mixed", *(("deep",) if spec.name in DEEP and form != "decode" else ()))
         found.append(optional("gates", *map(choice, kinds)))
     if "beta" in names:
-        found.append(optional("beta values", choice("strong"), choice("edges")))
+        found.append(optional("beta values", choice("strong"), choice("edges"), choice("tiny.beta")))
     arrays = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.name not in ("g", "gv", "A", "weight")]
     arrays += (
         ["initial_state"] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
     )
-    kinds = [*(f"zeros.{name}" for name in arrays), *(f"{BLANK}{name}" for name in others(spec))]
+    kinds = [*(f"zeros.{name}" for name in arrays), *(f"{BLANK}{name}" for name in (*others(spec), spec.like))]
     found.append(optional("zeros", *map(choice, kinds)))
     found.append(optional("subnormals", *(choice(f"subnormal.{name}") for name in dict.fromkeys((spec.like, arrays[0])))))
     return found
