@@ -196,6 +196,7 @@ def _truth_of(
         rounding = _amplitude(problem, accumulation(low), low)
         found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count, rounding)
     _add_noise_of_what_is_left(problem, low, arrays, found.get("final_state"), arrays.get("initial_state"))
+    _add_noise_of_reading_what_is_left(problem, low, arrays, found["o"], options.get("scale", 1.0))
     if draw_cotangents is None:
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
@@ -428,6 +429,11 @@ def _amplitude(problem: Problem, dtype: str, low: str) -> float:
     return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + width)
 
 
+def _solving(problem: Problem, wide: str) -> float:
+    """What the solution of a chunk's system adds to the amplitude of keys."""
+    return ROUNDOFF[wide] * SOLVED / problem.sizes["K"] ** 2
+
+
 def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict[str, Array]:
     """Each array with its perturbed copies, joined along the heads; ``operand`` is what operands may be rounded to."""
     low = next(iter(problem.dtypes.values()))
@@ -445,7 +451,7 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
             carried = name == "initial_state" or name.endswith(".kv")
             amplitude = _amplitude(problem, wide if carried else operand, low)
             if name == ("a" if "a" in arrays else "k" if "beta" in arrays else ""):
-                amplitude += ROUNDOFF[wide] * SOLVED / problem.sizes["K"] ** 2
+                amplitude += _solving(problem, wide)
             copies[name] = _perturbed(x, amplitude, axis, name, count)
     return copies
 
@@ -506,8 +512,34 @@ def _add_noise_of_what_is_left(
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
     kept = carried * _left_by_gates(problem, arrays)
-    noise = _amplitude(problem, accumulation(low), low) * _rms(kept, axis=(-1, -2), keepdims=True)
-    quantity.noise = np.hypot(quantity.noise, noise / problem.sizes["K"] ** 2)
+    quantity.noise = np.hypot(quantity.noise, _share(problem, low) * _rms(kept, axis=(-1, -2), keepdims=True))
+
+
+def _add_noise_of_reading_what_is_left(
+    problem: Problem, low: str, arrays: Mapping[str, Array], o: Quantity, scale: float
+) -> None:
+    """Outputs read what the delta families have left of a state so far, where values add next to nothing to it."""
+    state = arrays.get("initial_state")
+    if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
+        return
+    size = _rms(state, axis=(-1, -2))
+    lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
+    read = np.repeat(lengths, size.shape[1] // lengths.shape[2], axis=2)
+    for n, own in enumerate(_sequences(problem, arrays)):
+        kept = np.exp(np.cumsum(_weakest(arrays)[:, own], 1)) if "g" in arrays else np.ones(())
+        read[:, own] *= kept * (size[n] if "cu_seqlens" in arrays else size[:, None])
+    o.noise = np.hypot(o.noise, _share(problem, low) * np.abs(scale) * read[..., None])
+
+
+def _share(problem: Problem, low: str) -> float:
+    """What rounding does to the share of a state that is left: the solution of systems, and sums in the accumulation dtype."""
+    wide = accumulation(low)
+    return (_amplitude(problem, wide, low) + _solving(problem, wide)) / problem.sizes["K"] ** 2
+
+
+def _weakest(arrays: Mapping[str, Array]) -> Array:
+    """Of a token's gates the weakest, for keys take channels to one another."""
+    return arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
 
 
 def _sequences(problem: Problem, arrays: Mapping[str, Array]) -> list[slice]:
@@ -517,13 +549,10 @@ def _sequences(problem: Problem, arrays: Mapping[str, Array]) -> list[slice]:
 
 
 def _left_by_gates(problem: Problem, arrays: Mapping[str, Array]) -> Array:
-    """What the gates of each sequence leave of a state at most, in a shape that broadcasts to that of states: of a token's
-    gates the weakest counts, for keys take channels to one another.
-    """
+    """What the gates of each sequence leave of a state at most, in a shape that broadcasts to that of states."""
     if "g" not in arrays:
         return np.ones(())
-    g = arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
-    sums = [g[:, own].sum(1) for own in _sequences(problem, arrays)]
+    sums = [_weakest(arrays)[:, own].sum(1) for own in _sequences(problem, arrays)]
     return np.exp(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])[..., None, None]
 
 

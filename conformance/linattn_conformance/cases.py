@@ -130,6 +130,8 @@ WORDS = {
 SIZE = re.compile(r"([A-Z])(\d+)")
 QUADRATIC = 2**21
 """Most weights between two tokens that the parallel form is to make."""
+LONGEST_OF_CORE = {"recurrent": 257, "parallel": 257}
+"""Tokens of a row that the profile ``core`` has in forms that have no chunks, where they are dear."""
 BLOCK = 256
 """Tokens of which a ``large`` case is made, over and over."""
 
@@ -401,17 +403,20 @@ def landmarks(spec: OpSpec) -> Iterator[Case]:
 
 def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
     """The rows of a family's covering array: every form, outputs and gradients. The bare name has every eighth."""
-    for i, (row, within) in enumerate(rows(spec, "", seed, profile)):
+    for i, (row, least) in enumerate(rows(spec, "", seed, profile)):
         for form in (*forms_of(spec), *(["auto"] if i % 8 == 0 and forms_of(spec) == FORMS else [])):
             sizes = dict(row.sizes)
             if form == "parallel" and sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC:
                 continue
+            within = "training" if least == "core" and sizes["T"] > LONGEST_OF_CORE.get(form, sizes["T"]) else least
+            if not is_of(profile, within):
+                continue
             yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
-        for check in OF_ROWS[i // TURN % len(OF_ROWS)] if i % TURN == 0 and within != "core" else ():
+        for check in OF_ROWS[i // TURN % len(OF_ROWS)] if i % TURN == 0 and least != "core" else ():
             if transformable(spec, row, check):
                 form = FORMS[1 + i // TURN // len(OF_ROWS) % 2] if forms_of(spec) == FORMS else "direct"
                 flags = seeded(row.flags, seed)
-                yield from make(spec, form, row.dtype, flags, check, dict(row.sizes), within=within, frameworks=("torch",))
+                yield from make(spec, form, row.dtype, flags, check, dict(row.sizes), within=least, frameworks=("torch",))
 
 
 def transformable(spec: OpSpec, row: Call, check: str) -> bool:
@@ -448,8 +453,13 @@ def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Cal
     spanning = plan.spanning(CORE)
     for i, row in enumerate(plan.calls):
         within = "core" if i in spanning else "training" if i < plan.covering.pairs else "full"
-        if WITHIN.index(within) <= WITHIN.index("training" if profile == "inference" else profile):
+        if is_of(profile, within):
             yield row, within
+
+
+def is_of(profile: str, within: str) -> bool:
+    """Whether a profile has the rows of the narrowest profile that does."""
+    return WITHIN.index(within) <= WITHIN.index("training" if profile == "inference" else profile)
 
 
 def data(spec: OpSpec) -> Iterator[Case]:

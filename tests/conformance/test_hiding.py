@@ -8,12 +8,14 @@ from linattn_conformance.bounds import distance
 from linattn_conformance.calls import drawn, truth
 from linattn_conformance.cases import named
 from linattn_conformance.judge import bfloat16
+from linattn_conformance.runner import Runner
 
 ADAPTER = adapter_for("numpy", "cpu")
 ONE_KEY = "delta_rule/chunk/fp32/state/T128-K1-V4/gradient"
 TWO_KEYS = "delta_rule/chunk/fp32/strong-state/T128-K2-V4/gradient"
 LINEAR = "linear_attn/chunk/fp32/normalize-state/T128-K24-V40/gradient"
 DEEP = ("gated_delta_rule/chunk/fp32/deep-state/T65-K24-V40/gradient", "kda/chunk/fp32/deep-state/T65-K24-V40/gradient")
+LEFT = "delta_rule/parallel/fp32/beta.BTHVV-beta_map.sigmoid-blank.v-state-tiny.q-seed.98516/T129-K2-V256-B1-H3/forward"
 PACKED = "gated_delta_rule/chunk/fp32/state-varlen/T130-K1-V4/gradient"
 
 
@@ -86,6 +88,19 @@ def test_what_a_gate_leaves_of_a_vast_state(name):
     assert distance(state.value * (1 + 2.0**-10), state) > 1
     d_state = held.truth.gradients["initial_state"]
     assert distance(d_state.value * (1 + 2.0**-10), d_state) > 1
+
+
+def test_what_is_left_of_a_state_is_read_as_far_off_as_what_was_taken():
+    """Where no values are written, of many tokens of two channels: a chunk's system takes from a state what it solves for."""
+    runner = Runner("torch")
+    with runner.watching():
+        assert runner.run_one(named(LEFT)).status == "passed"
+    held = Held(LEFT)
+    assert held.outputs() < 1e-6
+    assert held.outputs(initial_state=bfloat16(held.values["initial_state"])) > 2
+    k = held.values["k"].copy()
+    k[:, 3] = 0
+    assert held.outputs(k=k) > 10
 
 
 def test_a_gradient_of_a_sequence_has_the_bounds_of_that_sequence():
