@@ -20,7 +20,7 @@ SECONDS = 900
 
 def program(devices: int, *arguments: str) -> subprocess.Popen[str]:
     """One process with so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     command = [sys.executable, str(Path(__file__).with_name("jax_ranks.py")), *arguments]
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

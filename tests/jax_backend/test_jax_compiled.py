@@ -70,11 +70,12 @@ def test_such_a_fusion_is_seen():
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # fusions are made before that
+AS_USERS = QUICKLY | {"xla_cpu_use_fusion_emitters": True}  # other tests are compiled without
 
 
 def compiled(function, *given):
     """The text of the program."""
-    return jax.jit(function).lower(*given).compile(QUICKLY).as_text()
+    return jax.jit(function).lower(*given).compile(AS_USERS).as_text()
 
 
 def drawn(family, T):

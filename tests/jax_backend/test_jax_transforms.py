@@ -158,7 +158,7 @@ def test_nothing_kept_for_a_token():
 
 def test_shard_map_on_eight_devices():
     script = Path(__file__).with_name("sharded.py")
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False
     )
