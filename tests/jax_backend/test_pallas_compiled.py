@@ -19,6 +19,12 @@ WITH_LIBTPU = importlib.util.find_spec("libtpu") is not None
 needs_libtpu = pytest.mark.skipif(not WITH_LIBTPU, reason="libtpu is not installed: NOTHING WAS COMPILED FOR A TPU")
 
 
+@pytest.fixture
+def flags_of_tpu(monkeypatch):
+    """None: libtpu refuses those that tests compile with for the CPU."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
 def call(variant, form, dtype, **how):
     """A function of float arrays, its gradients included, and the arrays."""
     family, arrays, options = draw(variant, **how)
@@ -137,7 +143,7 @@ for one in json.load(sys.stdin):
 
 @needs_libtpu
 @pytest.mark.parametrize("generation", tpu_static.TOPOLOGIES)
-def test_compiles(generation):
+def test_compiles(generation, flags_of_tpu):
     """Every kernel at the default widths, and the plainest and the largest at the widest, at an odd width and in float32."""
     kernels = (*tpu_static.KERNELS, "decode")
     cases = [tpu_static.case(generation, family, kernel) for family in tpu_static.FAMILIES for kernel in kernels]
@@ -159,7 +165,7 @@ def test_compiles(generation):
 
 
 @needs_libtpu
-def test_kernels_cost_no_more_than_recorded():
+def test_kernels_cost_no_more_than_recorded(flags_of_tpu):
     """Bundles and VMEM of a few kernels against those in ``benchmarks/results/``; a kernel that got better wants a new file."""
     results = json.loads(tpu_static.RESULT.read_text())["results"]
     recorded = {key(row): row for row in results if "inverse" not in row}
