@@ -35,16 +35,8 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("checker", [pyright, mypy])
 def test_exactly_the_wrong_lines_are_reported(checker):
+    """Both read the installed package, whose types they take only if ``py.typed`` says that there are some."""
     pytest.importorskip(checker.__name__.replace("pyright", "basedpyright"))
     lines = (HERE / "wrong.py").read_text(encoding="utf-8").splitlines()
     wrong = {("wrong.py", number) for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
     assert checker() == wrong
-
-
-def test_types_of_an_installed_package_are_read(tmp_path):
-    """A checker takes them only if ``py.typed`` says that there are some."""
-    pytest.importorskip("mypy")
-    (tmp_path / "use.py").write_text("import linattn\n\nreveal_type(linattn.decode_gla)\n")
-    command = [sys.executable, "-m", "mypy", "--no-incremental", "--no-error-summary", "use.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert 'Revealed type is "def ' in done.stdout, done.stdout
