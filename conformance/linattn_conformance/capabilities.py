@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,19 +51,20 @@ def badges(statuses: Mapping[str, str], operators: Mapping[str, str], claimed: A
         operators: Of each id.
         claimed: The operators that count.
     """
-    found: dict[str, str] = {}
+    passed: defaultdict[str, list[bool]] = defaultdict(list)
     families = {name.partition("_")[2] or name for name in claimed}
-    for badge, shows in BADGES.items():
-        mine = [
-            statuses[name] == "passed"
-            for name, operator in operators.items()
-            if "/bad-input/" not in name
-            and shows(parts := Parts(name))
-            and (operator in claimed or (badge == "decoding" and parts.family in families))
-        ]
-        if mine:
-            found[badge] = "all" if all(mine) else "some" if any(mine) else "none"
-    return found
+    for name, operator in operators.items():
+        for badge in shown(name):
+            if operator in claimed or (badge == "decoding" and Parts(name).family in families):
+                passed[badge].append(statuses[name] == "passed")
+    return {badge: "all" if all(mine) else "some" if any(mine) else "none" for badge in BADGES if (mine := passed[badge])}
+
+
+@functools.cache
+def shown(name: str) -> frozenset[str]:
+    """The capabilities that a case of this id shows."""
+    parts = Parts(name)
+    return frozenset(badge for badge, shows in BADGES.items() if "/bad-input/" not in name and shows(parts))
 
 
 def coverage(statuses: Mapping[str, str]) -> tuple[int, int]:
