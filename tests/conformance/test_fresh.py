@@ -4,40 +4,43 @@ import pytest
 from linattn_conformance import fresh
 from linattn_conformance.cases import every_case, named
 
-CORE = fresh.fresh_cases(7, "core")
+
+@pytest.fixture(scope="module")
+def core():
+    return fresh.fresh_cases(7, "core")
 
 
-def test_the_same_seed_draws_the_same_cases_and_no_other_does():
-    assert fresh.fresh_cases(7, "core") == CORE
-    ids, others = {case.id for case in CORE}, {case.id for case in fresh.fresh_cases(8, "core")}
-    assert len(ids) == len(CORE)
+def test_the_same_seed_draws_the_same_cases_and_no_other_does(core):
+    assert fresh.fresh_cases(7, "core") == core
+    ids, others = {case.id for case in core}, {case.id for case in fresh.fresh_cases(8, "core")}
+    assert len(ids) == len(core)
     assert not ids & others
     assert not ids & {case.id for case in every_case()}
 
 
-def test_there_are_as_many_as_the_arrays_of_the_manifest_have():
+def test_there_are_as_many_as_the_arrays_of_the_manifest_have(core):
     rows = [case for case in every_case() if case.within == "core" and case.check == "forward"]
-    assert 0.8 < len(CORE) / len(rows) < 1.2
-    assert not any(case.needs_gradient for case in CORE)
+    assert 0.8 < len(core) / len(rows) < 1.2
+    assert not any(case.needs_gradient for case in core)
 
 
-def test_an_id_tells_its_seed():
-    assert {fresh.seed_of(case.id) for case in CORE} == {7}
+def test_an_id_tells_its_seed(core):
+    assert {fresh.seed_of(case.id) for case in core} == {7}
     assert not any(fresh.is_fresh(case.id) for case in every_case())
-    for case in CORE[::40]:
+    for case in core[::40]:
         found = named(case.id)
         assert (found.flags, found.sizes, found.dtype) == (case.flags, case.sizes, case.dtype)
 
 
-def test_a_failure_of_a_fresh_case_counts():
-    name = CORE[0].id
+def test_a_failure_of_a_fresh_case_counts(core):
+    name = core[0].id
     results = [{"id": name, "status": status, "message": "off"} for status in ("failed", "passed", "not-run")]
     old = {"id": "gla/chunk/fp32/plain/T65-K24-V40/forward", "status": "failed", "message": ""}
     assert fresh.problems([*results, old]) == [f"{name}: failed: off", f"{name}: not-run: off"]
 
 
-def test_what_no_run_draws():
-    ids = [case.id for case in CORE[:5]]
+def test_what_no_run_draws(core):
+    ids = [case.id for case in core[:5]]
     assert fresh.strangers(ids, "core") == []
     assert fresh.strangers([], "core") == []
     other = "gla/chunk/fp32/plain-seed.7/T1-K1-V1/forward"

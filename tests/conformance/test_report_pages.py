@@ -93,7 +93,7 @@ def test_filters(folder):
     assert f"{len(failed)} of {len(made):,} cases" in page
     assert page.count("<circle") == len(failed)
     assert "RuntimeError: &lt;out of registers&gt;" in page
-    assert "not conformant: training" in page
+    assert "not conformant: core" in page
 
 
 def test_nothing_left(folder):

@@ -13,7 +13,7 @@ ABOUT = """vendor = "Acme"
 product = "acme-linattn 2.1"
 link = "https://example.com/acme"
 contact = "acme@example.com"
-profile = "training"
+profile = "core"
 """
 
 
@@ -27,7 +27,7 @@ def submission(tmp_path):
         digest = hashlib.sha256(log.encode()).hexdigest()
         run = report.Circumstances(log=digest)
         made = (
-            report.make(report_cases.SUBJECT, report_cases.HELD, "training", report_cases.passing(), (), 60.0, {}, run)
+            report.make(report_cases.SUBJECT, report_cases.HELD, "core", report_cases.passing(), (), 60.0, {}, run)
             | changes
         )
         packed.write(folder / "report.json.gz", report.text(report.whole(made, verdict(made, report_cases.HELD))))
@@ -47,18 +47,18 @@ def checked(*words):
 def test_a_submission_is_accepted_and_stands_on_the_page(submission, tmp_path):
     folder = submission()
     done = checked(tmp_path / "submissions", "-o", tmp_path / "page.md")
-    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"accepted  {folder}: acme-linattn 2.1, training")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"accepted  {folder}: acme-linattn 2.1, core")
     page = (tmp_path / "page.md").read_text()
-    assert "| [acme-linattn 2.1](https://example.com/acme) | Acme | numpy on cpu | training | " in page
+    assert "| [acme-linattn 2.1](https://example.com/acme) | Acme | numpy on cpu | core | " in page
     assert "| `chunk_gla` | " in page
 
 
 @pytest.mark.parametrize(
     ("changes", "against"),
     [
-        ({"about": ABOUT.replace("training", "full")}, "it claims full, and its report is of training"),
+        ({"about": ABOUT.replace("core", "full")}, "it claims full, and its report is of core"),
         ({"about": ABOUT.replace("2.1", "3.0")}, "it is of acme-linattn 3.0, and its report is of acme-linattn 2.1"),
-        ({"complaints": ["the process died"]}, "its results give: not conformant: training ("),
+        ({"complaints": ["the process died"]}, "its results give: not conformant: core ("),
         ({"selection": ["gla/*"]}, "its results give: no verdict: a selection of cases"),
         ({"log_": "another\n"}, "log.txt is not what the run printed: its digest is another than the report's"),
         ({"digests": {"linattn_backends": "0", "linattn_conformance": "0"}}, "linattn_conformance was another one than that"),
