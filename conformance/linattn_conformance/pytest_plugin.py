@@ -37,7 +37,7 @@ class State:
     def __init__(self, config: pytest.Config) -> None:
         from pathlib import Path
 
-        from . import cli, fresh, known_failures, manifest
+        from . import cli, known_failures, manifest
         from .options import check_number, check_writable
         from .pool import Pool
         from .worker import Setting
@@ -57,7 +57,7 @@ class State:
         setting = Setting(option("--linattn-backend"), option("--linattn-framework"), option("--linattn-device"))
         self.pool = Pool(setting, time_limit=option("--linattn-time-limit")).__enter__()
         try:
-            seed = option("--linattn-seed") or fresh.draw_seed()
+            seed = option("--linattn-seed")  # 0 for one that is drawn, where there are no patterns
             self.cases = cli.selected(self.pool.subject, self.manifest, self.profile, self.patterns, seed)
         except BaseException:
             self.pool.close()

@@ -15,6 +15,7 @@ from typing import Any
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated
+from .leak import frozen
 from .values import compare_gradients
 
 __all__ = [
@@ -251,11 +252,12 @@ def _growth(run: Run, calls: Callable[[], Any]) -> int:
 
     finished()
     least = None
-    for _ in range(ROUNDS):
-        before = measured()
-        finished()
-        grown = measured() - before
-        least = grown if least is None else min(least, grown)
-        if least <= CALLS * PER_CALL:
-            break
+    with frozen():
+        for _ in range(ROUNDS):
+            before = measured()
+            finished()
+            grown = measured() - before
+            least = grown if least is None else min(least, grown)
+            if least <= CALLS * PER_CALL:
+                break
     return least or 0

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated, entries
 
-__all__ = ["leak", "leak_backward"]
+__all__ = ["frozen", "leak", "leak_backward"]
 
 CALLS = 16
 SETTLING = 0.05
@@ -46,9 +47,7 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
     for _ in range(3):
         finished()
-    gc.collect()
-    gc.freeze()  # what there was before takes long to look through, again and again
-    try:
+    with frozen():
         for _ in range(ROUNDS):
             before = held(run)
             for _ in range(CALLS):
@@ -57,10 +56,19 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
             grown = {name: after[name] - before[name] for name in most if after[name] - before[name] >= most[name]}
             if not grown:
                 return
-    finally:
-        gc.unfreeze()
     told = [f"{count / 2**20:.1f} MiB" if name == "bytes" else f"{count} {name}" for name, count in grown.items()]
     raise Failure(f"{CALLS} calls hold {' and '.join(told)} more each time, {ROUNDS} times in a row")
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """The objects that there are already are not looked through again and again, which takes long."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def held(run: Run) -> dict[str, int]:
