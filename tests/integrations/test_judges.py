@@ -47,18 +47,21 @@ def test_a_judge_that_sees_a_difference_says_so(root: Path) -> None:
     assert set(judges.run(root, case, ["env", f"PYTHONPATH={broken}:{suites.path()}"]).values()) == {"failed"}
 
 
-def test_in_a_checkout_each_family_is_judged_by_its_own_file(tmp_path: Path) -> None:
+def test_in_a_checkout_each_family_is_judged_by_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two cases one ends otherwise when linattn is there."""
-    own = tmp_path / "tests/models/olmo_hybrid/test_modeling_olmo_hybrid.py"
-    own.parent.mkdir(parents=True)
-    for folder in (own.parent, own.parents[1], own.parents[2]):
-        (folder / "__init__.py").touch()
-    own.write_text(
-        "from transformers.models.olmo_hybrid import modeling_olmo_hybrid as module\n\n\n"
-        "def test_there():\n    assert module.torch_chunk_gated_delta_rule\n\n\n"
-        "def test_as_it_was():\n    assert not hasattr(module.torch_chunk_gated_delta_rule, 'linattn_name')\n"
-    )
-    found = judges.judge(tmp_path, ["olmo_hybrid"], checkout=True)["olmo_hybrid"]
-    assert found["before"] == {"passed": 2}
-    assert found["with linattn"] == {"passed": 1, "failed": 1}
-    assert found["differing"] == ["tests.models.olmo_hybrid.test_modeling_olmo_hybrid::test_as_it_was"]
+    file, runs = "tests/models/olmo_hybrid/test_modeling_olmo_hybrid.py", []
+    names = [f"tests.models.olmo_hybrid.test_modeling_olmo_hybrid::{name}" for name in ("test_there", "test_as_it_was")]
+
+    def run(root: Path, arguments: list[str], prefix: list[str]) -> judges.Outcomes:
+        runs.append((root, arguments, prefix[4:5]))
+        return dict(zip(names, ["passed", "failed" if prefix else "passed"], strict=True))
+
+    monkeypatch.setattr(judges, "run", run)
+    root = Path("checkout")
+    found = judges.judge(root, ["olmo_hybrid"], checkout=True)["olmo_hybrid"]
+    assert runs == [(root, [file], []), (root, [file], ["transformers"])]
+    assert found == {
+        "before": {"passed": 2},
+        "with linattn": {"passed": 1, "failed": 1},
+        "differing": [names[1]],
+    }
