@@ -25,7 +25,7 @@ from sequence_cases import Case, arguments, draw, operator, parts
 
 T = 24
 PACKED = [0, 3, 3, 4, 15, 16, 16, 22]
-TWO_PROCESSES = ("kda", "short_conv-zigzag-packed")
+TWO_PROCESSES = ("gla", "short_conv-zigzag-packed")
 
 
 class Run(NamedTuple):
@@ -59,7 +59,7 @@ def everywhere(cu_seqlens: list[int] | None) -> Case:
     return case._replace(options={"causal": False})
 
 
-ONCE = ("ssd", "gla", "rwkv6", "kda", "dplr", "value_gate", "normalized", "mapped_delta", "mixed", "mixed_biased")
+ONCE = ("ssd", "gla", "kda", "dplr", "normalized", "mapped_delta", "mixed_biased")
 """One of each kind of summary: the rules are shared with simulated ranks, among which every family runs."""
 
 

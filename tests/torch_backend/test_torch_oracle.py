@@ -34,8 +34,9 @@ def test_gates(variant, kind):
     compare(variant, 100, 1e-10, kind=kind)
 
 
-@pytest.mark.parametrize("state", [True, False])
-@pytest.mark.parametrize("lengths", [[0, 3, 70, 0, 1, 150, 33, 0], [5] * 20, [0, 0], []], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "state"), [([0, 3, 70, 0, 1, 150, 33, 0], True), ([5] * 20, False), ([0, 0], True), ([], False)], ids=str
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_packed(variant, lengths, state):
     compare(variant, 0, 1e-10, lengths=lengths, state=state, kind="harsh")
