@@ -148,8 +148,8 @@ def type_of(x):
 
 
 def draw(shape, dtype, sizes):
-    """One array of a symbolic shape, with a gradient."""
-    return torch.randn([sizes[symbol] for symbol in shape]).to(dtype).requires_grad_()
+    """One array of a symbolic shape, with a gradient; nobody computes with its elements."""
+    return torch.zeros([sizes[symbol] for symbol in shape], dtype=dtype, requires_grad=True)
 
 
 def arrays(family, B, T, dtypes=None, shape=0, optional=False, **sizes):

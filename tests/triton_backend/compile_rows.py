@@ -36,7 +36,7 @@ def examine(source: ASTSource, options, target, folder):
 
 
 def drawn(*shape):
-    return torch.randn(shape).to(BF16).requires_grad_()
+    return torch.zeros(shape, dtype=BF16, requires_grad=True)
 
 
 def convolutions():

@@ -28,14 +28,17 @@ def run(tmp_path_factory):
     folder = session.parent if "PYTEST_XDIST_WORKER" in os.environ else session  # that of all workers
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "triton-cache")
+    command = [sys.executable, Path(__file__).with_name("compiling.py")]
 
-    def printed(script, *arguments):
-        command = [sys.executable, Path(__file__).with_name(script), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+    def printed(*script):
+        process.stdin.write(json.dumps([str(word) for word in script]) + "\n")
+        process.stdin.flush()
+        status, output, errors = json.loads(process.stdout.readline())
+        assert status == 0, errors[-3000:]
+        return output
 
-    return printed
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield printed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
