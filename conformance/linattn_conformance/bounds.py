@@ -456,24 +456,22 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
     return copies
 
 
-def _signs(shape: tuple[int, ...], name: str, count: int) -> Array:
+def _signs(shape: tuple[int, ...], name: str, count: int) -> NDArray[np.uint32]:
+    """For each element of so many copies, 0 for minus and 1 for plus."""
     rng = np.random.default_rng(len(name) + sum(map(ord, name)))
-    return rng.integers(0, 2, (count, *shape)) * 2.0 - 1.0
+    return rng.integers(0, 2, (count, *shape), np.uint32)
 
 
 def _perturbed(x: Array, amplitude: float, axis: int, name: str, count: int) -> Array:
     """``x`` and ``count`` copies of it, each element times ``1 ± amplitude``."""
-    return np.concatenate([x, *(x * (1.0 + amplitude * signs) for signs in _signs(x.shape, name, count))], axis)
+    factors = np.array([1.0 - amplitude, 1.0 + amplitude])
+    return np.concatenate([x, *(x * factors.take(signs) for signs in _signs(x.shape, name, count))], axis)
 
 
 def _perturbed_gate(x: Array, roundoff: float, axis: int, name: str, count: int) -> Array:
     """``x`` and ``count`` copies of it, each exponent moved by what a running sum in the accumulation dtype loses."""
-    with np.errstate(invalid="ignore"):
-        moved = [
-            x + np.where(np.isfinite(x), signs, 0.0) * roundoff * np.minimum(64 * np.abs(x), 32)
-            for signs in _signs(x.shape, name, count)
-        ]
-    return np.concatenate([x, *moved], axis)
+    lost = np.where(np.isfinite(x), roundoff * np.minimum(64 * np.abs(x), 32), 0.0)
+    return np.concatenate([x, *(x + lost * (signs * 2.0 - 1.0) for signs in _signs(x.shape, name, count))], axis)
 
 
 def _quantity(stacked: Array, axis: int, dtype: str, count: int, by_element: bool = False) -> Quantity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,8 +76,9 @@ class Judge:
         self.claims = 0
 
     def drawn(self, case: Case) -> Any:
-        """The problem of a case and its rounded inputs."""
-        return drawn(case, self.paper)
+        """The problem of a case, without what it was before rounding, and its rounded inputs."""
+        found, values = drawn(case, self.paper)
+        return replace(found, arrays={}), values
 
     def truth(self, case: Case) -> Truth:
         """The truth of a case, sealed, but for the gradients that go in."""

@@ -26,10 +26,7 @@ def submission(tmp_path):
         folder.mkdir(parents=True)
         digest = hashlib.sha256(log.encode()).hexdigest()
         run = report.Circumstances(log=digest)
-        made = (
-            report.make(report_cases.SUBJECT, report_cases.HELD, "core", report_cases.passing(), (), 60.0, {}, run)
-            | changes
-        )
+        made = report.make(report_cases.SUBJECT, report_cases.HELD, "core", report_cases.passing(), (), 60.0, {}, run) | changes
         packed.write(folder / "report.json.gz", report.text(report.whole(made, verdict(made, report_cases.HELD))))
         (folder / "log.txt").write_text(log)
         (folder / "submission.toml").write_text(about)
