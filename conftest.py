@@ -1,6 +1,7 @@
 """Runs the examples in README.md and docs/: python blocks, their ``>>>`` results, and console sessions."""
 
 import doctest
+import gc
 import os
 import random
 import re
@@ -39,6 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.suffix == ".md":  # what pages show must look right
             item.add_marker(pytest.mark.filterwarnings("error::linattn.errors.InputWarning"))
+
+
+def pytest_collection_finish() -> None:
+    """Millions of objects of the frameworks stay to the end: looking through them for garbage took a tenth of all time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)
