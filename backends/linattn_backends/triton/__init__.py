@@ -167,17 +167,21 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
 `linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 
-    forward   zeros behind packed sequences                   tails.py:zero_tails
+    forward   packed sequences cut into chunks and segments   pieces.py:cut_sequences
+              zeros behind packed sequences                   tails.py:zero_tails
 
-    backward  zeros behind packed sequences                   tails.py:zero_tails
+    backward  packed sequences cut into chunks and segments   pieces.py:cut_sequences
+              zeros behind packed sequences                   tails.py:zero_tails
 
     decode    zeros behind packed sequences                   tails.py:zero_tails
 
 `mixed_attn` in lib/::
 
-    forward   zeros behind packed sequences                   tails.py:zero_tails
+    forward   packed sequences cut into chunks and segments   pieces.py:cut_sequences
+              zeros behind packed sequences                   tails.py:zero_tails
 
-    backward  zeros behind packed sequences                   tails.py:zero_tails
+    backward  packed sequences cut into chunks and segments   pieces.py:cut_sequences
+              zeros behind packed sequences                   tails.py:zero_tails
 
 `short_conv`, `gated_rms_norm`, `simple_gla`, `gated_delta_rule`, `kda` in lib/::
 

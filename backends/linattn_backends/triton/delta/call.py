@@ -122,7 +122,7 @@ class ChunkedCall(DeltaCall):
     @classmethod
     def cut(cls, call: DeltaCall, variant: DeltaVariant) -> ChunkedCall:
         """Cut a call's sequences."""
-        chunks = cut(call.v.shape[1], call.N, call.chunk, call.cu)
+        chunks = cut(call, call.chunk)
         return cls(**vars(call), variant=variant, chunks=chunks, lengths=lengths_of(call) if call.maps.unit else NO_LENGTHS)
 
     @property

@@ -85,12 +85,12 @@ def carry_backward(
 
 def segments_of(call: ChunkedCall, operands: StateOperands) -> Segments | None:
     """Segments, if there are too few heads to fill the device."""
-    T, HV, V = call.v.shape[1:]
+    HV, V = call.v.shape[2:]
     K, variant = call.q.shape[-1], call.variant
     length = variant.segment(usual_tokens(call), call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
     if length == 0:
         return None
-    pieces = cut(T, call.N, length * call.chunk, call.cu)
+    pieces = cut(call, length * call.chunk)
     transitions = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
     segments = Segments(pieces, length, transitions)
     launch_state(call, variant["segment_fwd"], operands, None, segments, None, transitions, Written())

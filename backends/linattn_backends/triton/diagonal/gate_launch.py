@@ -22,7 +22,7 @@ def chunked(call: DiagonalCall, variant: DiagonalVariant) -> ChunkedCall:
     """The call as the kernels of ``variant`` read it."""
     if call.gate == NONE.value and variant.algorithm == "resident":
         return ChunkedCall(call, variant, None, None)
-    chunks = cut(call.v.shape[1], call.N, variant.chunk, call.cu)
+    chunks = cut(call, variant.chunk)
     g = running_sums(call, variant, chunks) if call.gate == SCALAR.value else call.g
     return ChunkedCall(call, variant, chunks, g)
 

@@ -85,10 +85,10 @@ def far_states(
 def carried(run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int) -> Carried:
     """Scan every segment of ``length`` chunks from zero, then carry the states over them."""
     call, (_, _, gate, g, gv) = run.call, update
-    _, T, HV, V = call.v.shape
+    HV, V = call.v.shape[2:]
     K, N = call.q.shape[-1], call.N
     new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
-    pieces = cut(T, N, length * run.variant.chunk, call.cu)
+    pieces = cut(call, length * run.variant.chunk)
     local, end = new((pieces.count, HV, K, V)), new((N, HV, K, V))
     decay = None if g is None else new((pieces.count, HV, K))
     value_decay = None if gv is None else new((pieces.count, HV, V))

@@ -13,6 +13,13 @@ import torch
 import triton
 from torch import Tensor
 
+from ..lib.pieces import cut_sequences
+from ..runtime.launch import Launched, launch
+from .tiles import programs
+
+PIECES, SEQUENCES = 128, 64
+"""Pieces whose owners one program finds, and sequences that it looks at together."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -24,21 +31,33 @@ class Cut:
     first: Tensor | None
 
 
+class Chunked(Launched, Protocol):
+    """A call whose sequences are cut into chunks."""
+
+    cu: Tensor | None
+
+    @property
+    def N(self) -> int:
+        """Number of sequences."""
+        ...
+
+
 def room_for(T: int, N: int, length: int, packed: bool) -> int:
     """How many pieces of ``length`` tokens there are room for."""
     return T // length + N if packed else N * -(-T // length)
 
 
-def cut(T: int, N: int, length: int, cu_seqlens: Tensor | None) -> Cut:
-    """Cut ``N`` sequences of ``T`` tokens, or those that ``cu_seqlens`` describes among ``T`` tokens."""
-    count = room_for(T, N, length, cu_seqlens is not None)
-    if cu_seqlens is None:
+def cut(call: Chunked, length: int, held: Tensor | None = None) -> Cut:
+    """The sequences of a call cut into pieces of ``length`` tokens; packed ones begin with those ``held`` of each."""
+    T, N = call.v.shape[1], call.N
+    count = room_for(T, N, length, call.cu is not None) + (0 if held is None else N)
+    if call.cu is None:
         return Cut(count, -(-T // length), None, None)
-    filled = (cu_seqlens.diff() + (length - 1)) // length
-    first = torch.zeros(N + 1, dtype=torch.int32, device=cu_seqlens.device)
-    torch.cumsum(filled, 0, dtype=torch.int32, out=first[1:])
-    at = torch.arange(count, dtype=torch.int32, device=cu_seqlens.device)
-    owner = torch.searchsorted(first[1:], at, right=True, out_int32=True)
+    owner, first = (torch.empty(size, dtype=torch.int32, device=call.v.device) for size in (count, N + 1))
+    launch(
+        cut_sequences, max(programs(count, 1, PIECES, 1), 1), call,
+        call.cu, held, owner, first, N, count, length, S=SEQUENCES, P=PIECES, num_warps=4,
+    )  # fmt: skip
     return Cut(count, 0, owner, first)
 
 
@@ -55,18 +74,6 @@ def strides(x: Tensor | None) -> tuple[int, int, int]:
 def state_strides(states: Tensor | None) -> tuple[int, int, int, int]:
     """Of sequence or slot, head, key and value channel."""
     return (0, 0, 0, 0) if states is None else states.stride()
-
-
-class Chunked(Protocol):
-    """A call whose sequences are cut into chunks."""
-
-    v: Tensor
-    cu: Tensor | None
-
-    @property
-    def N(self) -> int:
-        """Number of sequences."""
-        ...
 
 
 def usual_tokens(call: Chunked) -> int:

@@ -144,15 +144,9 @@ class Chunked:
 
 def chunks_of(call: MixedCall) -> Cut:
     """The chunks of a call's sequences; the first of one that goes on from a state begins with the tokens held there."""
-    T, N, C = call.v.shape[1], call.N, call.C
     if call.state is None:
-        return cut(T, N, C, call.cu)
+        return cut(call, call.C)
     if call.cu is None:
-        per = -(-(T + C - 1) // C)
-        return Cut(N * per, per, None, None)
-    count = T // C + 2 * N
-    chunks = (call.cu.diff() + call.state.length + (C - 1)) // C
-    first = torch.zeros(N + 1, dtype=torch.int32, device=call.cu.device)
-    torch.cumsum(chunks, 0, dtype=torch.int32, out=first[1:])
-    at = torch.arange(count, dtype=torch.int32, device=call.cu.device)
-    return Cut(count, 0, torch.searchsorted(first[1:], at, right=True, out_int32=True), first)
+        per = -(-(call.v.shape[1] + call.C - 1) // call.C)
+        return Cut(call.N * per, per, None, None)
+    return cut(call, call.C, call.state.length)

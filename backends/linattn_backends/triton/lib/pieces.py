@@ -1,0 +1,43 @@
+"""Packed sequences cut into pieces of ``LENGTH`` tokens, numbered one sequence after the other.
+
+::
+
+    first_n = Σ_{m<n} ⌈len_m / LENGTH⌉         a sequence's first piece; first_N of them are filled
+    owner_i = #{n : first_{n+1} ≤ i}            the sequence of piece i; N of pieces past the last
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["cut_sequences"]
+
+
+@triton.jit(do_not_specialize=["N", "COUNT", "LENGTH"])
+def cut_sequences(cu, held, owner, first, N, COUNT, LENGTH, S: tl.constexpr, P: tl.constexpr):
+    """``owner`` of ``P`` of ``COUNT`` pieces, and of the first program all of ``first``; ``S`` sequences at a time.
+
+    A sequence begins with the tokens that are ``held`` of it, if any are.
+    """
+    low = tl.program_id(0) * P
+    pieces = low + tl.arange(0, P)
+    owners = tl.zeros((P,), tl.int32)
+    done = 0
+    for block in range(0, N, S):
+        n = block + tl.arange(0, S)
+        there = n < N
+        tokens = tl.load(cu + n + 1, mask=there, other=0) - tl.load(cu + n, mask=there, other=0)
+        if held is not None:
+            tokens += tl.load(held + n, mask=there, other=0)
+        filled = ((tokens + LENGTH - 1) // LENGTH).to(tl.int32)
+        ends = done + tl.cumsum(filled, 0)
+        if low == 0:
+            tl.store(first + 1 + n, ends, mask=there)
+        done += tl.sum(filled, 0)
+        if done <= low:
+            owners += tl.sum(there.to(tl.int32), 0)
+        else:
+            before = there[:, None] & (ends[:, None] <= pieces[None, :])
+            owners += tl.sum(before.to(tl.int32), 0)
+    if low == 0:
+        tl.store(first, 0)
+    tl.store(owner + pieces, owners, mask=pieces < COUNT)
