@@ -44,9 +44,10 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradien
     call, stages = run.call, run.variant.stages
     kept, _ = memory_launch.scan_states(run, Update(call.k, call.v, call.gate, run.g, call.gv), call.start, False, False)
     dkept, dstart, dv = state_gradients(run, do, dend)
-    dq, dk = empty_sums(call, turns_of(run, stages["scalar_gradients" if "scalar_gradients" in stages else "gradients"]))
+    scalar = stages.get("scalar_gradients")
+    dq, dk = empty_sums(call, turns_of(run, stages["gradients"]) if scalar is None else together(run, scalar))
     dg = dgv = None
-    if "scalar_gradients" in stages:
+    if scalar is not None:
         dg = sum_of_parts(memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk))
     else:
         stage = stages["gradients"]
@@ -83,8 +84,8 @@ def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> tuple[
 def in_registers(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradients:
     """A scan from the end for ``dv``; then one each for ``dk`` and ``dq``, or the gradients of a scalar gate's chunks."""
     call, stages = run.call, run.variant.stages
-    turns = turns_of(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1
-    (dq, dk), dg, update = empty_sums(call, turns), None, Update(call.k, call.v, call.gate, run.g)
+    heads = together(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1
+    (dq, dk), dg, update = empty_sums(call, heads), None, Update(call.k, call.v, call.gate, run.g)
     if call.gate == NONE.value:
         segments, dstart, dv = scan_from_end(run, do, dend, None)
         from_start = resident_launch.scan_segments(run, stages["scan_dq"], update, call.start, False)
@@ -151,6 +152,14 @@ def empty_states(run: ChunkedCall) -> Tensor:
     return torch.empty(shape, dtype=call.state_dtype, device=call.v.device)
 
 
+def together(run: ChunkedCall, stage: Stage) -> int:
+    """How many value heads of a group a program of ``stage`` adds up: as many as leave four programs a multiprocessor."""
+    call = run.call
+    chunks = run.chunks.count * call.v.shape[2] * programs(call.q.shape[-1], 1, stage.tile.BK, 1)
+    enough = [n for n in range(1, call.group + 1) if call.group % n == 0 and chunks // n >= 4 * run.variant.num_sms]
+    return max(enough, default=1)
+
+
 def turns_of(run: ChunkedCall, stage: Stage) -> int:
     """How many of a group's value heads add their ``dq, dk`` to one sum, a launch of ``stage`` after the other.
 
@@ -165,10 +174,10 @@ def turns_of(run: ChunkedCall, stage: Stage) -> int:
     return call.group
 
 
-def empty_sums(call: DiagonalCall, turns: int) -> tuple[Tensor, Tensor]:
-    """Room for ``dq, dk``: sums over ``turns`` value heads, in float32 where they share a query/key head."""
+def empty_sums(call: DiagonalCall, heads: int) -> tuple[Tensor, Tensor]:
+    """Room for ``dq, dk``: sums over ``heads`` value heads, in float32 where they share a query/key head."""
     B, T, HV = call.v.shape[:3]
-    shape = B, T, HV // turns, call.q.shape[-1]
+    shape = B, T, HV // heads, call.q.shape[-1]
     new = functools.partial(torch.empty, dtype=call.q.dtype if call.group == 1 else torch.float32, device=call.v.device)
     return new(shape), new(shape)
 

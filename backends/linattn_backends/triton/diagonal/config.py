@@ -108,7 +108,8 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
         states=Tile(keys, many_values if gate else values, 4, 2 if full else 3 if gate else 4),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(keys, many_values, 4, 1 if full or gate == VECTOR.value else 3),
-        gradients=Tile(keys, values, 4, 3 if gate == SCALAR.value and not full else 1),
+        gradients=Tile(keys, values, 4, 1),
+        scalar_gradients=Tile(keys, values, 4, 3 if V > values else 2),  # of one tile, what is loaded ahead is the next head's
         scan=Tile(fit(max(K, V), RESIDENT, 64), 64, 4, 3),
         scan_gradients=Tile(keys, 0, 4, 1),
         scores=scores_tile(facts),
@@ -240,7 +241,7 @@ def backward_variant(
     elif facts.family != "gla with gv":
         stages |= dict(outputs=outputs)
     if GATES[facts.family] == SCALAR.value and facts.dtype != torch.float32:
-        stages |= dict(scalar_gradients=Stage(diagonal_scalar_gradients_bwd, tiles["gradients"]))
+        stages |= dict(scalar_gradients=Stage(diagonal_scalar_gradients_bwd, tiles["scalar_gradients"]))
     else:
         stages |= dict(gradients=gradients)
     if facts.family == "gla with gv":  # keys and values change places
@@ -268,7 +269,7 @@ def resident_backward(facts: Facts, grouped: bool, device: Properties, unaligned
     else:
         stages |= dict(
             states=Stage(diagonal_states, tiles["states"]),
-            scalar_gradients=Stage(diagonal_scalar_gradients_bwd, tiles["gradients"]),
+            scalar_gradients=Stage(diagonal_scalar_gradients_bwd, tiles["scalar_gradients"]),
         )
     shareable = everywhere is None and max(facts.K, facts.V) <= 64  # wider: not measured
     return DiagonalVariant(stages, dv, "resident", shareable=shareable, **common_numbers(facts, device))

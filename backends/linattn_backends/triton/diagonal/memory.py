@@ -499,67 +499,82 @@ def one_sided_products(
     return M, R, met
 
 
-@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "TURN", "tiles_stride"])
+@triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def diagonal_scalar_gradients_bwd(
-    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, TURN, scale, tiles_stride,
+    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    TURNS: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    HEADS: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]``, and these channels' part of ``dg``. ``G`` are running sums.
 
     Both sides come from one pass over the value channels. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk``, and all that
-    passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side. Where ``TURNS`` value heads share
-    ``dq, dk``, they take turns: this is the ``TURN``-th of each.
+    passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side. ``HEADS`` value heads that share
+    a query/key head come one after the other, and ``dq, dk`` are their sums.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     ik = pid % NK
-    heads = HV // TURNS
-    hv = pid // NK % heads * TURNS + TURN
-    i = pid // (NK * heads)
-    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+    sums = HV // HEADS
+    hs = pid // NK % sums
+    i = pid // (NK * sums)
+    if PACKED:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
     _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     rows = piece * C + tl.arange(0, C)
     columns = ik * BK + tl.arange(0, BK)
-    q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
-    k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
-    v = head_pointer(v, b, bos, hv, vb, vt, vh, 1)
-    do = head_pointer(do, b, bos, hv, ob, ot, oh, 1)
-    G = head_pointer(G, b, bos, hv, gb, gt, gh, 1)
-    bk = load_tile(k, rows, kt, columns, L, K, BK)
-    bq = load_tile(q, rows, qt, columns, L, K, BK)
-    to_start, to_end, all = scalar_decays(G, rows, load_chunk_sum(G, piece, L, gt, True, C), gt, L)
-    here = (i.to(tl.int64) * HV + hv) * (K * V)
-    below = tl.zeros((C, C), tl.float32)
+    sum_dq = tl.zeros((C, BK), tl.float32)
+    sum_dk = tl.zeros((C, BK), tl.float32)
+    for head in range(HEADS):
+        hv = hs * HEADS + head
+        gates = head_pointer(G, b, bos, hv, gb, gt, gh, 1)
+        here = (i.to(tl.int64) * HV + hv) * (K * V)
+        bdq, bdk, below, met = products_with_states(
+            head_pointer(v, b, bos, hv, vb, vt, vh, 1), head_pointer(do, b, bos, hv, ob, ot, oh, 1),
+            kept + here, dkept + here, rows, columns, vt, ot, L, K, V, C, BK, BV, PREC,
+        )  # fmt: skip
+        # Not before the loop: kept in registers as float32, they would leave no room for the sums.
+        bk = load_tile(head_pointer(k, b, bos, hv, kb, kt, kh, GROUP), rows, kt, columns, L, K, BK)
+        bq = load_tile(head_pointer(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
+        to_start, to_end, all = scalar_decays(gates, rows, load_chunk_sum(gates, piece, L, gt, True, C), gt, L)
+        bdk = bdk * to_end[:, None]
+        through = met * tl.exp2(all) + total(tl.sum(bk.to(tl.float32) * bdk, 1))
+        pairs = to_operand(below * scale * decay_from_sums(gates, rows, gt, L, False), DT, PREC)
+        bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
+        across = tl.sum(bq.to(tl.float32) * bdq, 1)
+        bdk = dot_add(tl.trans(pairs), bq.to(DT), bdk, PREC)
+        across -= tl.sum(bk.to(tl.float32) * bdk, 1)
+        across = tl.cumsum(across, 0, reverse=True) + through
+        across = tl.where(reset_tokens(gates, rows, gt, L, C), 0.0, across)
+        tl.store(dg + ik * tiles_stride + (b * T + bos + rows) * HV + hv, across, mask=rows < L)
+        sum_dq += bdq
+        sum_dk += bdk
+    keep = (rows < L)[:, None] & (columns < K)[None, :]
+    p = ((b * T + bos + rows) * sums + hs)[:, None] * K + columns[None, :]
+    tl.store(dq + p, sum_dq.to(dq.dtype.element_ty), mask=keep)
+    tl.store(dk + p, sum_dk.to(dk.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def products_with_states(
+    v, do, kept, dkept, rows, columns, vt, ot, L,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``do Sᵀ`` and ``v dS'ᵀ [C, BK]``, ``do vᵀ [C, C]`` and ``Σ S ∘ dS'`` of one chunk of a head."""
     bdq = tl.zeros((C, BK), tl.float32)
     bdk = tl.zeros((C, BK), tl.float32)
+    below = tl.zeros((C, C), tl.float32)
     met = tl.zeros((BK,), tl.float32)
     for iv in range((V + BV - 1) // BV):
         columns_v = iv * BV + tl.arange(0, BV)
         tile, inside = state_offsets(columns, columns_v, K, V)
         bo = load_tile(do, rows, ot, columns_v, L, V, BV)
         bv = load_tile(v, rows, vt, columns_v, L, V, BV)
-        bS = tl.load(kept + here + tile, mask=inside, other=0.0)
-        bD = tl.load(dkept + here + tile, mask=inside, other=0.0)
+        bS = tl.load(kept + tile, mask=inside, other=0.0)
+        bD = tl.load(dkept + tile, mask=inside, other=0.0)
         bdq = dot_add(bo.to(bS.dtype), tl.trans(bS), bdq, PREC)
         bdk = dot_add(bv.to(bS.dtype), tl.trans(bD), bdk, PREC)
         below = dot_add(bo, tl.trans(bv), below, PREC)
         met += tl.sum(bS.to(tl.float32) * bD.to(tl.float32), 1)
-    keep = (rows < L)[:, None] & (columns < K)[None, :]
-    at = (b * T + bos + rows) * HV + hv
-    p = ((b * T + bos + rows) * heads + hv // TURNS)[:, None] * K + columns[None, :]
-    bdk = bdk * to_end[:, None]
-    through = tl.sum(met, 0) * tl.exp2(all) + total(tl.sum(bk.to(tl.float32) * bdk, 1))
-    pairs = to_operand(below * scale * decay_from_sums(G, rows, gt, L, False), DT, PREC)
-    bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
-    across = tl.sum(bq.to(tl.float32) * bdq, 1)
-    accumulate(dq + p, bdq, keep, TURN, TURNS)
-    bdk = dot_add(tl.trans(pairs), bq.to(DT), bdk, PREC)
-    across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-    accumulate(dk + p, bdk, keep, TURN, TURNS)
-    across = tl.cumsum(across, 0, reverse=True) + through
-    across = tl.where(reset_tokens(G, rows, gt, L, C), 0.0, across)
-    tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
+    return bdq, bdk, below, tl.sum(met, 0)

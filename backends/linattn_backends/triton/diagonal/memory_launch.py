@@ -168,18 +168,20 @@ def gradients(
 
 
 def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
-    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, in turns as above, and return the parts of ``dg``."""
+    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the parts of ``dg``.
+
+    A program goes through the value heads that share a sum in ``dq`` and ``dk``.
+    """
     call, stage = run.call, run.variant["scalar_gradients"]
     B, T, HV, V = call.v.shape
-    K, dg, turns = call.q.shape[-1], empty_gate_parts(run, stage.tile), HV // dk.shape[2]
-    for turn in range(turns):
-        launch(
-            stage.kernel, run.chunks.count * dk.shape[2] * programs(K, 1, stage.tile.BK, 1), call,
-            call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), turn, call.scale, B * T * HV,
-            *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
-            K=K, V=V, C=run.variant.chunk, GROUP=call.group, TURNS=turns, PACKED=call.cu is not None,
-            PREC=run.variant.precision, DT=type_of_products(call.v), **tile_constants(stage.tile),
-        )  # fmt: skip
+    K, dg = call.q.shape[-1], empty_gate_parts(run, stage.tile)
+    launch(
+        stage.kernel, run.chunks.count * dk.shape[2] * programs(K, 1, stage.tile.BK, 1), call,
+        call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
+        *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
+        K=K, V=V, C=run.variant.chunk, GROUP=call.group, HEADS=HV // dk.shape[2], PACKED=call.cu is not None,
+        PREC=run.variant.precision, DT=type_of_products(call.v), **tile_constants(stage.tile),
+    )  # fmt: skip
     return dg
 
 
