@@ -6,6 +6,7 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import sys
@@ -176,6 +177,18 @@ class Framework:
     def take_along(self, x: Any, index: Any, axis: int) -> Any:
         """Along an axis, the elements of ``x`` with these numbers; the other axes of both meet as in arithmetic."""
         return self.module.take_along_axis(x, index, axis=axis)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """``x`` cut along the last axis into parts of these sizes."""
+        return [x[..., end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+
+    def softplus(self, x: Any) -> Any:
+        """``log(1 + e^x)`` without overflow, and with the right gradient at zero."""
+        return self.logaddexp(x, self.zeros_like(x))
+
+    def log_sigmoid(self, x: Any) -> Any:
+        """``−log(1 + e^−x)`` likewise."""
+        return -self.softplus(-x)
 
     def softmax(self, x: Any) -> Any:
         """``e^x / Σ e^x`` along the last axis."""
@@ -414,6 +427,15 @@ class Torch(Framework):
 
     def integers(self, values: Sequence[int], like: Any) -> Any:
         return self.module.tensor(values, dtype=self.module.int32, device=like.device)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        return list(self.module.split(x, list(sizes), -1))  # the gradients of slices would be made as large as x, and added
+
+    def softplus(self, x: Any) -> Any:
+        return self.module.nn.functional.softplus(x, threshold=80)  # e^80 is finite; by default it is linear from 20 on
+
+    def log_sigmoid(self, x: Any) -> Any:
+        return self.module.nn.functional.logsigmoid(x)
 
     def softmax(self, x: Any) -> Any:
         return self.module.softmax(x, -1)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from .errors import OptionError
 from .frameworks import Framework, framework_of
 
-__all__ = ["BoundedSigmoid", "Gate", "GateKind", "LogSigmoid", "NegExp", "Softplus", "softplus"]
+__all__ = ["BoundedSigmoid", "Gate", "GateKind", "LogSigmoid", "NegExp", "Softplus"]
 
 
 class GateKind(NamedTuple):
@@ -94,7 +94,7 @@ class Softplus(Gate):
         """Log decays of ``g``, which is float32 or float64."""
         if self.dt_bias is not None:
             g = g + self._given(xp, g, "dt_bias")
-        return -xp.exp(self._given(xp, g, "A_log")) * softplus(xp, g)
+        return -xp.exp(self._given(xp, g, "A_log")) * xp.softplus(g)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class BoundedSigmoid(Gate):
     def decays_of(self, xp: Framework, g: Any) -> Any:
         """Log decays of ``g``, which is float32 or float64."""
         slope = xp.exp(self._given(xp, g, "A_log"))
-        return self.lower_bound * xp.exp(-softplus(xp, -slope * (g + self._given(xp, g, "dt_bias"))))
+        return self.lower_bound * xp.exp(xp.log_sigmoid(slope * (g + self._given(xp, g, "dt_bias"))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class LogSigmoid(Gate):
 
     def decays_of(self, xp: Framework, g: Any) -> Any:
         """Log decays of ``g``, which is float32 or float64."""
-        return -softplus(xp, -g) / self.tau
+        return xp.log_sigmoid(g) / self.tau
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +178,6 @@ class NegExp(Gate):
 
 GATES: dict[str, type[Gate]] = {kind.__name__: kind for kind in (Softplus, BoundedSigmoid, LogSigmoid, NegExp)}
 """Every kind of gate object by name."""
-
-
-def softplus(xp: Framework, x: Any) -> Any:
-    """``log(1 + e^x)`` without overflow, and with the right gradient at zero."""
-    return xp.logaddexp(x, xp.zeros_like(x))
 
 
 def _check_number(owner: str, name: str, value: Any, what: str, fits: Any) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import OptionError
 from .frameworks import framework_of
-from .gate_maps import BoundedSigmoid, Gate, LogSigmoid, NegExp, Softplus, softplus
+from .gate_maps import BoundedSigmoid, Gate, LogSigmoid, NegExp, Softplus
 
 __all__ = [
     "BoundedSigmoid",
@@ -151,11 +151,11 @@ def hgrn2(x: Array, lower_bound: float = 0.0) -> tuple[Array, Array]:
     raw: Any = x
     xp = framework_of(raw, "x")
     # 1 - f = (1 - b) σ(-x) needs no subtraction of nearly equal numbers, and neither does log f below
-    k = (1.0 - lower_bound) * xp.exp(-softplus(xp, raw))
+    k = (1.0 - lower_bound) * xp.exp(xp.log_sigmoid(-raw))
     if lower_bound == 0.0:
-        return -softplus(xp, -raw), k
+        return xp.log_sigmoid(raw), k
     bound = xp.zeros_like(raw) + math.log(lower_bound)
-    return xp.logaddexp(bound, math.log1p(-lower_bound) - softplus(xp, -raw)), k
+    return xp.logaddexp(bound, math.log1p(-lower_bound) + xp.log_sigmoid(raw)), k
 
 
 def _heads(H: int) -> int:

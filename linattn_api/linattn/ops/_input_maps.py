@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..call import Call
-from ..gate_maps import GATES, Gate, GateKind, softplus
+from ..gate_maps import GATES, Gate, GateKind
 from ..spec import Holder, Lowered, Lowering, Option, redescribe, unchanged
 
 __all__ = [
@@ -58,7 +58,7 @@ def apply_beta_map(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> 
     beta = arrays["beta"]
     beta = xp.astype(beta, xp.accumulation(beta))
     factor = 2.0 if options["beta_map"] == "2sigmoid" else 1.0
-    return Lowered({**arrays, "beta": factor * xp.exp(-softplus(xp, -beta))}, {**options, "beta_map": None}, unchanged)
+    return Lowered({**arrays, "beta": factor * xp.exp(xp.log_sigmoid(beta))}, {**options, "beta_map": None}, unchanged)
 
 
 def describe_beta_map(call: Call) -> Call:

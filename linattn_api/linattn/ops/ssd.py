@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from ..call import Call
 from ..context import Context
-from ..gate_maps import softplus
 from ..spec import CHUNK_SIZE, OUTPUT_FINAL_STATE, Arg, Lowered, Lowering, OpSpec, Option, Options, no_resolution, redescribe
 from ._family import decoding, family, summary
 
@@ -30,7 +29,7 @@ def steps(xp: Any, dt: Any, dt_bias: Any, options: Options) -> Any:
     dt = xp.astype(dt, xp.accumulation(dt))
     if dt_bias is not None:
         dt = dt + xp.astype(dt_bias, xp.dtype(dt))
-    dt = softplus(xp, dt) if options["dt_softplus"] else dt
+    dt = xp.softplus(dt) if options["dt_softplus"] else dt
     least, most = options["dt_limit"]
     dt = dt if least == float("-inf") else xp.where(dt < least, xp.full((), float(least), like=dt), dt)
     return dt if most == float("inf") else xp.where(dt > most, xp.full((), float(most), like=dt), dt)
@@ -65,7 +64,7 @@ def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> L
             o = o + (skip[:, None] if len(D.shape) == 1 else skip) * of_sequences(xp, xp.astype(x, wide), options)
         if z is not None:
             gate = of_sequences(xp, xp.astype(z, wide), options)
-            o = o * gate * xp.exp(-softplus(xp, -gate))
+            o = o * gate * xp.exp(xp.log_sigmoid(gate))
         return xp.astype(o, dtype), state
 
     rest = {name: value for name, value in options.items() if name not in INPUTS}

@@ -53,8 +53,8 @@ class Lightning(Mixer):
         self.out_proj = make.linear(values, hidden_size)
 
     def mix(self, x: Any, span: Span) -> Any:
-        qkv, K = self.heads(self.functions.silu(self.qkv_proj(x)), 3 * self.head_dim), self.head_dim
-        o = span.attend("simple_gla", qkv[..., :K], qkv[..., K : 2 * K], qkv[..., 2 * K :], self.decays(x, span), scale=1.0)
+        qkv = self.heads(self.functions.silu(self.qkv_proj(x)), 3 * self.head_dim)
+        o = span.attend("simple_gla", *span.xp.split(qkv, (self.head_dim,) * 3), self.decays(x, span), scale=1.0)
         return self.out_proj(self.functions.sigmoid(self.output_gate(x)) * self.norm(self.flat(o)))
 
     def decays(self, x: Any, span: Span) -> Any:

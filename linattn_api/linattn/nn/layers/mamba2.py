@@ -82,8 +82,8 @@ class Mamba2(Mixer):
 
     def mix(self, x: Any, span: Span) -> Any:
         inner, states = self.intermediate_size, self.n_groups * self.state_size
-        z, convolved, dt = self.split(self.in_proj(x), inner, inner + 2 * states)
-        u, B, C = self.split(self.conv1d(convolved, span), inner, states)
+        z, convolved, dt = span.xp.split(self.in_proj(x), (inner, inner + 2 * states, self.num_heads))
+        u, B, C = span.xp.split(self.conv1d(convolved, span), (inner, states, states))
         D = self.value(self.D)
         o = span.attend(
             "ssd",
@@ -100,8 +100,3 @@ class Mamba2(Mixer):
         )
         o = self.flat(o)
         return self.out_proj(self.norm(o, z) if self.rmsnorm else o)
-
-    @staticmethod
-    def split(x: Any, first: int, second: int) -> tuple[Any, Any, Any]:
-        """``x`` in three, by the widths of the first two."""
-        return x[..., :first], x[..., first : first + second], x[..., first + second :]
