@@ -109,7 +109,7 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(keys, many_values, 4, 1 if full or gate == VECTOR.value else 3),
         gradients=Tile(keys, values, 4, 1),
-        scalar_gradients=Tile(keys, values, 4, 3 if V > values else 2),  # of one tile, what is loaded ahead is the next head's
+        scalar_gradients=Tile(keys, values, 4, 3 if values < V else 2),  # of one tile, what is loaded ahead is the next head's
         scan=Tile(fit(max(K, V), RESIDENT, 64), 64, 4, 3),
         scan_gradients=Tile(keys, 0, 4, 1),
         scores=scores_tile(facts),
