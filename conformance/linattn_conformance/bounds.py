@@ -33,6 +33,7 @@ A fault much smaller than the rounding noise of its own array stays invisible, i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -459,7 +460,9 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
 def _signs(shape: tuple[int, ...], name: str, count: int) -> NDArray[np.uint32]:
     """For each element of so many copies, 0 for minus and 1 for plus."""
     rng = np.random.default_rng(len(name) + sum(map(ord, name)))
-    return rng.integers(0, 2, (count, *shape), np.uint32)
+    n = count * math.prod(shape)
+    halves = rng.bit_generator.random_raw(-(-n // 2)).astype("<u8").view("<u4")[:n]  # as integers(0, 2) takes
+    return (halves >> 31).reshape(count, *shape)
 
 
 def _perturbed(x: Array, amplitude: float, axis: int, name: str, count: int) -> Array:
@@ -481,7 +484,7 @@ def _quantity(stacked: Array, axis: int, dtype: str, count: int, by_element: boo
     if dtype == "int32" or axis < 0:
         return Quantity(stacked, np.zeros(1), "int32")
     value, *copies = np.split(stacked, 1 + count, axis)
-    moved = np.mean([np.square(copy - value) for copy in copies], axis=0)
+    moved = sum(np.square(copy - value) for copy in copies) / count
     rounding = np.square(ROUNDOFF[dtype] * value)
     square = moved if by_element else moved + rounding
     rows = square.mean(-1, keepdims=True) if square.size else square[..., :1]

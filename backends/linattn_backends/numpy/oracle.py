@@ -174,7 +174,7 @@ def spread_one(array: Array, shape: tuple[int, ...]) -> Array:
     if array.ndim == 3:  # [B, T, HV]: the same for every channel
         array = array[..., None]
     group = shape[2] // array.shape[2]  # value head j reads query/key head j // group
-    return np.broadcast_to(np.repeat(array, group, axis=2), shape)
+    return np.broadcast_to(np.repeat(array, group, axis=2) if group > 1 else array, shape)
 
 
 def gather(d_array: Array, shape: tuple[int, ...]) -> Array:
