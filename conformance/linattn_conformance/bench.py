@@ -1,9 +1,10 @@
 """The process that a backend runs in: it makes the calls of cases, and asks the judge's process for all that they need.
 
-Messages to it are ``("ask", Case, answers)`` or ``("run", Case, answers)``, with what the case will ask for, and None at the
-end. Messages from it: ``("ready", Subject)`` or ``("refused", text)`` once; then, for a case, any number of ``("drawn", Case)``
-and ``("truth", Case)``, which are answered with what that case computes with and what its truth is called, and of
-``("claim", Claim)``, which are not answered; at last ``("done", Result)``. ``("ends", text)`` if it cannot go on.
+Messages to it are ``("ask", Case, answers)`` or ``("run", Case, answers)``, with what the case will ask for, None for an answer
+that was there for the case before; and None at the end. Messages from it: ``("ready", Subject)`` or ``("refused", text)`` once;
+then, for a case, any number of ``("drawn", Case)`` and ``("truth", Case)``, which are answered with the inputs of that case and
+what its truth is called, and of ``("claim", Claim)``, which are not answered; at last ``("done", Result)``. ``("ends", text)``
+if it cannot go on.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run(connection: Connection, runner: Runner, output: Output, desk: Desk) -> N
         way, case, foreseen = asked
         act = runner.ask if way == "ask" else runner.run_one
         output.forget()
-        desk.had = foreseen
+        desk.had = {key: desk.had[key] if answer is None else answer for key, answer in foreseen.items()}
         result = act(case)
         runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
         printed = output.printed()
@@ -127,7 +128,7 @@ class Desk:
 
     Attributes:
         connection: To the judge.
-        had: The answers so far, for one case, by what was asked about which case.
+        had: The answers so far, for one case, by what :func:`~linattn_conformance.calls.key` makes of a question.
     """
 
     connection: Connection
@@ -140,7 +141,7 @@ class Desk:
         calls.drawn, calls.truth, calls.claimed = self.drawn, self.truth, self.claimed
 
     def drawn(self, case: Case, adapter: Any) -> Any:
-        """The problem of a case and its rounded inputs."""
+        """The inputs of a case as rounded to their dtypes."""
         return self._asked("drawn", case)
 
     def truth(self, case: Case, adapter: Any) -> Any:
@@ -153,14 +154,17 @@ class Desk:
             sealed.send(self.connection, ("claim", claim))
 
     def _asked(self, what: str, case: Case) -> Any:
+        from .calls import key
+
         with self.turn:
-            if (what, case) not in self.had:
+            asked = key(what, case)
+            if asked not in self.had:
                 sealed.send(self.connection, (what, case))
                 answer = received(self.connection)
                 if answer is None:
                     os._exit(1)
-                self.had[what, case] = answer
-            there, found = self.had[what, case]
+                self.had[asked] = answer
+            there, found = self.had[asked]
         if not there:
             raise RuntimeError(found)
         return found

@@ -23,7 +23,7 @@ from .adapters import Adapter
 from .adapters.base import Arrays
 from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
 from .cases import Case, has_state, problem
-from .data import Problem, draw
+from .data import Problem, blank, draw, outline
 from .factors import LAYOUTS
 from .maps import MAPS
 from .memory import resident
@@ -97,17 +97,14 @@ class Run:
     # -- data --------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _drawn(self) -> tuple[Problem, dict[str, NDArray[Any]]]:
-        return drawn(self.case, self.adapter)
-
-    @property
     def problem(self) -> Problem:
-        return self._drawn[0]
+        """What the case computes with, but for its arrays."""
+        return outline(self.case)
 
-    @property
+    @cached_property
     def values(self) -> dict[str, NDArray[Any]]:
         """The inputs as rounded to their dtypes."""
-        return self._drawn[1]
+        return drawn(self.case, self.adapter)
 
     @cached_property
     def truth(self) -> Truth:
@@ -115,7 +112,10 @@ class Run:
 
     def compact(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
         """The inputs in the framework, some of them ``changed``, each array's elements one after the other."""
-        values = {**self.values, **(changed or {})}
+        return self.made({**self.values, **(changed or {})})
+
+    def made(self, values: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Values in the framework, each in the dtype that the case has for an array of its name."""
         return {name: self.adapter.from_float64(x, self.problem.dtypes[name]) for name, x in values.items()}
 
     def arrays(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
@@ -149,10 +149,11 @@ class Run:
 
     def ask(self) -> None:
         """Raise ``Declared`` if the backend declares the case unsupported. A declaration rests on dtypes, sizes and options, so
-        that no truth has to be known, and no memory is needed in which tokens lie far apart.
+        that nothing has to be drawn, and no memory is needed in which tokens lie far apart.
         """
         small = self if self.case.block == self.case else Run(self.case.block, self.adapter, self.backend, self.witness)
-        arrays = given = small.compact()
+        values = blank(small.case, small.problem)
+        arrays = given = small.made(values)
         if small is not self:
             T = self.case.size["T"]
             arrays = {name: self.adapter.lengthened(x, 1, T) for name, x in arrays.items()}
@@ -162,7 +163,7 @@ class Run:
             if self.case.needs_gradient and (reason := small.declares_no_gradient(arrays)):
                 raise Declared(reason)
         except Declared:
-            small.check_untouched(small.values, given)
+            small.check_untouched(values, given)
             raise
 
     def require(self, arrays: Arrays, form: str | None = None, **options: Any) -> None:
@@ -354,30 +355,39 @@ def kept(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     return _kept[key]
 
 
-def drawn(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]]]:
-    """The problem of a case and its rounded inputs."""
-    return kept(("drawn", adapter.name, adapter.device, problem(case)), lambda: _draw(case, adapter))
+def key(what: str, case: Case) -> tuple[Any, ...]:
+    """What is the same for all cases that share what is ``drawn``, or the ``truth``."""
+    return (what, problem(case), *([with_gradients(case)] if what == "truth" else []))
+
+
+def with_gradients(case: Case) -> bool:
+    """Whether the truth of a case has gradients: not where it has no use for one."""
+    return case.check not in WITHOUT_GRADIENT and "phi" not in "".join(case.flags)
+
+
+def drawn(case: Case, adapter: Adapter) -> dict[str, NDArray[Any]]:
+    """The inputs of a case as rounded to their dtypes."""
+    return kept((adapter.name, adapter.device, *key("drawn", case)), lambda: _draw(case, adapter))
 
 
 def truth(case: Case, adapter: Adapter) -> Truth:
-    """The truth of a case; without gradients where it has no use for one."""
-    gradients = case.check not in WITHOUT_GRADIENT and "phi" not in "".join(case.flags)
-    return kept(("truth", adapter.name, adapter.device, problem(case), gradients), lambda: _truth(case, adapter, gradients))
+    """The truth of a case."""
+    return kept((adapter.name, adapter.device, *key("truth", case)), lambda: _truth(case, adapter))
 
 
-def _draw(case: Case, adapter: Adapter) -> tuple[Problem, dict[str, NDArray[Any]]]:
+def _draw(case: Case, adapter: Adapter) -> dict[str, NDArray[Any]]:
     found = draw(case)
-    return found, {name: rounded(adapter, x, found.dtypes[name]) for name, x in found.arrays.items()}
+    return {name: rounded(adapter, x, found.dtypes[name]) for name, x in found.arrays.items()}
 
 
-def _truth(case: Case, adapter: Adapter, gradients: bool) -> Truth:
-    found, values = drawn(case, adapter)
+def _truth(case: Case, adapter: Adapter) -> Truth:
+    found, values = outline(case), drawn(case, adapter)
     mapped = {
         name: MAPS[found.feature_map](x) if found.feature_map and name in case.spec.mapped else x for name, x in values.items()
     }
     if case.form == "decode":
         return truth_of_decoding(found, case.op, mapped)
-    feed = partial(draw_cotangents, case, adapter) if gradients else None
+    feed = partial(draw_cotangents, case, adapter) if with_gradients(case) else None
     return truth_of(found, case.op, mapped, feed)
 
 

@@ -7,7 +7,7 @@ chunk boundaries, keys of the delta families of length one so that no error is a
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from .cases import DTYPES, Case, problem
 from .maps import MAPS, width
 from .packings import lengths
 
-__all__ = ["Problem", "draw", "grouping", "offsets", "packed"]
+__all__ = ["Problem", "blank", "draw", "grouping", "offsets", "outline", "packed"]
 
 Array = NDArray[Any]
 NUMBERS = {"LogSigmoid": 4.0, "BoundedSigmoid": -5.0}
@@ -41,6 +41,7 @@ class Problem:
         arrays: ``name → values``.
         dtypes: ``name → dtype`` that each array is rounded to.
         symbols: ``name → symbolic shape`` as a tuple, e.g. ``("B", "T", "HV")``.
+        shapes: ``name → shape``.
         options: The static keywords.
         feature_map: Name of a feature map, or None.
         sizes: Sizes of the symbols, after the feature map.
@@ -49,43 +50,63 @@ class Problem:
     arrays: dict[str, Array]
     dtypes: dict[str, str]
     symbols: dict[str, tuple[str, ...]]
+    shapes: dict[str, tuple[int, ...]]
     options: dict[str, Any]
     feature_map: str | None
     sizes: dict[str, int]
-    floats: list[str] = field(init=False)
-    """Names of the float arrays: those with a gradient."""
 
-    def __post_init__(self) -> None:
-        self.floats = [name for name, dtype in self.dtypes.items() if dtype.startswith(("float", "bfloat"))]
+    @property
+    def floats(self) -> list[str]:
+        """Names of the float arrays: those with a gradient."""
+        return [name for name, dtype in self.dtypes.items() if dtype.startswith(("float", "bfloat"))]
 
 
-def draw(case: Case) -> Problem:
-    """The problem of a case: the same for every form and check."""
+def outline(case: Case) -> Problem:
+    """The problem of a case, but for its arrays: the same for every form and check."""
     flags, spec = case.flags, case.spec
-    rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()))
     options = static_options(case)
     phi = map_name(flags)
     raw = all_sizes(case)
     sizes = mapped_sizes(case, phi, raw)
-    arrays: dict[str, Array] = {}
-    dtypes: dict[str, str] = {}
-    symbols: dict[str, tuple[str, ...]] = {}
+    found = Problem({}, {}, {}, {}, options, phi, sizes)
     for arg in spec.arrays({**options, "initial_state": None}):
         if not given(arg, flags):
             continue
+        known = raw if arg.name in spec.mapped else sizes
+        if arg.name.startswith("gate."):
+            known = sizes | {"G": found.shapes["g"][2]}
         chosen = chosen_shape(arg, flags)
-        symbols[arg.name], dtypes[arg.name] = chosen, dtype_of(arg, case)
-        if arg.name == "cu_seqlens":
-            arrays[arg.name] = packing(case)
-        elif arg.name == "state_indices":
-            arrays[arg.name] = slots(sizes["N"], sizes["P"], flags)
-        else:
-            known = raw if arg.name in spec.mapped else sizes
-            if arg.name.startswith("gate."):
-                known = sizes | {"G": arrays["g"].shape[2]}
-            x = values(rng, case, arg.name, tuple(size_of(symbol, known) for symbol in chosen), arrays)
-            arrays[arg.name] = flagged(x, arg.name, chosen, case, dtypes[arg.name]) if x.dtype.kind == "f" else x
-    return Problem(arrays, dtypes, symbols, options, phi, sizes)
+        found.symbols[arg.name], found.dtypes[arg.name] = chosen, dtype_of(arg, case)
+        found.shapes[arg.name] = tuple(size_of(symbol, known) for symbol in chosen)
+    return found
+
+
+def draw(case: Case) -> Problem:
+    """The problem of a case."""
+    found = outline(case)
+    rng = np.random.default_rng(zlib.crc32(repr(problem(case)).encode()))
+    for name, shape in found.shapes.items():
+        x = indices(case, name, found)
+        if x is None:
+            x = flagged(values(rng, case, name, shape, found.arrays), name, found.symbols[name], case, found.dtypes[name])
+        found.arrays[name] = x
+    return found
+
+
+def blank(case: Case, found: Problem) -> dict[str, Array]:
+    """Arrays that are of the kind of a problem's, indices among them, and of floats one value only."""
+    known = {name: indices(case, name, found) for name in found.shapes}
+    return {name: np.full(found.shapes[name], 0.5) if x is None else x for name, x in known.items()}
+
+
+def indices(case: Case, name: str, found: Problem) -> Array | None:
+    """The values of an array of indices; None for any other array."""
+    sizes = found.sizes
+    if name == "cu_seqlens":
+        return packing(case)
+    if name == "state_indices":
+        return slots(sizes["N"], sizes["P"], case.flags)
+    return counts(sizes["N"], sizes["C"]) if name == "initial_state.length" else None
 
 
 def map_name(flags: tuple[str, ...]) -> str | None:
@@ -268,7 +289,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     if name == "initial_state" and "deep" in flags:
         return x * 2.0**60
     if name.startswith("initial_state."):
-        return held(x, name, case, before)
+        return held(x, name, case)
     if name in ("state", "initial_state") and "normalize" in flags:  # the sums of keys
         return np.abs(x) + 0.1
     if name in ("u", "bias", "weight"):
@@ -350,13 +371,14 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     return g
 
 
-def held(x: Array, name: str, case: Case, before: dict[str, Array]) -> Array:
+def held(x: Array, name: str, case: Case) -> Array:
     """The state of ``mixed_attn``: rows of the current chunk from ``length`` on are zero."""
-    C = case.size["C"]
-    N = len(x)
-    lengths = np.array([(5 * n + 3) % C for n in range(N)], dtype=np.int32)
-    if name.endswith(".length"):
-        return lengths
     if name.endswith(".kv"):
         return x
-    return x * (np.arange(C) < lengths[:, None])[:, :, None, None]
+    C = case.size["C"]
+    return x * (np.arange(C) < counts(len(x), C)[:, None])[:, :, None, None]
+
+
+def counts(N: int, C: int) -> Array:
+    """How many tokens of a chunk each of ``N`` states holds."""
+    return np.array([(5 * n + 3) % C for n in range(N)], dtype=np.int32)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .bounds import Quantity, Truth, distance
-from .calls import Differs, Run, drawn, truth
+from .calls import Differs, Run, drawn, key, truth
 from .cases import Case
 from .runner import Result
 from .sealed import Claim, Sealed, opened
@@ -67,7 +66,7 @@ class Judge:
         self.paper: Any = Paper(framework, device)
         self.tighten = tighten
         self.truths: dict[int, Truth] = {}
-        self.count = 0
+        self.numbers: dict[Any, int] = {}
 
     def begin(self, case: Case) -> None:
         """A case is to be judged."""
@@ -76,27 +75,25 @@ class Judge:
         self.claims = 0
 
     def drawn(self, case: Case) -> Any:
-        """The problem of a case, without what it was before rounding, and its rounded inputs."""
-        found, values = drawn(case, self.paper)
-        return replace(found, arrays={}), values
+        """The inputs of a case as rounded to their dtypes."""
+        return drawn(case, self.paper)
 
     def truth(self, case: Case) -> Truth:
         """The truth of a case, sealed, but for the gradients that go in."""
         found = truth(case, self.paper)
-        self.count += 1
-        self.truths[self.count] = found
+        number = self.numbers.setdefault(key("truth", case), len(self.numbers))
+        self.truths.pop(number, None)
+        self.truths[number] = found  # the last of them, which goes last
         while len(self.truths) > KEPT:
             del self.truths[next(iter(self.truths))]
         sealed = {
-            group: {name: self._sealed(group, name, quantity) for name, quantity in getattr(found, group).items()}
+            group: {name: self._sealed(number, group, name, quantity) for name, quantity in getattr(found, group).items()}
             for group in self.groups
         }
         return Truth(sealed["outputs"], sealed["gradients"], found.cotangents)
 
-    def _sealed(self, group: str, name: str, quantity: Quantity) -> Quantity:
-        value, noise = (
-            Sealed((self.count, group, name, part), np.shape(getattr(quantity, part))) for part in ("value", "noise")
-        )
+    def _sealed(self, number: int, group: str, name: str, quantity: Quantity) -> Quantity:
+        value, noise = (Sealed((number, group, name, part), np.shape(getattr(quantity, part))) for part in ("value", "noise"))
         return Quantity(value, noise, quantity.dtype)  # type: ignore[arg-type]
 
     def hear(self, claim: Claim) -> None:

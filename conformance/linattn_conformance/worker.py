@@ -93,7 +93,7 @@ def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
         for case, following in zip(cases, [*cases[1:], None], strict=True):
             connection.send(("started", case.id))
             judge.begin(case)
-            there.tell((way, case, answers))
+            there.begin(way, case, answers)
             answers = foreseen(judge, way, following) if following else {}  # while the backend is at work
             result = judged(connection, there, judge, way)
             connection.send(("open", case.id) if way == "ask" and result.status == "passed" else ("done", result))
@@ -111,6 +111,12 @@ class Bench:
         self.process: BaseProcess = context.Process(target=bench.serve, args=(theirs, setting, log, os.getpid()))
         self.process.start()
         theirs.close()
+        self.has: set[Any] = set()
+
+    def begin(self, way: str, case: Case, answers: dict[Any, Any]) -> None:
+        """Tell it to begin with a case, and the answers for it, but for those that it has from the case before: None."""
+        self.tell((way, case, {key: None if key in self.has else found for key, found in answers.items()}))
+        self.has = set(answers)
 
     def tell(self, message: Any) -> None:
         """Send it a message; that it is gone will be heard."""
@@ -162,12 +168,14 @@ ASKS_FOR_TRUTH = ("bad-input", "large", "leak", "leak-backward")
 """Checks that need none, or that of another case."""
 
 
-def foreseen(judge: Judge, way: str, case: Case) -> dict[tuple[str, Case], tuple[bool, Any]]:
+def foreseen(judge: Judge, way: str, case: Case) -> dict[tuple[Any, ...], tuple[bool, Any]]:
     """What a case will ask for, given along with it: a question and its answer take longer than most cases."""
-    if case.check == "bad-input":
+    from .calls import key
+
+    if way == "ask" or case.check == "bad-input":
         return {}
-    whats = ["drawn", *(["truth"] if way == "run" and case.check not in ASKS_FOR_TRUTH else [])]
-    return {(what, case.block): answer(judge, what, case.block) for what in whats}
+    whats = ["drawn", *(["truth"] if case.check not in ASKS_FOR_TRUTH else [])]
+    return {key(what, case.block): answer(judge, what, case.block) for what in whats}
 
 
 def answer(judge: Judge, kind: str, case: Case) -> tuple[bool, Any]:

@@ -156,7 +156,7 @@ def test_the_gradient_of_a_quotient_is_held_to_what_its_terms_are_summed_of():
     """With one key and one value channel that of queries is zero: a difference of sums, at token 4 of terms that cancel."""
     name = "linear_attn/recurrent/fp32/normalize-scale-narrow-seed.0/T13-K1-V1-B1-H1/gradient"
     adapter = adapter_for("numpy", "cpu")
-    values, held = drawn(named(name), adapter)[1], truth(named(name), adapter)
+    values, held = drawn(named(name), adapter), truth(named(name), adapter)
     q, k, v, d_o = (x.ravel() for x in (values["q"], values["k"], values["v"], held.cotangents["o"]))
     sums, keys = np.cumsum(k * v), np.cumsum(k)
     assert abs(sums[4]) < 0.05 * np.abs(k * v)[:5].sum()
@@ -169,6 +169,6 @@ def test_the_gradient_of_a_quotient_is_held_to_what_its_terms_are_summed_of():
 def test_generated_keys_of_delta_families_amplify_nothing():
     """Whatever ``beta`` below two: with a feature map as without, they are no longer than one."""
     for flags, K in (("strong-phi.relu-seed.1", 1), ("strong-phi.relu-seed.2", 8), ("strong-seed.3", 5)):
-        values = drawn(named(f"delta_rule/chunk/fp32/{flags}/T51-K{K}-V1-B1-H2/forward"), adapter_for("numpy", "cpu"))[1]
+        values = drawn(named(f"delta_rule/chunk/fp32/{flags}/T51-K{K}-V1-B1-H2/forward"), adapter_for("numpy", "cpu"))
         k = np.maximum(values["k"], 0.0) if "phi" in flags else values["k"]
         assert np.linalg.norm(k, axis=-1).max() <= 1 + 1e-6

@@ -7,6 +7,7 @@ from linattn_conformance.adapters import adapter_for
 from linattn_conformance.bounds import distance
 from linattn_conformance.calls import drawn, truth
 from linattn_conformance.cases import named
+from linattn_conformance.data import outline
 from linattn_conformance.judge import bfloat16
 from linattn_conformance.runner import Runner
 
@@ -24,7 +25,7 @@ class Held:
 
     def __init__(self, name):
         case = named(name)
-        self.op, self.problem, self.values = case.op, *drawn(case, ADAPTER)
+        self.op, self.problem, self.values = case.op, outline(case), drawn(case, ADAPTER)
         self.truth = truth(case, ADAPTER)
         self.options = case.spec.resolve(self.problem.options, self.problem.sizes)
 
