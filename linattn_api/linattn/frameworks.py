@@ -258,6 +258,10 @@ def _drawn_for_torch(draw: Draw, args: tuple[Any, ...], dtype: str, device: str)
         return torch.tensor(_drawn(draw, args), dtype=getattr(torch, dtype), device=device)
 
 
+def _array(*values: float) -> NDArray[Any]:
+    return np.array(values)
+
+
 def _torch_constant(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
     return _drawn_for_torch(draw, args, dtype, device)
 
@@ -423,7 +427,10 @@ class Torch(Framework):
         return self.module.take_along_dim(x, index.long(), axis)
 
     def numbers(self, values: Sequence[float], like: Any) -> Any:
-        return self.module.tensor(values, dtype=self.module.float32, device=like.device)
+        if self._stands_in(like):
+            return self.module.tensor(values, dtype=self.module.float32, device=like.device)
+        # A copy of what is kept on the device: a graph that is being recorded can take nothing from the host.
+        return _torch_constant(_array, tuple(values), "float32", self.device(like)).clone()
 
     def integers(self, values: Sequence[int], like: Any) -> Any:
         return self.module.tensor(values, dtype=self.module.int32, device=like.device)
@@ -441,9 +448,13 @@ class Torch(Framework):
         return self.module.softmax(x, -1)
 
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
-        if type(like) is not self.module.Tensor:  # a fake tensor meets fake tensors only, so nothing may be kept
+        if self._stands_in(like):
             return self.module.tensor(_drawn(draw, args), dtype=like.dtype, device=like.device)
         return _torch_constant(draw, args, self.dtype(like), self.device(like))
+
+    def _stands_in(self, x: Any) -> bool:
+        """Whether ``x`` is of another type than arrays are: a fake tensor meets fake tensors only, so nothing may be kept."""
+        return type(x) not in (self.module.Tensor, self.module.nn.Parameter)
 
 
 class Jax(Framework):

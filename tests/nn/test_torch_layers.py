@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from linattn import nn  # noqa: E402
 from linattn.errors import OptionError, ShapeError  # noqa: E402
 from nn_cases import CASES, LAYERS, WIDTH  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 T = 19
 
@@ -310,3 +311,24 @@ def test_hedgehog_distilled_from_softmax_comes_closer_to_it():
         optimiser.step()
     assert all(p.grad is None for name, p in student.named_parameters() if name != "W")
     assert (student(x) - target).square().mean().item() < 0.6 * before
+
+
+class FromHost(TorchDispatchMode):
+    """Counts the arrays that are made of Python's numbers."""
+
+    made = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.made += function is torch.ops.aten.lift_fresh.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_call_makes_no_array_on_the_host(case):
+    """A graph that is being recorded on a GPU cannot take one, and every copy of one waits for the GPU."""
+    made, x = layer(case, torch.float32), tokens(dtype=torch.float32)
+    with torch.no_grad():
+        made(x)
+        with FromHost() as watched:
+            made(x)
+    assert watched.made == 0
