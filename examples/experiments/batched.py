@@ -1,6 +1,7 @@
 """Models that learn side by side: one for each rate and seed, stacked, and called as one (``torch.func.vmap``).
 
-Each learns what it would learn alone: its own data, its own norm of the gradient, its own rate.
+Each learns what it would learn alone: its own data, its own norm of the gradient, its own rate. On a GPU their steps are
+recorded and replayed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
+from .recorded import Recorded
 from .schedule import rise_and_fall
 
 MARKS = 10
@@ -40,26 +42,35 @@ class Batched:
         each = len(seeds)
         # Views of the stacked parameters, so that every rate has a group of its own.
         self.views = [[p.detach()[i * each : (i + 1) * each] for p in self.parameters.values()] for i in range(len(rates))]
-        groups = [{"params": views, "lr": rate} for views, rate in zip(self.views, rates, strict=True)]
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1)
+        # Rates are arrays, so that a recorded step reads what the schedule writes.
+        speeds = [torch.tensor(rate, device=device) for rate in rates]
+        groups = [{"params": views, "lr": speed} for views, speed in zip(self.views, speeds, strict=True)]
+        on_gpu = torch.device(device).type == "cuda"
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=on_gpu)
         self.schedule = LambdaLR(self.optimiser, lambda step: rise_and_fall(step / steps))
-        self.steps = steps
+        self.recorded = Recorded() if on_gpu else None
 
     def step(self, batches: list[tuple[Tensor, Tensor]], carried: Carried | None) -> tuple[Tensor, Carried]:
         """One step of all, given a batch for each seed. Returns the losses, and the states after it."""
         ids, targets = (self._by_member(parts) for parts in zip(*batches, strict=True))
-        gradients, (losses, carried) = vmap(self._gradients)(self.parameters, self.buffers, ids, targets, carried or {})
+        given = {"ids": ids, "targets": targets, **(carried or {})}
+        found = self.recorded(self.learn, **given) if self.recorded else self.learn(**given)
+        self.schedule.step()
+        return found
+
+    def learn(self, ids: Tensor, targets: Tensor, **carried: Tensor) -> tuple[Tensor, Carried]:
+        """The same of tokens ``[members, B, T]``; where the schedule stands is left to it."""
+        gradients, (losses, after) = vmap(self._gradients)(self.parameters, self.buffers, ids, targets, carried)
         each = len(self.seeds)
         for i, views in enumerate(self.views):
             for view, gradient in zip(views, gradients.values(), strict=True):
                 view.grad = gradient[i * each : (i + 1) * each]
         self.optimiser.step()
-        self.schedule.step()
-        return losses, carried
+        return losses, after
 
     def _by_member(self, parts: tuple[Tensor, ...]) -> Tensor:
         """``[members, …]`` of what each seed has."""
-        return torch.stack(parts).repeat(len(self.members) // len(self.seeds), *[1] * parts[0].ndim).to(self.device)
+        return torch.stack(parts).to(self.device).repeat(len(self.members) // len(self.seeds), *[1] * parts[0].ndim)
 
     def _gradients(self, parameters: Any, buffers: Any, ids: Tensor, targets: Tensor, carried: Carried) -> Any:
         def loss(parameters: Any) -> tuple[Tensor, Carried]:

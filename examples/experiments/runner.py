@@ -63,13 +63,14 @@ def cell(name: str, model: str, column: str, device: str, small: bool) -> list[R
 
 
 def schedules(study: Study, model: str, setting: Setting, device: str) -> list[Run]:
-    """Runs of one cell: its schedule, and others each twice as long until that changes nothing."""
+    """Runs of one cell: its schedule, and others each twice as long, with half of the rates, until that changes nothing."""
     runs: list[Run] = []
     for doubled in range(setting.doublings + 1):
-        steps = setting.steps * 2**doubled
-        runs += grid(study, model, setting, steps, device)
+        found = grid(study, model, setting, setting.steps * 2**doubled, device)
+        runs += found
         if protocol.settled(study, runs):
             break
+        setting = replace(setting, rates=protocol.better_half(study, found))
     return runs
 
 

@@ -275,8 +275,15 @@ def test_schedules_are_doubled_until_nothing_changes(monkeypatch):
     monkeypatch.setattr(runner, "train", train)
     setting = Setting(doublings=3, together=6)
     runs = runner.schedules(STUDY, "a", setting, "cpu")
-    assert taken == [(1000, 6), (1000, 6), (2000, 6), (2000, 6), (4000, 6), (4000, 6)]
+    assert taken == [(1000, 6), (1000, 6), (2000, 6), (4000, 3)]
     assert protocol.settled(STUDY, runs)
+
+
+def test_the_better_half_of_the_rates_goes_on():
+    runs = made_up(r1_10=(3, 3, 3), r2_10=(2, 2, 2.5), r5_10=(1, 1, None), r10_10=(2, 2, 2))
+    assert protocol.better_half(STUDY, runs) == (0.002, 0.01)
+    assert protocol.better_half(STUDY, runs[:9]) == (0.001, 0.002)
+    assert protocol.better_half(STUDY, runs[:3]) == (0.001,)
 
 
 @pytest.mark.parametrize("name", STUDIES)

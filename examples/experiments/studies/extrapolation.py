@@ -29,7 +29,7 @@ STUDY = Study(
         "Gated DeltaNet, carried": of(rows.gated_delta_net, carries=True),
     },
     tasks={f"{name}, carried": partial(task, segments=16) for name in ("RetNet", "GLA", "Gated DeltaNet")},
-    full=Setting(width=128, heads=4, batch=16, steps=2000, convolution=False),
+    full=Setting(width=128, heads=4, batch=8, steps=2000, convolution=False),
     small=SMALL | {"length": 32},
     shown=("bits", *(str(512 * 2**i // 4) for i in range(8))),
 )

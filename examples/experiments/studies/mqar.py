@@ -18,7 +18,7 @@ STUDY = Study(
         "DeltaNet": of(rows.delta_net),
         "Gated DeltaNet": of(rows.gated_delta_net),
     },
-    full=Setting(steps=2000, batch=64),
+    full=Setting(steps=2000, batch=32),
     small={"width": 32, "pairs": 4, "steps": 4, "batch": 4, "doublings": 1, "seeds": 2, "rates": (3e-3, 1e-2)},
     settings={
         f"width {width}, {pairs} pairs{'' if convolution else ', no convolution'}": {
@@ -31,7 +31,6 @@ STUDY = Study(
             (64, 16, True),
             (32, 16, True),
             (64, 32, True),
-            (128, 32, True),
             (64, 8, False),
             (64, 32, False),
         )
