@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a try of the program: little models, few steps")
     parser.add_argument("--check", action="store_true", help="train a cell of each, drawn at random, again with other seeds")
     parser.add_argument("--write", action="store_true", help="write the list into the documentation, as runs do")
-    parser.add_argument("--jobs", type=int, default=1, help="cells that run at a time, each in a process; default 1")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="cells that run at a time, each in a process, or on a GPU in a thread; default 1"
+    )
     chosen = parser.parse_args()
     for name in chosen.names:
         if name not in studies.NAMES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,8 @@ from .schedule import rise_and_fall
 
 MARKS = 10
 """How often models are scored on validation data while they learn."""
+DRAWING = threading.Lock()
+"""Held by whoever draws from PyTorch's generator, which threads share."""
 Carried = dict[str, Tensor]
 """The states that a segment leaves to the next one."""
 
@@ -45,10 +48,10 @@ class Batched:
         # Rates are arrays, so that a recorded step reads what the schedule writes.
         speeds = [torch.tensor(rate, device=device) for rate in rates]
         groups = [{"params": views, "lr": speed} for views, speed in zip(self.views, speeds, strict=True)]
-        on_gpu = torch.device(device).type == "cuda"
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=on_gpu)
+        recorded = on_gpu(device)
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=recorded)
         self.schedule = LambdaLR(self.optimiser, lambda step: rise_and_fall(step / steps))
-        self.recorded = Recorded() if on_gpu else None
+        self.recorded = Recorded() if recorded else None
 
     def step(self, batches: list[tuple[Tensor, Tensor]], carried: Carried | None) -> tuple[Tensor, Carried]:
         """One step of all, given a batch for each seed. Returns the losses, and the states after it."""
@@ -99,9 +102,14 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(wide.mT, targets, reduction="none", ignore_index=-100)
 
 
+def on_gpu(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return make()
+    with DRAWING:
+        torch.manual_seed(seed)
+        return make()
 
 
 def train(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gzip
 import hashlib
 import importlib
 import importlib.util
@@ -40,6 +41,8 @@ COLOURS = ("#1f5f8b", "#d1495b", "#3a7d44", "#8d6a9f", "#e09f3e", "#5c6b73")
 class Record:
     """The figures of one experiment: ``NAME.json``, its tables and ``NAME.png`` in a folder.
 
+    Where many runs are behind them, ``NAME.runs.json.gz`` holds those.
+
     While it runs, finished parts are in ``NAME.partial.json``.
     """
 
@@ -49,7 +52,7 @@ class Record:
         self.options = {key: value for key, value in vars(options).items() if key != "out"}
         self.partial = self.folder / f"{name}.partial.json"
         self.parts: dict[str, Any] = {}
-        self.versions = environment()
+        self.versions, self.since = environment(), time.perf_counter()
         if self.partial.exists():
             saved = json.loads(self.partial.read_text(encoding="utf-8"))
             if saved["options"] != self.options:
@@ -57,11 +60,10 @@ class Record:
             self.parts = saved["parts"]
 
     def once(self, key: str, work: Callable[[], Any]) -> Any:
-        """The result of a part: worked out if it is not there yet, and saved at once with the seconds that it took."""
+        """The result of a part: worked out if it is not there yet, and saved at once with the seconds since the one before."""
         if key not in self.parts:
-            start = time.perf_counter()
-            found = work()
-            self.parts[key] = {"found": found, "seconds": round(time.perf_counter() - start, 1)}
+            found, before, self.since = work(), self.since, time.perf_counter()
+            self.parts[key] = {"found": found, "seconds": round(self.since - before, 1)}
             fresh = self.partial.with_suffix(".new")
             fresh.write_text(
                 json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
@@ -84,10 +86,13 @@ class Record:
         rest = self.once(key, save)
         return torch.load(path), rest
 
-    def finish(self, results: Any) -> None:
-        """Write what was found, its tables and its plot, and drop the partial files."""
+    def finish(self, results: Any, runs: list[Any] | None = None) -> None:
+        """Write what was found, its tables and its plot, and the runs behind it if any; drop the partial files."""
         saved = {"options": self.options, "versions": self.versions, "parts": self.parts}
         publish(self.folder, whole_run(self.name, saved, results), self.shown)
+        if runs is not None:
+            packed = gzip.compress(json.dumps(runs, allow_nan=False).encode(), mtime=0)
+            (self.folder / f"{self.name}.runs.json.gz").write_bytes(packed)
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
 

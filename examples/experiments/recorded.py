@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor
 
 CALLS = 2
 """As they come, before one is recorded: they compile kernels and make the optimiser's moments."""
+RECORDING = threading.Lock()
+"""Held by the thread that records: one at a time can."""
 Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
@@ -42,5 +45,5 @@ class Recorded:
 def record(function: Callable[..., Any], given: dict[str, Tensor]) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Any]:
     """The graph of a call, the arrays that it reads, and what it returns; nothing is computed."""
     held, graph = {name: x.clone() for name, x in given.items()}, torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with RECORDING, torch.cuda.graph(graph, capture_error_mode="thread_local"):
         return graph, held, function(**held)

@@ -7,8 +7,8 @@ import functools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from . import pages, protocol, studies
-from .batched import train
+from .batched import on_gpu, train
 from .protocol import Setting, Study
 from .record import Record
 
 Run = dict[str, Any]
+Pool = Callable[[dict[str, tuple[Any, ...]]], Iterable[tuple[str, Callable[[], list[Run]]]]]
+"""Of arguments by key, keys in any order and what gives the runs."""
 
 
 def run(study: Study, out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
@@ -29,20 +31,23 @@ def run(study: Study, out: Path, device: str, small: bool = False, jobs: int = 1
     given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
     record = Record(study.name, given, functools.partial(pages.shown, study))
     cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
-    with workers(jobs) as pool:
+    with workers(jobs, device) as pool:
         for key, found in pool({key: of for key, of in cells.items() if key not in record.parts}):
             record.once(key, found)
-    record.finish(results(study, [one for key in cells for one in record.parts[key]["found"]]))
+    runs = [one for key in cells for one in record.parts[key]["found"]]
+    record.finish(results(study, runs), runs)
 
 
 @contextmanager
-def workers(jobs: int) -> Iterator[Callable[[dict[str, tuple[Any, ...]]], Iterable[tuple[str, Callable[[], list[Run]]]]]]:
-    """What goes through cells in any order: key and what gives the runs. Several jobs are processes of their own: small models
-    leave most of a GPU idle."""
+def workers(jobs: int, device: str) -> Iterator[Pool]:
+    """What goes through cells, several at a time in processes of their own, or on a GPU in threads with a stream each.
+
+    Kernels of small models leave most of a GPU idle, and those of several processes take turns.
+    """
     if jobs == 1:
         yield lambda cells: ((key, functools.partial(cell, *of)) for key, of in cells.items())
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ThreadPoolExecutor(jobs) if on_gpu(device) else ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
 
         def submitted(cells: dict[str, tuple[Any, ...]]) -> Iterator[tuple[str, Callable[[], list[Run]]]]:
             keys = {pool.submit(cell, *of): key for key, of in cells.items()}
@@ -54,6 +59,12 @@ def workers(jobs: int) -> Iterator[Callable[[dict[str, tuple[Any, ...]]], Iterab
 def cell(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
     """Runs of one model in one setting of a study, by their names."""
     torch.set_float32_matmul_precision("high")
+    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu(device) else nullcontext():
+        return chosen(name, model, column, device, small)
+
+
+def chosen(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
+    """The same, on the stream of the caller."""
     study, key = studies.study(name), (model, column)
     setting = study.cells(small)[key]
     if study.scout:
@@ -110,11 +121,11 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
 
 
 def results(study: Study, runs: list[Run]) -> dict[str, Any]:
-    """What is written of a study's runs: their summary by setting and model, and the runs."""
+    """What is written of a study's runs: their summary by setting and model."""
     found: dict[str, dict[str, Any]] = {}
     for setting in dict.fromkeys(one["setting"] for one in runs):
         of = [one for one in runs if one["setting"] == setting]
         for model in dict.fromkeys(one["model"] for one in of):
             cell = protocol.summary(study, [one for one in of if one["model"] == model])
             found.setdefault(setting, {})[model] = cell._asdict()
-    return {"summary": found, "runs": runs}
+    return {"summary": found}

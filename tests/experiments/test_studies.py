@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import sys
@@ -333,7 +334,8 @@ def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(tmp_path, monkeypat
     whole = json.loads((tmp_path / "extrapolation.json").read_text())
     assert len(whole["versions"]["code"]) == 64
     assert whole["command"] == "PYTHONPATH=examples python -m experiments extrapolation"
-    assert {path.name for path in tmp_path.iterdir()} == {f"extrapolation.{end}" for end in ("json", "table.md", "png")}
+    ends = ("json", "runs.json.gz", "table.md", "png")
+    assert {path.name for path in tmp_path.iterdir()} == {f"extrapolation.{end}" for end in ends}
 
 
 @pytest.mark.parametrize(("again", "inside"), [(2.05, True), (2.6, False), (None, False)])
@@ -363,7 +365,7 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
 
 def test_cells_run_in_processes_too(tmp_path):
     runner.run(STUDIES["gates"], tmp_path, "cpu", small=True, jobs=2)
-    runs = json.loads((tmp_path / "gates.json").read_text())["results"]["runs"]
+    runs = json.loads(gzip.decompress((tmp_path / "gates.runs.json.gz").read_bytes()))
     assert [(run["model"], run["setting"]) for run in runs] == list(STUDIES["gates"].cells(small=True))
 
 
