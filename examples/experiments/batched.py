@@ -19,7 +19,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from .recorded import Recorded
+from .graphs import Recorded
 from .schedule import rise_and_fall
 
 MARKS = 10

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gzip
 import hashlib
 import importlib
 import importlib.util
@@ -23,6 +22,7 @@ from typing import Any
 import linattn
 import torch
 from linattn_benchmarks import rows
+from linattn_conformance import packed
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -91,8 +91,7 @@ class Record:
         saved = {"options": self.options, "versions": self.versions, "parts": self.parts}
         publish(self.folder, whole_run(self.name, saved, results), self.shown)
         if runs is not None:
-            packed = gzip.compress(json.dumps(runs, allow_nan=False).encode(), mtime=0)
-            (self.folder / f"{self.name}.runs.json.gz").write_bytes(packed)
+            packed.write(self.folder / f"{self.name}.runs.json.gz", json.dumps(runs, allow_nan=False))
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
 

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -47,7 +47,10 @@ def workers(jobs: int, device: str) -> Iterator[Pool]:
     if jobs == 1:
         yield lambda cells: ((key, functools.partial(cell, *of)) for key, of in cells.items())
         return
-    with ThreadPoolExecutor(jobs) if on_gpu(device) else ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    threads = on_gpu(device)
+    with (
+        ThreadPoolExecutor(jobs, initializer=own_stream) if threads else ProcessPoolExecutor(jobs, get_context("spawn")) as pool
+    ):
 
         def submitted(cells: dict[str, tuple[Any, ...]]) -> Iterator[tuple[str, Callable[[], list[Run]]]]:
             keys = {pool.submit(cell, *of): key for key, of in cells.items()}
@@ -56,15 +59,14 @@ def workers(jobs: int, device: str) -> Iterator[Pool]:
         yield submitted
 
 
+def own_stream() -> None:
+    """Let what this thread launches wait for no other's."""
+    torch.cuda.set_stream(torch.cuda.Stream())
+
+
 def cell(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
     """Runs of one model in one setting of a study, by their names."""
     torch.set_float32_matmul_precision("high")
-    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu(device) else nullcontext():
-        return chosen(name, model, column, device, small)
-
-
-def chosen(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
-    """The same, on the stream of the caller."""
     study, key = studies.study(name), (model, column)
     setting = study.cells(small)[key]
     if study.scout:

@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from .graphs import record
 from .mixers import OneSided
 from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, publish, whole_run
 from .schedule import rise_and_fall
@@ -322,18 +323,16 @@ def recorded(step: Step, example: Tensor) -> Step:
 
     Gradients must be zeroed in place: the graph adds to the arrays that they were in when it was recorded.
     """
-    ids, aside = example.clone(), torch.cuda.Stream()
+    aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):  # kernels are compiled, libraries set up, gradients allocated
-            step(ids)
+            step(example)
     torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step(ids)
+    graph, held, loss = record(step, {"ids": example})
 
     def replay(given: Tensor) -> Tensor:
-        ids.copy_(given)
+        held["ids"].copy_(given)
         graph.replay()
         return loss
 

@@ -366,7 +366,7 @@ class Torch(Framework):
     def _has_numbers(self, x: Any) -> bool:
         """Whether ``x`` is a tensor like any other, and nobody records or replaces what is done with it."""
         torch = self.module
-        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta"
+        plain = not self._stands_in(x) and x.device.type != "meta"
         watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(x)
         return plain and not watched and not torch.jit.is_tracing()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from experiments import __main__ as command  # noqa: E402
-from experiments import batched, pages, protocol, runner, studies  # noqa: E402
+from experiments import batched, graphs, pages, protocol, runner, studies  # noqa: E402
 from experiments.frame import Model, ScaleNorm, of  # noqa: E402
 from experiments.mixers import GATES, GatedMixer, layer  # noqa: E402
 from experiments.protocol import RATES, Setting, Study  # noqa: E402
@@ -21,6 +21,7 @@ from experiments.record import DOCS  # noqa: E402
 from experiments.schedule import rise_and_fall  # noqa: E402
 from experiments.studies import rows  # noqa: E402
 from experiments.tasks import Recall, Text, read  # noqa: E402
+from linattn_conformance import packed  # noqa: E402
 
 STUDIES = {name: studies.study(name) for name in studies.NAMES}
 
@@ -100,6 +101,33 @@ def test_one_that_diverges_is_written_as_none_and_leaves_the_others_alone(little
     assert wild["test"]["bits"] is None
     assert 4 < tame["test"]["bits"] < 12
     json.dumps([wild, tame], allow_nan=False)
+
+
+class Graph:
+    """In the place of a CUDA graph: counts how often it is replayed."""
+
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+def test_the_third_call_with_arrays_of_a_kind_is_recorded_and_later_ones_replay_it(monkeypatch):
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Graph)
+    monkeypatch.setattr("torch.cuda.graph", lambda graph, capture_error_mode: nullcontext())
+    read, recorded = [], graphs.Recorded()
+
+    def function(x):
+        read.append(x)
+        return x
+
+    calls = [recorded(function, x=torch.full((2,), float(i))) for i in range(5)]
+    assert len(read) == 3  # two as they come, and the one that is recorded
+    assert calls[2] is calls[3] is calls[4] is read[2]
+    assert read[2].tolist() == [4.0, 4.0]
+    assert [graph.replays for graph, _, _ in recorded.graphs.values()] == [3]
+    recorded(function, x=torch.zeros(3))
+    assert len(read) == 4
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
@@ -365,7 +393,7 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
 
 def test_cells_run_in_processes_too(tmp_path):
     runner.run(STUDIES["gates"], tmp_path, "cpu", small=True, jobs=2)
-    runs = json.loads(gzip.decompress((tmp_path / "gates.runs.json.gz").read_bytes()))
+    runs = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
     assert [(run["model"], run["setting"]) for run in runs] == list(STUDIES["gates"].cells(small=True))
 
 

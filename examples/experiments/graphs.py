@@ -1,4 +1,4 @@
-"""A step of training recorded as a CUDA graph: a small model takes longer to call than to compute."""
+"""Steps of training recorded as CUDA graphs: a small model takes longer to call than to compute."""
 
 from __future__ import annotations
 
