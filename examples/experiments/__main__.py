@@ -39,8 +39,7 @@ def main() -> None:
     if chosen.check:
         agreed = [checked(name, chosen.out, chosen.device) for name in chosen.names]
         sys.exit(not all(agreed))
-    for name in chosen.names:
-        runner.run(studies.study(name), chosen.out, chosen.device, chosen.small, chosen.jobs)
+    runner.run([studies.study(name) for name in chosen.names], chosen.out, chosen.device, chosen.small, chosen.jobs)
     if chosen.write or (chosen.names and chosen.out == DOCS):
         (DOCS / "studies.table.md").write_text(listing(), encoding="utf-8")
     if not chosen.names:

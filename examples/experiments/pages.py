@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from .protocol import Study, estimate
 from .record import COLOURS, DOCS, Tables, axes, table
@@ -107,19 +108,29 @@ def dots(study: Study, summary: Summary) -> Figure:
 
 
 def lines(study: Study, summary: Summary) -> Figure:
-    """Figures by place, the mean as a line and the spread of the seeds as a band; a panel a setting."""
+    """Figures by place, the mean as a line and the spread of the seeds as a band; a panel a setting.
+
+    Models that differ in what comes after a comma share a colour.
+    """
     figure, found = axes(len(summary), width=5.6)
     places = [name for name in figures(summary) if name.isdigit()]
+    names = dict.fromkeys(model.partition(", ")[0] for model in study.models)
+    colours = dict(zip(names, COLOURS * 3, strict=False))
     for ax, (setting, of) in zip(found, summary.items(), strict=True):
-        for colour, (model, cell) in zip(COLOURS * 3, of.items(), strict=False):
+        for model, cell in of.items():
+            name, _, variant = model.partition(", ")
+            colour, style = colours[name], "--" if variant else "-"
             middle, least, most = zip(*(cell["figures"][place] for place in places), strict=True)
             x = [int(place) for place in places]
-            ax.plot(x, middle, color=colour, marker=".", label=model)
+            ax.plot(x, middle, style, color=colour, marker=".", label=model)
             ax.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
         ax.set_xscale("log", base=2)
         ax.set_xticks(x, places)
+        ax.set_yscale("log")
+        for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis_formatter(ScalarFormatter())
         ax.set_title(setting, loc="left", fontsize=9)
         ax.set_xlabel("place in the text (bytes)")
-        ax.set_ylabel(study.score)
+        ax.set_ylabel("bits")
     found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

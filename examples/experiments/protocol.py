@@ -2,13 +2,16 @@
 
 * At least :data:`SEEDS` seeds, and :data:`RATES` of learning. A model's rate is the one whose mean over seeds is best on
   validation data; what is reported is its score on test data, and the spread of its seeds.
-* The schedule is doubled, with the better half of its rates, until the mean changes by less than the study's tolerance or the
-  spread of the seeds. What is reported is the longest.
+* The schedule is doubled, with the better half of its rates. A task that can be solved is doubled until all seeds solve it: a
+  model may stand on a plateau for as long as it likes and leave it. Another is doubled as often as the study says: bits of
+  text go on falling for as long as anybody trains, and what must not change is which of two models is ahead. What is reported
+  is the longest.
 * Models of one study have the same embeddings, positions, convolution and number of parameters, but for what it varies.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -62,9 +65,10 @@ class Study:
         settings: What differs in each column; one column by default.
         score: The figure that decides, one of the task's.
         higher: Whether more of it is better.
-        tolerance: Of the score, below which a longer schedule has changed nothing.
+        tolerance: Of the score, below which a difference is none.
         shown: The task's figures that the page shows. Default ``score`` alone.
-        solved_by: A model whose score must reach ``solved``, or the setting says nothing of the others.
+        solved_by: A model whose score must reach ``solved``, or the setting says nothing of the others; of a task that can be
+            solved.
         solved: That score.
         scout: What differs in a smaller setting where rates are chosen, for one that is too large for all of them.
         tasks: The tasks of models that have one of their own.
@@ -149,16 +153,56 @@ def at_best(study: Study, runs: list[dict[str, Any]], steps: int) -> list[dict[s
     return [run for run in of if run["rate"] == rate]
 
 
+def spread(study: Study, runs: list[dict[str, Any]], steps: int) -> tuple[float, float, float] | None:
+    """Mean, least and greatest of the seeds of the best rate of a schedule; ``None`` if one is not finite."""
+    found = [run["test"].get(study.score) for run in at_best(study, runs, steps)]
+    return None if None in found else (mean(found), min(found), max(found))
+
+
+def solved(study: Study, runs: list[dict[str, Any]]) -> bool:
+    """Whether all seeds of the longest schedule solved the task."""
+    found = spread(study, runs, max(run["steps"] for run in runs))
+    if not study.solved_by or found is None:
+        return False
+    return not study.better(study.solved, min(found) if study.higher else max(found))
+
+
 def settled(study: Study, runs: list[dict[str, Any]]) -> bool:
-    """Whether the longest schedule, twice as long as the one before, changed nothing."""
+    """Whether the longest schedule, twice as long as the one before, left the mean within the spread of the seeds."""
     lengths = sorted({run["steps"] for run in runs})
     if len(lengths) < 2 or lengths[-1] != 2 * lengths[-2]:
         return False
-    before, after = ([run["test"].get(study.score) for run in at_best(study, runs, steps)] for steps in lengths[-2:])
-    if None in before or None in after:
+    before, after = (spread(study, runs, steps) for steps in lengths[-2:])
+    if before is None or after is None:
         return False
-    spread = max(max(before) - min(before), max(after) - min(after))
-    return abs(mean(after) - mean(before)) <= max(study.tolerance, spread)
+    widest = max(before[2] - before[1], after[2] - after[1])
+    return abs(after[0] - before[0]) <= max(study.tolerance, widest)
+
+
+def overtaken(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
+    """Models of one setting with those that a schedule twice as long put before them, all seeds before all seeds."""
+    found: dict[str, list[str]] = {model: [] for model in runs}
+    for model, other in itertools.permutations(runs, 2):
+        lengths = sorted({run["steps"] for run in runs[model]} & {run["steps"] for run in runs[other]})[-2:]
+        at = [(spread(study, runs[model], steps), spread(study, runs[other], steps)) for steps in lengths]
+        if len(at) == 2 and ahead(study, *at[0]) and ahead(study, *reversed(at[1])):
+            found[model].append(other)
+    return found
+
+
+def ahead(study: Study, a: tuple[float, ...] | None, b: tuple[float, ...] | None) -> bool:
+    """Whether all seeds of ``a`` are before all of ``b``."""
+    if a is None or b is None:
+        return a is not None
+    return min(a) > max(b) if study.higher else max(a) < min(b)
+
+
+def summaries(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Cell]:
+    """What runs of the models of one setting come to."""
+    found = {model: summary(study, of) for model, of in runs.items()}
+    for model, others in overtaken(study, runs).items():
+        found[model].lacks.extend(f"{model} is overtaken by {other} in a schedule twice as long" for other in others)
+    return found
 
 
 def summary(study: Study, runs: list[dict[str, Any]]) -> Cell:
@@ -178,7 +222,14 @@ def lacks(study: Study, runs: list[dict[str, Any]]) -> list[str]:
     seeds, rates = len({run["seed"] for run in runs}), len({run["rate"] for run in runs})
     few_seeds, few_rates = (1, 1) if study.scout else (SEEDS, len(RATES))
     found = [f"{seeds} of {few_seeds} seeds"] * (seeds < few_seeds) + [f"{rates} of {few_rates} rates"] * (rates < few_rates)
-    return found + ["schedule not shown to be long enough"] * (not study.scout and not settled(study, runs))
+    return found + ["schedule not shown to be long enough"] * (not study.scout and not long_enough(study, runs))
+
+
+def long_enough(study: Study, runs: list[dict[str, Any]]) -> bool:
+    """Whether the schedule of one model was doubled to the end of what the study asks for, or solved the task."""
+    if study.solved_by:
+        return solved(study, runs) or settled(study, runs)
+    return max(run["steps"] for run in runs) >= study.full.steps * 2**study.full.doublings
 
 
 def estimate(study: Study) -> float:

@@ -147,8 +147,13 @@ def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> None:
 
 
 def again(path: Path, folder: Path) -> None:
-    """Publish what was found once more, from the ``NAME.json`` that a run wrote."""
+    """Publish what was found once more, from the ``NAME.json`` that a run wrote, and from its runs where they were kept."""
     whole = json.loads(path.read_text(encoding="utf-8"))
+    runs = path.with_suffix(".runs.json.gz")
+    if runs.exists():
+        from . import runner, studies
+
+        whole["results"] = runner.results(studies.study(whole["experiment"]), json.loads(packed.read(runs)))
     publish(folder, whole, shower(whole["experiment"]))
 
 

@@ -1,9 +1,10 @@
-"""Runs a study on the protocol, cell by cell; what was cut off goes on where it stopped."""
+"""Runs studies on the protocol, cell by cell; what was cut off goes on where it stopped."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -22,20 +23,47 @@ from .protocol import Setting, Study
 from .record import Record
 
 Run = dict[str, Any]
-Pool = Callable[[dict[str, tuple[Any, ...]]], Iterable[tuple[str, Callable[[], list[Run]]]]]
+Key = tuple[str, str]
+Pool = Callable[[dict[Key, tuple[Any, ...]]], Iterable[tuple[Key, Callable[[], list[Run]]]]]
 """Of arguments by key, keys in any order and what gives the runs."""
 
 
-def run(study: Study, out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
-    """Run every cell of a study, ``jobs`` at a time, and write its results, tables and plot into ``out``."""
-    given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
-    record = Record(study.name, given, functools.partial(pages.shown, study))
-    cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
+def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
+    """Run every cell of some studies, ``jobs`` at a time, and write each one's results, tables and plot into ``out``."""
+    running = {study.name: Running(study, out, device, small) for study in of}
     with workers(jobs, device) as pool:
-        for key, found in pool({key: of for key, of in cells.items() if key not in record.parts}):
-            record.once(key, found)
-    runs = [one for key in cells for one in record.parts[key]["found"]]
-    record.finish(results(study, runs), runs)
+        for (name, key), found in pool(in_turn({name: one.left for name, one in running.items()})):
+            running[name].record.once(key, found)
+            running[name].finish()
+    for one in running.values():
+        one.finish()
+
+
+def in_turn(left: dict[str, dict[str, tuple[Any, ...]]]) -> dict[Key, tuple[Any, ...]]:
+    """A cell of each study, then a second of each: text is bound by memory, recall by launches, and either leaves the other."""
+    turns = itertools.zip_longest(*([((name, key), cell) for key, cell in of.items()] for name, of in left.items()))
+    return dict(one for turn in turns for one in turn if one is not None)
+
+
+class Running:
+    """A study while its cells are run: what is found, and what is ``left``."""
+
+    def __init__(self, study: Study, out: Path, device: str, small: bool) -> None:
+        given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
+        self.study, self.record = study, Record(study.name, given, functools.partial(pages.shown, study))
+        self.cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
+        self.finished = False
+
+    @property
+    def left(self) -> dict[str, tuple[Any, ...]]:
+        return {key: cell for key, cell in self.cells.items() if key not in self.record.parts}
+
+    def finish(self) -> None:
+        """Write what was found, once all of it is there."""
+        if not self.finished and not self.left:
+            runs = [one for key in self.cells for one in self.record.parts[key]["found"]]
+            self.record.finish(results(self.study, runs), runs)
+            self.finished = True
 
 
 @contextmanager
@@ -52,7 +80,7 @@ def workers(jobs: int, device: str) -> Iterator[Pool]:
         ThreadPoolExecutor(jobs, initializer=own_stream) if threads else ProcessPoolExecutor(jobs, get_context("spawn")) as pool
     ):
 
-        def submitted(cells: dict[str, tuple[Any, ...]]) -> Iterator[tuple[str, Callable[[], list[Run]]]]:
+        def submitted(cells: dict[Key, tuple[Any, ...]]) -> Iterator[tuple[Key, Callable[[], list[Run]]]]:
             keys = {pool.submit(cell, *of): key for key, of in cells.items()}
             return ((keys[future], future.result) for future in as_completed(keys))
 
@@ -76,12 +104,12 @@ def cell(name: str, model: str, column: str, device: str, small: bool) -> list[R
 
 
 def schedules(study: Study, model: str, setting: Setting, device: str) -> list[Run]:
-    """Runs of one cell: its schedule, and others each twice as long, with half of the rates, until that changes nothing."""
+    """Runs of one cell: its schedule, and others each twice as long, with half of the rates, unless the task is solved."""
     runs: list[Run] = []
     for doubled in range(setting.doublings + 1):
         found = grid(study, model, setting, setting.steps * 2**doubled, device)
         runs += found
-        if protocol.settled(study, runs):
+        if protocol.solved(study, runs):
             break
         setting = replace(setting, rates=protocol.better_half(study, found))
     return runs
@@ -124,10 +152,8 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
 
 def results(study: Study, runs: list[Run]) -> dict[str, Any]:
     """What is written of a study's runs: their summary by setting and model."""
-    found: dict[str, dict[str, Any]] = {}
-    for setting in dict.fromkeys(one["setting"] for one in runs):
-        of = [one for one in runs if one["setting"] == setting]
-        for model in dict.fromkeys(one["model"] for one in of):
-            cell = protocol.summary(study, [one for one in of if one["model"] == model])
-            found.setdefault(setting, {})[model] = cell._asdict()
-    return {"summary": found}
+    found: dict[str, dict[str, list[Run]]] = {}
+    for one in runs:
+        found.setdefault(one["setting"], {}).setdefault(one["model"], []).append(one)
+    cells = {setting: protocol.summaries(study, of) for setting, of in found.items()}
+    return {"summary": {setting: {model: cell._asdict() for model, cell in of.items()} for setting, of in cells.items()}}

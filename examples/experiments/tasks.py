@@ -9,11 +9,11 @@ import functools
 import math
 import sys
 import sysconfig
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,8 @@ Batch = tuple[Tensor, Tensor, bool]
 """Tokens, targets, and whether they begin anew."""
 PARTS = {"validation": 10**6, "test": 2 * 10**6}
 """Seeds that nothing is trained on."""
+READING = threading.Lock()
+"""Held by the thread that reads the text: one read serves all."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Recall:
     """Multi-query associative recall (Arora et al. 2023): ``key value key value …``, then every key again in another order,
     each followed by its value: at the second coming of a key a model is to say the value.
 
-    ``pairs`` out of so many keys and as many values; keys, values and orders are drawn afresh for every batch.
+    ``pairs`` out of so many keys and as many values; keys, values and orders are drawn afresh for every batch. Sequences of
+    training have 1, 2, 4, … or ``pairs`` of them, and those with fewer ask oftener: with ``pairs`` alone, models stand for
+    thousands of steps at naming any of the values.
     """
 
     pairs: int
@@ -45,23 +49,29 @@ class Recall:
     def tokens(self) -> int:
         return 4 * self.pairs
 
-    def draw(self, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(self, counts: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A sequence for each of ``counts``, with so many pairs: each key is asked for once, then any of them."""
+        rows, places = len(counts), torch.arange(2 * self.pairs)
         keys = torch.rand(rows, self.keys, generator=generator).argsort(1)[:, : self.pairs]
         values = self.keys + torch.randint(self.keys, keys.shape, generator=generator)
-        order = torch.rand(keys.shape, generator=generator).argsort(1)
-        asked, answers = keys.gather(1, order), values.gather(1, order)
-        ids = torch.cat([torch.stack(pair, 2).flatten(1) for pair in ((keys, values), (asked, answers))], 1)
-        targets = torch.full_like(ids, -100)
-        targets[:, 2 * self.pairs :: 2] = answers
-        return ids, targets
+        told = places < counts[:, None]
+        order = torch.rand(keys.shape, generator=generator).masked_fill(~told[:, : self.pairs], 2).argsort(1)
+        asked = places - counts[:, None]
+        any_of = (torch.rand(told.shape, generator=generator) * counts[:, None]).long()
+        once = order.gather(1, asked.clamp(0, self.pairs - 1))
+        which = torch.where(told, places, torch.where(asked < counts[:, None], once, any_of))
+        answers = values.gather(1, which)
+        targets = torch.stack([answers.masked_fill(told, -100), torch.full_like(answers, -100)], 2)
+        return torch.stack([keys.gather(1, which), answers], 2).flatten(1), targets.flatten(1)
 
     def batches(self, seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         while True:
-            yield *self.draw(self.batch, generator), True
+            octaves = torch.randint(self.pairs.bit_length(), (self.batch,), generator=generator)
+            yield *self.draw(2**octaves, generator), True
 
     def held_out(self, part: str) -> tuple[Tensor, Tensor]:
-        return self.draw(256, torch.Generator().manual_seed(PARTS[part]))
+        return self.draw(torch.full((256,), self.pairs), torch.Generator().manual_seed(PARTS[part]))
 
     @staticmethod
     def figures(lost: Tensor, right: Tensor, targets: Tensor) -> dict[str, float]:
@@ -85,7 +95,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes of English, each to be said from those before it.
+    """Bytes of Python programs and their documentation, each to be said from those before it.
 
     Attributes:
         length: Of the windows that are read at a time.
@@ -93,7 +103,7 @@ class Text:
         segments: How many windows follow one another in the text, each going on from the states that the one before left
             (truncated backpropagation through time); 1 for windows that know nothing of what came before them.
         masked: Bytes to be said are hidden, 15 % of them, and read from both sides (masked language modelling).
-        packages: Whether the text is that of the installed packages, for large models; else Python's topics.
+        packages: Whether the text is that of the installed packages too, for large models; else of the standard library.
         scored: Bytes of each held-out part.
         octaves: Whether figures are also given by place in the window, from ``length / 4`` on.
     """
@@ -146,14 +156,19 @@ class Text:
         return found
 
 
-@functools.cache
 def read(packages: bool) -> dict[str, Tensor]:
-    """Bytes of each part as one stream. Whole texts are held out, an eighth for each part.
+    """Bytes of each part as one stream. Whole files are held out, an eighth for each part.
 
-    A paragraph that came before, in held-out texts first, is left out.
+    A paragraph that came before, in held-out files first, is left out.
     """
+    with READING:
+        return parted(packages)
+
+
+@functools.cache
+def parted(packages: bool) -> dict[str, Tensor]:
     parts: dict[str, list[str]] = {"validation": [], "test": [], "training": []}
-    for name, text in sorted((dict(packaged()) if packages else topics).items()):
+    for name, text in files(packages):
         place = zlib.crc32(name.encode()) % 8
         parts["validation" if place == 0 else "test" if place == 1 else "training"].append(text)
     seen: set[str] = set()
@@ -170,10 +185,13 @@ def unseen(text: str, seen: set[str]) -> Iterator[str]:
             yield paragraph
 
 
-def packaged() -> Iterator[tuple[str, str]]:
-    """Name and text of the Python and Markdown files of the standard library and of the installed packages, tests left out."""
-    for folder in sorted({sysconfig.get_path("stdlib"), *(path for path in sys.path if path.endswith("-packages"))}):
+def files(packages: bool) -> Iterator[tuple[str, str]]:
+    """Name and text of the Python and text files of the standard library, and of the installed packages; tests left out."""
+    library = sysconfig.get_path("stdlib")
+    installed = sorted(path for path in set(sys.path) if path.endswith("-packages"))
+    for folder in [library, *installed] if packages else [library]:
         for path in sorted(Path(folder).rglob("*")):
             inside = path.relative_to(folder)
-            if path.suffix in (".py", ".md", ".rst", ".txt") and {"test", "tests"}.isdisjoint(inside.parts) and path.is_file():
+            left_out = {"test", "tests", *("site-packages", "dist-packages") * (folder == library)}
+            if path.suffix in (".py", ".md", ".rst", ".txt") and left_out.isdisjoint(inside.parts) and path.is_file():
                 yield str(inside), path.read_text(encoding="utf-8", errors="ignore")

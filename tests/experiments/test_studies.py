@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -133,15 +134,28 @@ def test_the_third_call_with_arrays_of_a_kind_is_recorded_and_later_ones_replay_
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def test_recall_asks_for_every_key_once_and_its_answer_follows():
-    ids, targets, fresh = next(Recall(5, 7).batches(1))
-    assert (ids.shape, targets.shape, fresh) == ((7, 20), (7, 20), True)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_recall_asks_for_every_key_once_then_for_any_and_its_answer_follows(count):
+    ids, targets = Recall(5, 7).draw(torch.full((7,), count), torch.Generator().manual_seed(1))
+    assert ids.shape == targets.shape == (7, 20)
+    told = 2 * count
     for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
-        known = dict(zip(row[:10:2], row[1:10:2], strict=True))
-        assert len(known) == 5
-        assert sorted(row[10::2]) == sorted(known)
-        assert row[11::2] == wanted[10::2] == [known[key] for key in row[10::2]]
-        assert set(wanted[:10] + wanted[11::2]) == {-100}
+        known = dict(zip(row[:told:2], row[1:told:2], strict=True))
+        asked = row[told::2]
+        assert len(known) == count
+        assert sorted(asked[:count]) == sorted(known)
+        assert set(asked) == set(known)
+        assert row[told + 1 :: 2] == wanted[told::2] == [known[key] for key in asked]
+        assert set(wanted[:told] + wanted[told + 1 :: 2]) == {-100}
+
+
+def test_recall_is_trained_with_fewer_pairs_too_and_scored_with_all():
+    task = Recall(8, 200)
+    ids, targets, fresh = next(task.batches(1))
+    assert (ids.shape, fresh) == ((200, 32), True)
+    told = ((targets[:, ::2] < 0).sum(1)).tolist()
+    assert {count: told.count(count) > 25 for count in told} == {1: True, 2: True, 4: True, 8: True}
+    assert set((task.held_out("test")[1][:, ::2] < 0).sum(1).tolist()) == {8}
 
 
 def test_segments_follow_one_another_in_the_text(little):
@@ -263,7 +277,8 @@ def made_up(**scores):
     return runs
 
 
-STUDY = Study("made up", "?", lambda s: Text(8, 1), {"a": of(rows.softmax)}, Setting(), {})
+STUDY = Study("made up", "?", lambda s: Text(8, 1), {"a": of(rows.softmax)}, Setting(steps=10, doublings=1), {})
+SOLVABLE = replace(STUDY, solved_by="a", solved=2.2)
 
 
 def test_the_rate_is_the_best_on_validation_data_and_the_figure_that_of_test_data():
@@ -272,15 +287,39 @@ def test_the_rate_is_the_best_on_validation_data_and_the_figure_that_of_test_dat
     assert (cell.rate, cell.steps, cell.parameters) == (0.002, 10, 7)
     assert cell.figures["bits"] == pytest.approx((2.3, 2.1, 2.5))
     assert cell.lacks == ["schedule not shown to be long enough"]
+    assert protocol.summary(STUDY, runs + made_up(r1_20=(3, 3, 3))).lacks == []
 
 
 @pytest.mark.parametrize(
     ("after", "settled"), [((2.0, 2.0, 2.0), True), ((1.9, 1.9, 1.9), False), ((1.9, 1.9, 2.05), True), ((None, 2, 2), False)]
 )
 def test_a_schedule_is_long_enough_when_doubling_it_changes_nothing(after, settled):
-    runs = made_up(r1_10=(2.0, 2.0, 2.0), r1_20=after)
-    assert protocol.settled(STUDY, runs) is settled
-    assert not protocol.settled(STUDY, made_up(r1_10=(2.0,), r1_30=(2.0,)))
+    runs = made_up(r1_10=(2.3, 2.3, 2.3), r1_20=[x and x + 0.3 for x in after])
+    assert protocol.settled(SOLVABLE, runs) is protocol.long_enough(SOLVABLE, runs) is settled
+    assert not protocol.settled(SOLVABLE, made_up(r1_10=(2.3,), r1_30=(2.3,)))
+
+
+@pytest.mark.parametrize(("found", "solved"), [((2.0, 2.0, 2.1), True), ((2.0, 2.0, 2.2), False), ((2.0, 2.0, None), False)])
+def test_a_task_is_solved_by_all_seeds_or_not_at_all(found, solved):
+    assert protocol.solved(SOLVABLE, made_up(r1_10=found)) is solved
+    assert protocol.long_enough(SOLVABLE, made_up(r1_10=found)) is solved
+    assert not protocol.solved(STUDY, made_up(r1_10=found))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lacks"),
+    [
+        ((1.0, 1.1, 1.2), (0.9, 0.9, 0.9), ["a is overtaken by b in a schedule twice as long"]),
+        ((1.0, 1.1, 1.6), (0.9, 0.9, 0.9), []),  # it was not behind with all seeds before
+        ((1.0, 1.1, 1.2), (0.7, 0.9, 0.9), []),  # nor ahead with all after
+    ],
+)
+def test_doubling_must_not_turn_the_order_of_two_models(before, after, lacks):
+    runs = {"a": made_up(r1_10=before, r1_20=after), "b": made_up(r1_10=(1.5, 1.5, 1.5), r1_20=(0.8, 0.8, 0.8))}
+    found = {
+        model: [lack for lack in cell.lacks if "overtaken" in lack] for model, cell in protocol.summaries(STUDY, runs).items()
+    }
+    assert found == {"a": lacks, "b": []}
 
 
 def test_what_a_run_lacks_is_said():
@@ -293,19 +332,21 @@ def test_what_a_run_lacks_is_said():
     assert pages.state(STUDY, None).startswith("*Not run yet on this protocol*: 1 cells")
 
 
-def test_schedules_are_doubled_until_nothing_changes(monkeypatch):
+@pytest.mark.parametrize(
+    ("study", "steps"), [(STUDY, [1000, 1000, 2000, 4000, 8000]), (SOLVABLE, [1000, 1000, 2000, 4000])], ids=["text", "recall"]
+)
+def test_schedules_are_doubled_to_the_end_or_until_the_task_is_solved(study, steps, monkeypatch):
     taken = []
 
     def train(make, task, rates, seeds, steps, device):
         taken.append((steps, len(rates) * len(seeds)))
-        score = {1000: 3.0, 2000: 2.0}.get(steps, 1.995)
+        score = {1000: 3.0, 2000: 2.2}.get(steps, 1.995)
         return [run for rate in rates for run in made_up(**{f"r{int(1000 * rate)}_{steps}": (score,) * len(seeds)})]
 
     monkeypatch.setattr(runner, "train", train)
-    setting = Setting(doublings=3, together=6)
-    runs = runner.schedules(STUDY, "a", setting, "cpu")
-    assert taken == [(1000, 6), (1000, 6), (2000, 6), (4000, 3)]
-    assert protocol.settled(STUDY, runs)
+    runner.schedules(study, "a", Setting(doublings=3, together=6), "cpu")
+    assert [at for at, _ in taken] == steps
+    assert [members for _, members in taken][:4] == [6, 6, 6, 3]
 
 
 def test_the_better_half_of_the_rates_goes_on():
@@ -392,7 +433,7 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
 
 
 def test_cells_run_in_processes_too(tmp_path):
-    runner.run(STUDIES["gates"], tmp_path, "cpu", small=True, jobs=2)
+    runner.run([STUDIES["gates"]], tmp_path, "cpu", small=True, jobs=2)
     runs = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
     assert [(run["model"], run["setting"]) for run in runs] == list(STUDIES["gates"].cells(small=True))
 

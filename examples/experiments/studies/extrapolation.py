@@ -1,6 +1,7 @@
 """Reading further than trained (Yang et al. 2024, §5.2 and figure 5): windows of their own, or states that are carried.
 
-Carried states are detached (truncated backpropagation through time), over 16 segments in a row.
+Carried states are detached (truncated backpropagation through time), over 16 segments in a row. Rates are those that are best
+within the length of training.
 """
 
 from functools import partial
@@ -29,7 +30,8 @@ STUDY = Study(
         "Gated DeltaNet, carried": of(rows.gated_delta_net, carries=True),
     },
     tasks={f"{name}, carried": partial(task, segments=16) for name in ("RetNet", "GLA", "Gated DeltaNet")},
-    full=Setting(width=128, heads=4, batch=8, steps=2000, convolution=False),
+    full=Setting(width=128, heads=4, batch=8, steps=2000, doublings=1, scored=2**17, convolution=False),
     small=SMALL | {"length": 32},
+    score="512",
     shown=("bits", *(str(512 * 2**i // 4) for i in range(8))),
 )

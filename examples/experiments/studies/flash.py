@@ -48,15 +48,15 @@ STUDY = Study(
         "FLASH, chunks of 256, ScaleNorm": of(partial(units, norm=ScaleNorm, chunk_size=256), norm=ScaleNorm),
         **{
             f"{name}, chunks of {chunk}": of(partial(mixer, chunk_size=chunk))
-            for chunk in (64, 128, 256, 512)
-            for name, mixer in {
-                "local only": partial(units, linear=False),
-                "global only": partial(units, quadratic=False),
-                "FLASH": units,
-                "MC-TFM++": mixed_chunk,
-            }.items()
+            for name, mixer, chunks in (
+                ("local only", partial(units, linear=False), (64, 128, 256, 512)),
+                ("global only", partial(units, quadratic=False), (64, 512)),
+                ("FLASH", units, (64, 128, 256, 512)),
+                ("MC-TFM++", mixed_chunk, (64, 256)),
+            )
+            for chunk in chunks
         },
     },
-    full=Setting(width=128, heads=4, length=2048, batch=4, steps=2000, convolution=False),
+    full=Setting(width=128, heads=4, length=2048, batch=2, steps=2000, doublings=1, scored=2**17, convolution=False),
     small=SMALL | {"chunk": 16},
 )

@@ -16,7 +16,7 @@ STUDY = Study(
     question="What is each kind of gate worth, everything else being equal, and how many heads should there be?",
     task=lambda s: Text(s.length, s.batch, scored=s.scored),
     models={gate: gated(gate) for gate in GATES},
-    full=Setting(width=128, batch=8, steps=2000, convolution=False),
+    full=Setting(width=128, batch=8, steps=2000, doublings=1, scored=2**17, convolution=False),
     small=SMALL,
     settings={f"{heads} head{'s' * (heads > 1)}": {"heads": heads} for heads in (1, 4, 8)},
 )
