@@ -1,8 +1,9 @@
 """Figures in the text of the experiments' pages are those of their records.
 
-A comment at the end of a paragraph says where each figure comes from: ``<!-- 1.62 = {gates:summary/4 heads/vector/figures/bits/0};
-… -->``. ``{RECORD:PATH}`` is a number in the results of ``RECORD.json``, to be added, subtracted and divided; ``given`` is
-said of a number that is no result of ours. Numbers with a decimal point, percentages and ratios must all be accounted for.
+A comment at the end of a paragraph says where each figure comes from: ``<!-- 1.67 =
+{gates:summary/1 head/vector/figures/bits/0}; … -->``. ``{RECORD:PATH}`` is a number in the results of ``RECORD.json``, to be
+added, subtracted and divided; ``given`` is said of a number that is no result of ours. Numbers with a decimal point,
+percentages and ratios must all be accounted for.
 """
 
 from __future__ import annotations
