@@ -68,7 +68,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -118,6 +118,8 @@ USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
 CORE = 40
 """Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them."""
+FRESH_OF_CORE = 20
+"""Those of a fresh array."""
 FLAG = re.compile(r"[\w.]+")
 OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "blank", "subnormal", "only", "constant", "tiny", "large"}
 WORDS = {
@@ -402,21 +404,27 @@ def landmarks(spec: OpSpec) -> Iterator[Case]:
 
 
 def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
-    """The rows of a family's covering array: every form, outputs and gradients. The bare name has every eighth."""
+    """The rows of a family's covering array, outputs and gradients: in every form, a fresh row in one of them by turns."""
     for i, (row, least) in enumerate(rows(spec, "", seed, profile)):
-        for form in (*forms_of(spec), *(["auto"] if i % 8 == 0 and forms_of(spec) == FORMS else [])):
-            sizes = dict(row.sizes)
-            if form == "parallel" and sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC:
-                continue
+        sizes = dict(row.sizes)
+        forms = forms_of_row(spec, i, sizes)
+        for form in (forms[(i + i // 8) % len(forms)],) if seed else forms:
             within = "training" if least == "core" and sizes["T"] > LONGEST_OF_CORE.get(form, sizes["T"]) else least
-            if not is_of(profile, within):
-                continue
-            yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
+            if is_of(profile, within):
+                yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
         for check in OF_ROWS[i // TURN % len(OF_ROWS)] if i % TURN == 0 and least != "core" else ():
             if transformable(spec, row, check):
                 form = FORMS[1 + i // TURN // len(OF_ROWS) % 2] if forms_of(spec) == FORMS else "direct"
                 flags = seeded(row.flags, seed)
                 yield from make(spec, form, row.dtype, flags, check, dict(row.sizes), within=least, frameworks=("torch",))
+
+
+def forms_of_row(spec: OpSpec, i: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The forms that a row is tried in; every eighth has the bare name as well."""
+    if forms_of(spec) != FORMS:
+        return forms_of(spec)
+    square = sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC
+    return (*(form for form in FORMS if form != "parallel" or not square), *(["auto"] if i % 8 == 0 else []))
 
 
 def transformable(spec: OpSpec, row: Call, check: str) -> bool:
@@ -449,8 +457,9 @@ def seeded(flags: str, seed: int) -> str:
 
 def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Call, str]]:
     """The rows of an array, and of each the narrowest profile that has it."""
-    plan = plan_of(spec, form, seed, CORE if profile == "core" else 0, triples=profile == "full")
-    spanning = plan.spanning(CORE)
+    first = FRESH_OF_CORE if seed else CORE
+    plan = plan_of(spec, form, seed, first if profile == "core" else 0, triples=profile == "full")
+    spanning = plan.spanning(first)
     for i, row in enumerate(plan.calls):
         within = "core" if i in spanning else "training" if i < plan.covering.pairs else "full"
         if is_of(profile, within):

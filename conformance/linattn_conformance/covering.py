@@ -6,6 +6,7 @@ Rows are made one at a time, each begun with two levels that have not met and fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -78,10 +79,11 @@ class Pairs:
         factors: What rows differ in.
         refuses: Which two levels may not meet.
         limit: Most that a row may cost.
+        usual: Most that one costs, unless the levels that it is made for cost more.
     """
 
-    def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float) -> None:
-        self.factors, self.limit = factors, limit
+    def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float, usual: float = math.inf) -> None:
+        self.factors, self.limit, self.usual = factors, limit, min(usual, limit)
         self.of = [(factor, level) for factor in factors for level in factor.levels]
         self.costs = np.array([factor.costs.get(level, 0.0) for factor, level in self.of])
         self.wanted = np.zeros((len(self.of), len(self.of)), bool)
@@ -126,7 +128,7 @@ class _Maker:
     """Rows so far, and what they have left to cover: ``open[i, j]`` is true of two levels that are still to meet."""
 
     def __init__(self, asked: Pairs, rng: np.random.Generator, most: int) -> None:
-        self.factors, self.limit, self.rng, self.most = asked.factors, asked.limit, rng, most
+        self.factors, self.limit, self.usual, self.rng, self.most = asked.factors, asked.limit, asked.usual, rng, most
         self.of, self.costs, self.wanted, self.told = asked.of, asked.costs, asked.wanted, asked.told
         self.index = {(factor.name, level): i for i, (factor, level) in enumerate(self.of)}
         self.by_name = {factor.name: factor for factor in self.factors}
@@ -222,12 +224,13 @@ class _Maker:
     def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
         row = dict(begun)
         chosen = self._places(row)
+        limit = min(max(self.usual, self.costs[chosen].sum()), self.limit)
         may = self.wanted[chosen].all(0) & ~self.rare & (True if late else ~self.late)
         covers = left[chosen].sum(0)
         rest = [factor for factor in self.factors if factor.name not in row]
         for k in self.rng.permutation(len(rest)):
             factor = rest[k]
-            place = self._preferred(factor, may & (self.costs <= self.limit - self.costs[chosen].sum()), covers)
+            place = self._preferred(factor, may & (self.costs <= limit - self.costs[chosen].sum()), covers)
             if place is None:
                 return None
             row[factor.name] = self.of[place][1]

@@ -31,8 +31,16 @@ __all__ = ["LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
 
 COST = 2**18
 """Most multiplications of keys by values in a call."""
+USUAL_COST = 2**14
+"""Most in a call with the least sizes of its levels, unless the two levels that it is made for have more."""
+ROOM = 4
+"""So many times as many there may be with the sizes that are drawn."""
 COSTLY = ("T", "K", "V", "B", "H", "G", "D")
 """Symbols whose product it is; ``G`` are value heads for a query/key head."""
+LEAST = {"K": 8, "V": 8, "D": 64}
+"""A token of a head costs as much as if it had these widths at least."""
+ONE = 64
+"""That is so many multiplications."""
 LATE = frozenset({"bf16"})
 LAYOUTS = ("strided", "sliced", "headsfirst", "expanded", "reversed", "readonly", "misaligned")
 GATES = ("gate.Softplus", "gate.BoundedSigmoid", "gate.LogSigmoid", "gate.NegExp")
@@ -44,7 +52,8 @@ LONG = "a long call is dear: a few rows have it"
 HIDES = "little is seen of anything beside it: a few rows have it"
 HIDING = frozenset({"scale.zero", "varlen.nothing", "padding", "zeros.cotangents"})
 BLANK = "blank."
-"""What the flags of arrays begin with that are zero throughout, which hide as much."""
+"""What the flags of arrays begin with that are zero throughout, which hide as much, unless it is what is added to the rest."""
+ADDED = "initial_state"
 OF_AN_ARRAY = (
     "of", "only", "constant", "zeros", "blank", "subnormal", "tiny", "large", "fp16", "fp32", "fp64", "bf16",
 )  # fmt: skip
@@ -79,7 +88,8 @@ class Level:
     def cost(self) -> float:
         """The logarithm of how many times as many products a call has."""
         grouped = [int(flag.partition(".")[2] or 2) for flag in self.flags if flag.partition(".")[0] == "grouped"]
-        return log2(max(prod([self.least.get(symbol, 1) for symbol in COSTLY] + grouped), 1))
+        widths = {symbol: max(self.least[symbol] / n, 1) for symbol, n in LEAST.items() if symbol in self.least}
+        return log2(max(prod([(self.least | widths).get(symbol, 1) for symbol in COSTLY] + grouped), 1))
 
 
 @dataclass(frozen=True)
@@ -99,13 +109,15 @@ class Dimension:
     levels: tuple[Level, ...]
     varied: bool = False
 
-    @property
+    @cached_property
     def factor(self) -> Factor:
         names = tuple(level.name for level in self.levels)
         hiding = frozenset(
             level.name
             for level in self.levels
-            if HIDING.intersection(level.flags) or level.name.startswith(BLANK) or level.sizes.get("T") == (0,)
+            if HIDING.intersection(level.flags)
+            or (level.name.startswith(BLANK) and level.name != BLANK + ADDED)
+            or level.sizes.get("T") == (0,)
         )
         rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= 258} | dict.fromkeys(hiding, HIDES)
         late = frozenset(level.name for level in self.levels if {flag.partition(".")[0] for flag in level.flags} & LATE)
@@ -292,10 +304,8 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
     if "beta" in names:
         found.append(optional("beta values", choice("strong"), choice("edges"), choice("tiny.beta")))
     arrays = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.name not in ("g", "gv", "A", "weight")]
-    arrays += (
-        ["initial_state"] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
-    )
-    kinds = [*(f"zeros.{name}" for name in arrays), *(f"{BLANK}{name}" for name in (*others(spec), spec.like))]
+    arrays += [ADDED] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
+    kinds = [f"{prefix}{name}" for prefix in ("zeros.", BLANK) for name in arrays]
     found.append(optional("zeros", *map(choice, kinds)))
     found.append(optional("subnormals", *(choice(f"subnormal.{name}") for name in dict.fromkeys((spec.like, arrays[0])))))
     return found
@@ -399,6 +409,8 @@ class Rules:
         sized = {flag.partition(".")[0] for flag in flags} & {"tiny", "vast", "large"}
         if half and sized:
             return "float16 does not hold such numbers"
+        if half and "small" in flags and "dt" in self.arrays:
+            return "values times steps would be smaller than float16 holds"
         if half and any(flag.endswith("scale.large") for flag in flags):
             return "results would be larger than float16 holds"
         if flags & {"layout.expanded", "layout.readonly"} and "of.state" in flags:
@@ -467,7 +479,7 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
     begun = zlib.crc32(f"{spec.name}/{form}/{seed}".encode())
     covering = cover(pairs, begun, TRIPLES if triples else (), most)
     rng = np.random.default_rng(begun + 1)
-    dealt: Counter[tuple[str, int]] = Counter()
+    dealt: Counter[tuple[Any, ...]] = Counter()
     calls = tuple(call_of(row, rules, rng, dealt) for row in covering.rows)
     return Plan(rules.dimensions, covering, calls)
 
@@ -477,30 +489,38 @@ def asked(name: str, form: str) -> tuple[Rules, Pairs]:
     """What rows of an operator hold, and which two levels of it are to meet, whatever the seed."""
     spec = DECODING[name] if form == "decode" else (FAMILIES | COMPANIONS)[name]
     rules = Rules(spec, form, dimensions(spec, form))
-    return rules, Pairs([dimension.factor for dimension in rules.dimensions], rules, log2(COST))
+    return rules, Pairs([dimension.factor for dimension in rules.dimensions], rules, log2(COST / ONE), log2(USUAL_COST / ONE))
 
 
-def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tuple[str, int]]) -> Call:
-    """A row with sizes drawn, no more of them than it may cost, those first that were ``dealt`` least so far."""
+def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tuple[Any, ...]]) -> Call:
+    """A row with sizes drawn, no more of them than it may cost, those first that were ``dealt`` least so far to such rows: of
+    its dtype, and as much to be seen in.
+    """
     levels = [rules.levels[item] for item in row.items()]
     flags = [flag for level in levels for flag in level.flags]
+    dtype = next(flag for flag in flags if flag in ("fp32", "fp16", "fp64", "bf16"))
+    such = dtype, any(row[dimension.name] in dimension.factor.hiding for dimension in rules.dimensions)
     drawn: dict[str, int] = {}
     choices = {symbol: sizes for level in levels for symbol, sizes in level.sizes.items()}
     size = group_size(flags)
+    most = min(ROOM * max(products({symbol: min(sizes) for symbol, sizes in choices.items()}), USUAL_COST), COST)
     if "D" in choices:
         choices["D"] = tuple(n for n in choices["D"] if n % size == 0)
     for symbol in sorted(choices, key=lambda symbol: len(choices[symbol])):
         others = {**{name: min(sizes) for name, sizes in choices.items()}, **drawn}
-        cost = prod(n for name, n in others.items() if name in COSTLY and name != symbol)
-        fits = [n for n in choices[symbol] if symbol not in COSTLY or cost * n <= COST]
+        fits = [n for n in choices[symbol] if symbol not in COSTLY or products({**others, symbol: n}) <= most]
         fits = fits or [min(choices[symbol])]
-        least = min(dealt[symbol, n] for n in fits)
-        drawn[symbol] = int(rng.choice([n for n in fits if dealt[symbol, n] == least]))
-        dealt[symbol, drawn[symbol]] += 1
+        seldom = min(dealt[symbol, n, such] for n in fits)
+        drawn[symbol] = int(rng.choice([n for n in fits if dealt[symbol, n, such] == seldom]))
+        dealt[symbol, drawn[symbol], such] += 1
     groups = drawn.pop("G", None)
     flags += [f"grouped.{groups}"] if groups else []
-    dtype = next(flag for flag in flags if flag in ("fp32", "fp16", "fp64", "bf16"))
     return Call(dtype, "-".join(sorted(_laid_out(set(flags) - {dtype}))) or "plain", tuple(drawn.items()))
+
+
+def products(sizes: Mapping[str, int]) -> int:
+    """What a call of these sizes costs, as multiplications."""
+    return prod(max(n, LEAST.get(symbol, 1)) for symbol, n in sizes.items() if symbol in COSTLY)
 
 
 def _laid_out(flags: set[str]) -> set[str]:

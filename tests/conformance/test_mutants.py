@@ -147,7 +147,7 @@ def recorded():
 @pytest.fixture
 def lot(recorded, monkeypatch):
     """The command and options of its own, on a lot that is drawn from a seed."""
-    monkeypatch.setattr(cli, "bench", lambda backend, profile: nullcontext(recorded))
+    monkeypatch.setattr(cli, "bench", lambda backend, profile, track: nullcontext(recorded))
     return lambda *words: runner.invoke(app, ["--count", "4", "--tokens", "32", "--seed", "5", *words])
 
 
@@ -175,6 +175,12 @@ class TestLots:
         share = re.search(r"core +(\d+\.\d) %", done.stdout)[1]
         assert done.exit_code == 1
         assert done.stdout.endswith(f"expected at least 99.5 % caught, got {share} %: --seed 5 draws the same faults again\n")
+
+
+def test_a_log_says_how_far_a_recording_is(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "EVERY", 0.0)
+    assert list(cli.tracked(["a", "b"])) == ["a", "b"]
+    assert capsys.readouterr().err == "recording: 0 of 2 cases\nrecording: 1 of 2 cases\n"
 
 
 def test_truths_are_kept_while_there_is_room(monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated
-from .leak import frozen
+from .leak import frozen, given_back
 from .values import compare_gradients
 
 __all__ = [
@@ -99,11 +99,18 @@ def rewritten(run: Run) -> None:
 
 
 def often(run: Run) -> None:
-    """Thirty calls of one shape."""
+    """Thirty calls of one shape, which leave nothing behind."""
     calls = several(run)
-    for i in range(OFTEN):
-        one = calls[i % len(calls)]
-        right(run, one, one.call(one.arrays()))
+
+    def made(count: int) -> Arrays:
+        for i in range(count):
+            one = calls[i % len(calls)]
+            got = one.call(one.arrays())
+            right(run, one, got)
+        return got
+
+    with given_back(run, made(1), made):
+        made(OFTEN - 1)
 
 
 def shapes(run: Run) -> None:

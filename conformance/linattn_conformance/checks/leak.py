@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated, entries
 
-__all__ = ["frozen", "leak", "leak_backward"]
+__all__ = ["frozen", "given_back", "leak", "leak_backward"]
 
 CALLS = 16
 SETTLING = 0.05
@@ -60,6 +61,40 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
     raise Failure(f"{CALLS} calls hold {' and '.join(told)} more each time, {ROUNDS} times in a row")
 
 
+RECORD = 1024
+"""Bytes that a call may leave behind, of what it was and not of its arrays."""
+MORE = ((1, 1), (3, 1), (8, 1), (8, 2))
+"""So many calls are made in turn while each time as many more results seem to be held; and how old objects may be that are
+looked through then for such as only hold each other.
+"""
+
+
+@contextlib.contextmanager
+def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Iterator[None]:
+    """What calls in a ``with`` block take they give back. Where there is more than before, by as much as one of the
+    ``results``, ``calls`` makes some more of them: what was made once, for all that come, does not grow.
+    """
+    smallest = min(math.prod(x.shape) for x in results.values())
+    least = max(smallest, RECORD)  # a byte for each element: half of the narrowest there are
+    before = in_use(run)
+    yield
+    if in_use(run) - before < least:
+        return
+    for count, generation in MORE:
+        before = in_use(run)
+        calls(count)
+        grown = in_use(run, generation) - before
+        if grown < count * least:
+            return
+    raise Failure(f"{count} calls hold {grown / 1024:.1f} KiB more each time, however many there were before")
+
+
+def in_use(run: Run, generation: int = 1) -> int:
+    """Bytes that live objects hold, on the device as well, without young ones that nobody knows but they each other."""
+    gc.collect(generation)
+    return allocated() + run.adapter.held()
+
+
 @contextlib.contextmanager
 def frozen() -> Iterator[None]:
     """The objects that there are already are not looked through again and again, which takes long."""
@@ -73,6 +108,5 @@ def frozen() -> Iterator[None]:
 
 def held(run: Run) -> dict[str, int]:
     """Bytes that live objects hold, on the device as well, and what else the process has open."""
-    gc.collect()
     time.sleep(SETTLING)
-    return {"bytes": allocated() + run.adapter.held(), "open files": entries("fd"), "threads": entries("task")}
+    return {"bytes": in_use(run, 2), "open files": entries("fd"), "threads": entries("task")}

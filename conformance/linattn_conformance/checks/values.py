@@ -11,11 +11,12 @@ from ..adapters.base import Arrays
 from ..bounds import Quantity, distance
 from ..calls import Failure, Run
 from ..cases import GATED
+from .leak import given_back
 
 __all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
 
-CHEAP = 2**10
-"""Product of the sizes of a call, up to which there are many of it."""
+CHEAP = 2**9
+"""Product of the sizes of a call but that of chunks, up to which there are many of it."""
 MANY = 11
 
 
@@ -34,19 +35,31 @@ def forward(run: Run) -> None:
 
 
 def mirrored(run: Run, got: Arrays) -> None:
-    """More calls of that shape, from another thread, with values and states negated: so must the results be, and they must not
-    be written to ``got``, those of the first. Where calls are cheap it is the last of many that is looked at.
+    """More calls of that shape, from another thread, with values and states negated: so must the results be, and they must be
+    written neither to ``got``, those of the first, nor to inputs, and leave nothing behind. Where calls are cheap it is the
+    last of many that is looked at.
     """
     held = run.snapshot(got)
     changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
-    many = np.prod([size for _, size in run.case.sizes]) <= CHEAP
+    many = np.prod([size for symbol, size in run.case.sizes if symbol != "C"]) <= CHEAP
 
-    def calls() -> Arrays:
-        for _ in range(MANY - 1 if many else 0):
+    def made(count: int) -> Arrays:
+        for _ in range(count - 1):
             called(run, run.arrays(changed))
-        return called(run, run.arrays(changed))
+        arrays = run.arrays(changed)
+        found = called(run, arrays)
+        run.check_untouched(run.values | changed, arrays, but="state")
+        return found
 
-    again = run.adapter.aside(calls)
+    def calls(count: int) -> Arrays:
+        return run.adapter.aside(lambda: made(count))
+
+    with given_back(run, got, calls):
+        compare_later(run, got, held, calls(MANY if many else 1))
+
+
+def compare_later(run: Run, got: Arrays, held: dict[str, Any], again: Arrays) -> None:
+    """Results of negated values are negated, and those of a first call are as they were ``held``."""
     for name, x in got.items():
         if not np.array_equal(held[name], run.adapter.to_float64(x), equal_nan=True):
             raise Failure(f"{name} is written to by the next call")

@@ -91,7 +91,7 @@ class Fault:
 
 
 class Recorder:
-    """In the place of a fault: writes down the facts of every call, and changes none."""
+    """In the place of a fault: writes down the facts of every call, once each, and changes none."""
 
     def __init__(self, xp: Arrays) -> None:
         self.xp, self.seen = xp, []
@@ -99,12 +99,17 @@ class Recorder:
     def called(self, op: str, form: str, given: dict[str, Any], run: Callable[[dict[str, Any]], Any]) -> Any:
         facts = Facts(op, form, given, self.xp, History())
         if not (facts.traced and self.xp.name == "torch"):
-            self.seen.append(facts.all())
+            self._note(facts)
         return run(given)
 
     def pulled(self, op: str, given: dict[str, Any], fed: dict[str, Any], run: Callable[[], Any]) -> Any:
-        self.seen.append(Facts(op, "vjp", given, self.xp, History()).all())
+        self._note(Facts(op, "vjp", given, self.xp, History()))
         return run()
+
+    def _note(self, facts: Facts) -> None:
+        told = facts.all()
+        if told not in self.seen:
+            self.seen.append(told)
 
     def taken(self) -> list[dict[str, Any]]:
         """The facts of the calls since."""

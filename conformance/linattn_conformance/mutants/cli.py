@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import numpy as np
 import typer
 from linattn.errors import LinattnError
+from linattn.progress import bars
 
+from ..cases import Case
 from ..options import check_number
 from ..verdict import PROFILES
 from .trial import WITHOUT_GRADIENTS, Bench, Caught, bench
 
 __all__ = ["conformance_mutants"]
 
-
+EVERY = 10.0
+"""Seconds from one line to the next of how far a recording is."""
 TARGETS = {"core": 85.0, "training": 95.0, "full": 98.0}
 """Shares that the suite is to catch of faults that show on a call of at most 4,096 tokens, in per cent."""
 
@@ -39,7 +44,7 @@ def conformance_mutants(
             raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
         rng = np.random.default_rng(seed)
         started = time.perf_counter()
-        with bench(backend, profile) as made:
+        with bench(backend, profile, tracked) as made:
             listed = [found for fault, shown in made.faults(rng, count, tokens) if (found := told(made.tried(fault, shown)))]
             tell(made, listed, seed, count, tokens, time.perf_counter() - started)
     except (LinattnError, ValueError) as error:
@@ -48,6 +53,17 @@ def conformance_mutants(
     if caught < least:
         print(f"expected at least {least:g} % caught, got {caught:.1f} %: --seed {seed} draws the same faults again")
     raise typer.Exit(int(caught < least))
+
+
+def tracked(cases: Sequence[Case]) -> Iterator[Case]:
+    """Cases that are recorded, under a bar; where there is no terminal for one, a line says every few seconds how many were."""
+    due = time.monotonic()
+    with bars() as progress:
+        for i, case in enumerate(progress.track(cases, description="recording")):
+            if progress.disable and time.monotonic() >= due:
+                print(f"recording: {i} of {len(cases)} cases", file=sys.stderr, flush=True)
+                due = time.monotonic() + EVERY
+            yield case
 
 
 def told(found: Caught) -> Caught:

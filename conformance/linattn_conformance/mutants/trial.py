@@ -8,7 +8,7 @@ of facts of these kinds every call is taken to meet them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,8 +86,8 @@ class Bench:
         self.left_out: list[str] = []
         self.traces: dict[str, list[Trace]] = {}
 
-    def record(self) -> None:
-        """Run every case without a fault."""
+    def record(self, track: Callable[[Sequence[Case]], Iterable[Case]] = iter) -> None:
+        """Run every case without a fault; ``track`` is told of them, and hands them back one after the other."""
         subject = self.runner.subject
         applicable = manifest.load().applicable(subject.framework, subject.device, subject.memory)
         seen: set[str] = set()
@@ -96,9 +96,7 @@ class Bench:
             wanted = verdict.cases_of(profile, applicable).keys() - seen
             seen |= wanted
             self.traces[profile] = []
-            for case in every_case():
-                if case.id not in wanted:
-                    continue
+            for case in track([case for case in every_case() if case.id in wanted]):
                 result = self.runner.run_one(case)
                 if result.status == "failed":  # which would catch every fault
                     self.left_out.append(f"{case.id}: {result.message}".partition("\n")[0])
@@ -159,14 +157,14 @@ def missed(fault: Fault, made: Sequence[dict[str, Any]]) -> str:
 
 
 @contextlib.contextmanager
-def bench(backend: str, profile: str) -> Iterator[Bench]:
-    """A bench for the time of a ``with`` block, its cases recorded."""
+def bench(backend: str, profile: str, track: Callable[[Sequence[Case]], Iterable[Case]] = iter) -> Iterator[Bench]:
+    """A bench for the time of a ``with`` block, its cases recorded; ``track`` is told of them."""
     made = Bench(backend, profile)
     before = calls.MOST_KEPT, calls.ROOM
     calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4  # every fault meets the same truths
     try:
         with made.runner.watching():
-            made.record()
+            made.record(track)
             yield made
     finally:
         calls.MOST_KEPT, calls.ROOM = before
