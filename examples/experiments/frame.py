@@ -55,6 +55,7 @@ class Model(nn.Module):
         convolution: Whether blocks have one.
         carries: Whether it leaves its states to the next segment; then blocks have no convolution.
         norm: Of the blocks. Default RMS norm.
+        half: Whether products are of bfloat16.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Model(nn.Module):
         convolution: bool,
         carries: bool = False,
         norm: Callable[[int], nn.Module] = nn.RMSNorm,
+        half: bool = False,
     ) -> None:
         super().__init__()
+        self.half = half
         if carries and convolution:
             raise ValueError("Model: a convolution leaves no state to the next segment: make it with convolution=False")
         self.embedding, self.carries = nn.Embedding(symbols, width), carries
@@ -77,10 +80,13 @@ class Model(nn.Module):
     def forward(self, ids: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
         """Logits ``[B, T, symbols]`` of ``ids [B, T]``, and the states after them."""
         cache = linattn.nn.Cache.from_state_dict(carried) if self.carries else None
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x, cache)
-        return self.norm(x) @ self.embedding.weight.mT, {} if cache is None else cache.state_dict()
+        # No cast is kept for later calls: a recorded step would keep that of the weights it was recorded with.
+        with torch.autocast(ids.device.type, torch.bfloat16, self.half, cache_enabled=False):
+            x = self.embedding(ids)
+            for block in self.blocks:
+                x = block(x, cache)
+            logits = self.norm(x) @ self.embedding.weight.mT
+        return logits, {} if cache is None else cache.state_dict()
 
 
 def of(mixer: Callable[..., nn.Module], **options: Any) -> Callable[[Any, Any], nn.Module]:
@@ -88,6 +94,6 @@ def of(mixer: Callable[..., nn.Module], **options: Any) -> Callable[[Any, Any], 
 
     def make(setting: Any, task: Any) -> nn.Module:
         mixers = [mixer(setting, i) for i in range(setting.depth)]
-        return Model(task.symbols, setting.width, mixers, setting.convolution, **options)
+        return Model(task.symbols, setting.width, mixers, setting.convolution, half=setting.half, **options)
 
     return make

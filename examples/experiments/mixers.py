@@ -58,9 +58,11 @@ class Attention(nn.Module):
         if cache is not None:
             raise ValueError("Attention: softmax carries no state from one segment to the next")
         q, k, v = (linear(x).unflatten(-1, (self.heads, -1)) for linear in (self.q, self.k, self.v))
-        heads = (y.transpose(1, 2) for y in (linattn.rotary(q), linattn.rotary(k), v))
-        with nullcontext() if x.is_cuda else sdpa_kernel(SDPBackend.MATH):  # PyTorch's kernel for CPUs has no rule for vmap
-            o = scaled_dot_product_attention(*heads, is_causal=self.causal)
+        q, k, v = (y.transpose(1, 2) for y in (linattn.rotary(q), linattn.rotary(k), v))
+        # PyTorch's kernel for CPUs has no rule for vmap, and under autocast its gradients meet values of another dtype.
+        kernels = nullcontext() if x.is_cuda else sdpa_kernel(SDPBackend.MATH)
+        with kernels, torch.autocast(x.device.type, enabled=False):
+            o = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(o.transpose(1, 2).flatten(2))
 
 

@@ -30,7 +30,8 @@ class Setting:
     """How large and how long; a study says what else it varies.
 
     ``length`` counts tokens, ``pairs`` those of a recall task, ``together`` the models that are trained as one,
-    ``scored`` the held-out tokens of each part; with ``packages`` the text is that of the installed packages.
+    ``scored`` the held-out tokens of each part; with ``packages`` the text is that of the installed packages, with ``half``
+    products are of bfloat16 (``torch.autocast``).
     """
 
     width: int = 64
@@ -49,6 +50,7 @@ class Setting:
     together: int = 12
     scored: int = 32768
     packages: bool = False
+    half: bool = False
 
 
 @dataclass(frozen=True)

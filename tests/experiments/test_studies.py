@@ -248,6 +248,24 @@ def test_the_vector_gate_is_the_layer_of_gla_with_positions():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("model", STUDIES["size"].models)
+def test_with_half_products_are_of_bfloat16_and_parameters_are_not(model, little):
+    study = STUDIES["size"]
+    setting = study.cells(small=True)[model, ""]
+    found = []
+    for half in (False, True):
+        make, task = study.make(model, replace(setting, half=half))
+        models = batched.Batched(make, (1e-3,), [0], 10)
+        ids, targets, _ = next(task.batches(0))
+        loss, _ = models.step([(ids, targets)], None)
+        assert {p.dtype for p in models.parameters.values()} == {torch.float32}
+        assert make()(ids, {})[0].dtype == (torch.bfloat16 if half else torch.float32)
+        found.append(loss.item())
+    assert found[0] != found[1]
+    assert found == pytest.approx([found[0]] * 2, rel=1e-2)
+
+
 def test_scale_norm_has_one_number():
     x = torch.randn(3, 16)
     norm = ScaleNorm(16)

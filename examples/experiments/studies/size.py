@@ -30,6 +30,7 @@ STUDY = Study(
         steps=1000,
         scored=2**18,
         packages=True,
+        half=True,
         doublings=0,
         seeds=1,
         rates=(),
