@@ -2,6 +2,7 @@
 
     python tests/integrations/judges.py --json docs/judges/transformers.json
     python tests/integrations/judges.py --fla flash-linear-attention --json docs/judges/fla.json
+    python tests/integrations/judges.py --fla-models flash-linear-attention --json docs/judges/fla-models.json
 
 A case counts by what becomes of it: passed, failed, skipped. linattn may change nothing of that.
 
@@ -10,7 +11,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 ``judge_models.py`` and ``tiny_models.py``; two modules of further tests that the sdist lacks, by empty classes. With
 ``--checkout``, a clone of transformers at the same version, ``tests/models/FAMILY/test_modeling_FAMILY.py`` runs as it is.
 
-``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla.
+``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla;
+``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -28,6 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import kernel_judges
 import suites
 import tiny_models
 
@@ -56,6 +60,19 @@ FLA_FILES = [
 """fla's test files of the families that linattn has."""
 FLA_SHORT = "(T63 or T15 or T16 or T60 or T64 or T100) and not T1000 and not T1024 and not 2048 and not 8192 and not T4"
 """Their cases that a CPU manages, as pytest's -k."""
+FLA_MODELS = [
+    "linear_attn",
+    "retnet",
+    "gla",
+    "hgrn2",
+    "rwkv6",
+    "mamba2",
+    "deltanet",
+    "gated_deltanet",
+    "kda",
+    "rwkv7",
+]
+"""fla's test files of models of these families."""
 
 Outcomes = dict[str, str]
 """What became of each case, by its name."""
@@ -105,14 +122,35 @@ def _of(family: str, outcomes: Outcomes) -> Outcomes:
     return {name: outcome for name, outcome in outcomes.items() if any(mark in name for mark in marks)}
 
 
-def judge_fla(checkout: Path) -> dict[str, dict[str, int]]:
+def judge_fla(checkout: Path) -> dict[str, Counter[str]]:
     """What becomes of fla's operator tests of linattn's families, at the lengths that a CPU manages, by file."""
     files = [f"tests/ops/test_{name}.py" for name in FLA_FILES]
     linattn = [sys.executable, "-m", "linattn", "run-with", "fla", "--"]
-    found: dict[str, dict[str, int]] = {}
-    for name, outcome in run(checkout, [*files, "-k", FLA_SHORT], linattn, "fla_on_cpu").items():
-        counts = found.setdefault(f"fla, {name.partition('::')[0].rpartition('.')[2]}.py", {})
-        counts[outcome] = counts.get(outcome, 0) + 1
+    outcomes = run(checkout, [*files, "-k", FLA_SHORT], linattn, "fla_on_cpu")
+    return _by_file((name.partition("::")[0], outcome) for name, outcome in outcomes.items())
+
+
+def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
+    """What becomes of fla's model tests of linattn's families, at sizes that a CPU manages, by file."""
+    files = [f"tests/models/test_modeling_{name}.py" for name in FLA_MODELS]
+    where = {"TRITON_INTERPRET": "1", "LINATTN_BACKEND": "torch"}  # else linattn's own kernels, too, were interpreted
+    with tempfile.TemporaryDirectory() as folder:
+        mamba = [kernel_judges.fetch(package, Path(folder)) for package in kernel_judges.SDISTS]
+        cases = suites.run(files, checkout, "fla_models_on_cpu", packages=mamba, **where)
+    return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
+
+
+def _commit(checkout: Path) -> str:
+    """What git calls that of a clone, by the last release before it; what is installed may be another."""
+    command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _by_file(outcomes: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
+    """Outcomes of cases of fla's, counted, by the file that their dotted names end in."""
+    found: dict[str, Counter[str]] = {}
+    for module, outcome in outcomes:
+        found.setdefault(f"fla, {module.rpartition('.')[2]}.py", Counter())[outcome] += 1
     return found
 
 
@@ -128,12 +166,15 @@ def main() -> None:
     parser.add_argument(
         "--fla", type=Path, help="a clone of fla: run its operator tests instead, with linattn's functions in it"
     )
+    parser.add_argument("--fla-models", type=Path, help="a clone of fla: run its tests of models instead")
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
-    if options.fla:
-        record: dict[str, Any] = {"fla": metadata.version("flash-linear-attention"), "judges": judge_fla(options.fla.resolve())}
-        print(*(f"{name}: {counts}" for name, counts in record["judges"].items()), sep="\n")
+    if options.fla or options.fla_models:
+        checkout = (options.fla or options.fla_models).resolve()
+        judged = judge_fla(checkout) if options.fla else judge_fla_models(checkout)
+        record: dict[str, Any] = {"fla": _commit(checkout), "judges": judged}
+        print(*(f"{name}: {dict(counts)}" for name, counts in record["judges"].items()), sep="\n")
     else:
         record = transformers_record(options)
     if options.json:
