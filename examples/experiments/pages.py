@@ -127,8 +127,8 @@ def lines(study: Study, summary: Summary) -> Figure:
         ax.set_xscale("log", base=2)
         ax.set_xticks(x, places)
         ax.set_yscale("log")
-        for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-            axis_formatter(ScalarFormatter())
+        ax.yaxis.set_major_formatter(ScalarFormatter())
+        ax.yaxis.set_minor_formatter(ScalarFormatter())
         ax.set_title(setting, loc="left", fontsize=9)
         ax.set_xlabel("place in the text (bytes)")
         ax.set_ylabel("bits")

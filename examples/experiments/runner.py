@@ -31,12 +31,12 @@ Pool = Callable[[dict[Key, tuple[Any, ...]]], Iterable[tuple[Key, Callable[[], l
 def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
     """Run every cell of some studies, ``jobs`` at a time, and write each one's results, tables and plot into ``out``."""
     running = {study.name: Running(study, out, device, small) for study in of}
+    for one in running.values():
+        one.finish()
     with workers(jobs, device) as pool:
         for (name, key), found in pool(in_turn({name: one.left for name, one in running.items()})):
             running[name].record.once(key, found)
             running[name].finish()
-    for one in running.values():
-        one.finish()
 
 
 def in_turn(left: dict[str, dict[str, tuple[Any, ...]]]) -> dict[Key, tuple[Any, ...]]:
@@ -52,18 +52,16 @@ class Running:
         given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
         self.study, self.record = study, Record(study.name, given, functools.partial(pages.shown, study))
         self.cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
-        self.finished = False
 
     @property
     def left(self) -> dict[str, tuple[Any, ...]]:
         return {key: cell for key, cell in self.cells.items() if key not in self.record.parts}
 
     def finish(self) -> None:
-        """Write what was found, once all of it is there."""
-        if not self.finished and not self.left:
+        """Write what was found, if all of it is there."""
+        if not self.left:
             runs = [one for key in self.cells for one in self.record.parts[key]["found"]]
             self.record.finish(results(self.study, runs), runs)
-            self.finished = True
 
 
 @contextmanager

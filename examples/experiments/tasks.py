@@ -190,8 +190,8 @@ def files(packages: bool) -> Iterator[tuple[str, str]]:
     library = sysconfig.get_path("stdlib")
     installed = sorted(path for path in set(sys.path) if path.endswith("-packages"))
     for folder in [library, *installed] if packages else [library]:
+        left_out = {"test", "tests", *("site-packages", "dist-packages") * (folder == library)}
         for path in sorted(Path(folder).rglob("*")):
             inside = path.relative_to(folder)
-            left_out = {"test", "tests", *("site-packages", "dist-packages") * (folder == library)}
             if path.suffix in (".py", ".md", ".rst", ".txt") and left_out.isdisjoint(inside.parts) and path.is_file():
                 yield str(inside), path.read_text(encoding="utf-8", errors="ignore")
