@@ -81,7 +81,7 @@ def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Ite
     if in_use(run) - before < least:
         return
     for count, generation in MORE:
-        before = in_use(run)
+        before = in_use(run, generation)  # as thoroughly as after it, or old objects that go meanwhile hide new ones
         calls(count)
         grown = in_use(run, generation) - before
         if grown < count * least:
