@@ -41,7 +41,7 @@ COLOURS = ("#1f5f8b", "#d1495b", "#3a7d44", "#8d6a9f", "#e09f3e", "#5c6b73")
 class Record:
     """The figures of one experiment: ``NAME.json``, its tables and ``NAME.png`` in a folder.
 
-    Where many runs are behind them, ``NAME.runs.json.gz`` holds those.
+    Where many runs are behind them, ``NAME.runs.json.gz`` holds those, by part.
 
     While it runs, finished parts are in ``NAME.partial.json``.
     """
@@ -63,7 +63,7 @@ class Record:
         """The result of a part: worked out if it is not there yet, and saved at once with the seconds since the one before."""
         if key not in self.parts:
             found, before, self.since = work(), self.since, time.perf_counter()
-            self.parts[key] = {"found": found, "seconds": round(self.since - before, 1)}
+            self.parts[key] = {"found": found, "seconds": round(self.since - before, 1), "code": self.versions["code"]}
             fresh = self.partial.with_suffix(".new")
             fresh.write_text(
                 json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
@@ -86,14 +86,37 @@ class Record:
         rest = self.once(key, save)
         return torch.load(path), rest
 
-    def finish(self, results: Any, runs: list[Any] | None = None) -> None:
-        """Write what was found, its tables and its plot, and the runs behind it if any; drop the partial files."""
+    def take_up(self, keys: Iterable[str]) -> None:
+        """Go on from what was published before all of ``keys`` were there, if that is of the same options."""
+        path = self.folder / f"{self.name}.json"
+        if self.parts or not runs_of(path).exists():
+            return
+        whole, parts = json.loads(path.read_text(encoding="utf-8")), json.loads(packed.read(runs_of(path)))
+        if whole["options"] == published(self.options) and not parts.keys() >= set(keys):
+            self.parts = parts
+
+    def publish(self, results: Any, with_runs: bool = False) -> str:
+        """Write what was found so far, its tables and its plot, and the runs behind it if asked; return the tables."""
         saved = {"options": self.options, "versions": self.versions, "parts": self.parts}
-        publish(self.folder, whole_run(self.name, saved, results), self.shown)
-        if runs is not None:
-            packed.write(self.folder / f"{self.name}.runs.json.gz", json.dumps(runs, allow_nan=False))
+        if with_runs:
+            packed.write(runs_of(self.folder / f"{self.name}.json"), json.dumps(self.parts, allow_nan=False))
+        return publish(self.folder, whole_run(self.name, saved, results), self.shown)
+
+    def finish(self, results: Any, with_runs: bool = False) -> None:
+        """The same when all of it was found: the tables are printed, and the partial files are of no use any more."""
+        print(self.publish(results, with_runs))
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
+
+
+def runs_of(path: Path) -> Path:
+    """Where the runs behind a ``NAME.json`` are."""
+    return path.with_suffix(".runs.json.gz")
+
+
+def published(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without those that say where files lay."""
+    return {key: value for key, value in options.items() if key not in PLACES}
 
 
 def environment() -> dict[str, str]:
@@ -121,40 +144,40 @@ def program(name: str) -> str:
 
 
 def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
-    """What ``NAME.json`` says of a run, given its ``NAME.partial.json``."""
+    """What ``NAME.json`` says of a run, given its ``NAME.partial.json``: ``codes`` are those that its parts were found with."""
     return {
         "experiment": name,
         "command": f"PYTHONPATH=examples python -m {program(name)}",
         "options": saved["options"],
         "seconds": round(sum(part["seconds"] for part in saved["parts"].values()), 1),
         "versions": saved["versions"],
+        "codes": list(dict.fromkeys(part["code"] for part in saved["parts"].values() if "code" in part)),
         "results": results,
     }
 
 
-def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> None:
-    """Write ``NAME.json``, the tables and ``NAME.png``; print the tables."""
+def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> str:
+    """Write ``NAME.json``, the tables and ``NAME.png``; return the tables."""
     name, (tables, figure) = whole["experiment"], shown(whole["results"], whole["options"])
-    whole = whole | {"options": {key: value for key, value in whole["options"].items() if key not in PLACES}}
+    whole = whole | {"options": published(whole["options"])}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(rows.text(whole), encoding="utf-8")
-    for title, of in tables.items():
-        text = of if isinstance(of, str) else table(*of)
+    texts = {title: of if isinstance(of, str) else table(*of) for title, of in tables.items()}
+    for title, text in texts.items():
         (folder / f"{name}{title and f'.{title}'}.table.md").write_text(text, encoding="utf-8")
-        print(text)
     figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
     plt.close(figure)
+    return "\n".join(texts.values())
 
 
 def again(path: Path, folder: Path) -> None:
     """Publish what was found once more, from the ``NAME.json`` that a run wrote, and from its runs where they were kept."""
     whole = json.loads(path.read_text(encoding="utf-8"))
-    runs = path.with_suffix(".runs.json.gz")
-    if runs.exists():
+    if runs_of(path).exists():
         from . import runner, studies
 
-        whole["results"] = runner.results(studies.study(whole["experiment"]), json.loads(packed.read(runs)))
-    publish(folder, whole, shower(whole["experiment"]))
+        whole["results"] = runner.results(studies.study(whole["experiment"]), json.loads(packed.read(runs_of(path))))
+    print(publish(folder, whole, shower(whole["experiment"])))
 
 
 def shower(name: str) -> Shown:

@@ -32,11 +32,12 @@ def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int 
     """Run every cell of some studies, ``jobs`` at a time, and write each one's results, tables and plot into ``out``."""
     running = {study.name: Running(study, out, device, small) for study in of}
     for one in running.values():
-        one.finish()
+        if not one.left:
+            one.publish()
     with workers(jobs, device) as pool:
         for (name, key), found in pool(in_turn({name: one.left for name, one in running.items()})):
             running[name].record.once(key, found)
-            running[name].finish()
+            running[name].publish()
 
 
 def in_turn(left: dict[str, dict[str, tuple[Any, ...]]]) -> dict[Key, tuple[Any, ...]]:
@@ -52,16 +53,17 @@ class Running:
         given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
         self.study, self.record = study, Record(study.name, given, functools.partial(pages.shown, study))
         self.cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
+        self.record.take_up(self.cells)
 
     @property
     def left(self) -> dict[str, tuple[Any, ...]]:
         return {key: cell for key, cell in self.cells.items() if key not in self.record.parts}
 
-    def finish(self) -> None:
-        """Write what was found, if all of it is there."""
-        if not self.left:
-            runs = [one for key in self.cells for one in self.record.parts[key]["found"]]
-            self.record.finish(results(self.study, runs), runs)
+    def publish(self) -> None:
+        """Write what was found: each cell is shown as it comes, so that what was cut off can be published, and taken up."""
+        self.record.parts = {key: self.record.parts[key] for key in self.cells if key in self.record.parts}
+        write = self.record.publish if self.left else self.record.finish
+        write(results(self.study, self.record.parts), with_runs=True)
 
 
 @contextmanager
@@ -148,10 +150,10 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
     return f"{model}, {name or study.name}: recorded {middle:.3f} ({least:.3f} to {most:.3f}), again {told}", inside
 
 
-def results(study: Study, runs: list[Run]) -> dict[str, Any]:
-    """What is written of a study's runs: their summary by setting and model."""
+def results(study: Study, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What is written of a study's cells: the summary of their runs by setting and model."""
     found: dict[str, dict[str, list[Run]]] = {}
-    for one in runs:
+    for one in (run for part in parts.values() for run in part["found"]):
         found.setdefault(one["setting"], {}).setdefault(one["model"], []).append(one)
     cells = {setting: protocol.summaries(study, of) for setting, of in found.items()}
     return {"summary": {setting: {model: cell._asdict() for model, cell in of.items()} for setting, of in cells.items()}}

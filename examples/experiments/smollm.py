@@ -494,7 +494,7 @@ def main() -> None:
 def redraw(path: Path, out: Path) -> None:
     """What a run writes at its end, from the partial file of one that was cut off."""
     saved = json.loads(path.read_text(encoding="utf-8"))
-    publish(out, whole_run("smollm", saved, collected(saved["parts"])), shown)
+    print(publish(out, whole_run("smollm", saved, collected(saved["parts"])), shown))
 
 
 def packaged() -> Path:

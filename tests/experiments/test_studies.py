@@ -346,7 +346,7 @@ def test_what_a_run_lacks_is_said():
     ]  # fmt: skip
     whole = {f"r{rate}_{steps}": (2.0, 2.0, 2.0) for rate in (1, 2, 5, 10) for steps in (10, 20)}
     assert protocol.lacks(STUDY, made_up(**whole)) == []
-    assert pages.state(STUDY, runner.results(STUDY, made_up(**whole))["summary"]) == "*On the protocol.*"
+    assert pages.state(STUDY, runner.results(STUDY, {"a": {"found": made_up(**whole)}})["summary"]) == "*On the protocol.*"
     assert pages.state(STUDY, None).startswith("*Not run yet on this protocol*: 1 cells")
 
 
@@ -399,7 +399,8 @@ def test_every_model_of_every_study_learns(name, model, little):
     assert run["tokens per second"] > 0
 
 
-def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(tmp_path, monkeypatch, capsys, little):
+@pytest.mark.parametrize("published", [False, True])
+def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(published, tmp_path, monkeypatch, capsys, little):
     given = ["experiments", "extrapolation", "--small", "--device", "cpu", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", given)
     train, calls = runner.train, []
@@ -413,13 +414,17 @@ def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(tmp_path, monkeypat
     monkeypatch.setattr(runner, "train", cut_off)
     with pytest.raises(KeyboardInterrupt):
         command.main()
-    assert (tmp_path / "extrapolation.partial.json").exists()
+    cut = json.loads(packed.read(tmp_path / "extrapolation.runs.json.gz"))
+    assert len(cut) == 3
+    if published:  # what a checkout has: partial files are not committed
+        (tmp_path / "extrapolation.partial.json").unlink()
     monkeypatch.setattr(runner, "train", lambda *args: calls.append(args) or train(*args))
     command.main()
     assert len(calls) == len(STUDIES["extrapolation"].models)
     assert "in small, to try the program" in capsys.readouterr().out
     whole = json.loads((tmp_path / "extrapolation.json").read_text())
     assert len(whole["versions"]["code"]) == 64
+    assert whole["codes"] == [whole["versions"]["code"]]
     assert whole["command"] == "PYTHONPATH=examples python -m experiments extrapolation"
     ends = ("json", "runs.json.gz", "table.md", "png")
     assert {path.name for path in tmp_path.iterdir()} == {f"extrapolation.{end}" for end in ends}
@@ -428,7 +433,7 @@ def test_a_study_runs_small_and_goes_on_where_it_was_cut_off(tmp_path, monkeypat
 @pytest.mark.parametrize(("again", "inside"), [(2.05, True), (2.6, False), (None, False)])
 def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
     whole = {f"r{rate}_{steps}": (1.9, 2.0, 2.1) for rate in (1, 2, 5, 10) for steps in (1000, 2000)}
-    recorded = {"options": {}, "results": runner.results(STUDY, made_up(**whole))}
+    recorded = {"options": {}, "results": runner.results(STUDY, {"a": {"found": made_up(**whole)}})}
     asked = []
 
     def train(make, task, rates, seeds, steps, device):
@@ -444,7 +449,7 @@ def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
 
 
 def test_what_is_not_on_the_protocol_is_not_run_again():
-    recorded = {"options": {}, "results": runner.results(STUDY, made_up(r1_10=(2.0,)))}
+    recorded = {"options": {}, "results": runner.results(STUDY, {"a": {"found": made_up(r1_10=(2.0,))}})}
     error = r"^no recorded cell of made up is on the protocol: run it first, python -m experiments made up$"
     with pytest.raises(SystemExit, match=error):
         runner.check(STUDY, recorded, "cpu", random.Random(0))
@@ -452,8 +457,8 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
 
 def test_cells_run_in_processes_too(tmp_path):
     runner.run([STUDIES["gates"]], tmp_path, "cpu", small=True, jobs=2)
-    runs = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
-    assert [(run["model"], run["setting"]) for run in runs] == list(STUDIES["gates"].cells(small=True))
+    parts = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
+    assert list(parts) == [f"{model}; {name}" for model, name in STUDIES["gates"].cells(small=True)]
 
 
 def test_without_a_name_studies_are_listed(monkeypatch, capsys):
