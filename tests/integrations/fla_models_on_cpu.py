@@ -5,13 +5,14 @@ Triton's interpreter, for which ``TRITON_INTERPRET`` has to be set. A call that 
 which none of its operators ran. Batches, sequences and heads are cut to what a CPU manages.
 """
 
-import functools
 import math
 
 import judged_on_cpu
 import numpy as np
 import pytest
 import triton.language as tl
+from fla_on_gpu import pytest_runtest_call as pytest_runtest_call
+from fla_on_gpu import seen
 from linattn.integrations import fla, mamba_ssm
 from linattn.integrations.seams import Integration
 from linattn_backends.triton.runtime.interpreter import read_scalars
@@ -23,9 +24,6 @@ GENERATION = {"B": 2, "T": 20, "H": 2}
 OTHERS = {"B": 2, "T": 80, "H": 2}
 """Those of any other: sequences longer than a chunk, and than what fla's layers leave to a recurrent form."""
 
-ran: set[str] = set()
-"""The operators of linattn's that the present test has called."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
@@ -36,7 +34,7 @@ def pytest_load_initial_conftests(early_config):
     for operation in ("binary_op", "ternary_op", "create_fma"):
         setattr(InterpreterBuilder, operation, _of_numbers(getattr(InterpreterBuilder, operation)))
     for functions in (fla.FUNCTIONS, mamba_ssm.FUNCTIONS):
-        functions.update({name: _seen(function) for name, function in functions.items()})
+        functions.update({name: seen(function) for name, function in functions.items()})
     judged_on_cpu.pytest_configure(early_config)
     import fla_on_cpu  # noqa: F401
     from fla.layers.mamba2 import Mamba2
@@ -80,25 +78,6 @@ def nearest(x):
     """float32 numbers as the nearest of bfloat16, ties to even."""
     bits = x.view(np.uint32)
     return np.where(np.isfinite(x), ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype(np.uint32).view(np.float32), x)
-
-
-def _seen(function):
-    """A function that says in ``ran`` that it was called."""
-
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        ran.add(function.__name__)
-        return function(*args, **kwargs)
-
-    return run
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    ran.clear()
-    result = yield
-    assert ran, "none of linattn's operators ran"
-    return result
 
 
 def pytest_collection_modifyitems(items):

@@ -11,7 +11,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 ``judge_models.py`` and ``tiny_models.py``; two modules of further tests that the sdist lacks, by empty classes. With
 ``--checkout``, a clone of transformers at the same version, ``tests/models/FAMILY/test_modeling_FAMILY.py`` runs as it is.
 
-``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla;
+``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla:
+all of them where there is a GPU, ``--jobs`` at a time, and those of short sequences on a CPU;
 ``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
@@ -34,6 +35,7 @@ from typing import Any
 import kernel_judges
 import suites
 import tiny_models
+import torch
 
 HERE = Path(__file__).parent
 
@@ -124,10 +126,21 @@ def _of(family: str, outcomes: Outcomes) -> Outcomes:
 
 def judge_fla(checkout: Path) -> dict[str, Counter[str]]:
     """What becomes of fla's operator tests of linattn's families, at the lengths that a CPU manages, by file."""
-    files = [f"tests/ops/test_{name}.py" for name in FLA_FILES]
+    files = fla_files()
     linattn = [sys.executable, "-m", "linattn", "run-with", "fla", "--"]
     outcomes = run(checkout, [*files, "-k", FLA_SHORT], linattn, "fla_on_cpu")
     return _by_file((name.partition("::")[0], outcome) for name, outcome in outcomes.items())
+
+
+def judge_fla_on_gpu(checkout: Path, jobs: int) -> dict[str, Counter[str]]:
+    """What becomes of all of fla's operator tests of linattn's families on a GPU, ``jobs`` at a time, by file."""
+    cases = suites.run([*fla_files(), "-pxdist.plugin", f"-n{jobs}"], checkout, "fla_on_gpu")
+    return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
+
+
+def fla_files() -> list[str]:
+    """fla's files of operator tests, in a checkout."""
+    return [f"tests/ops/test_{name}.py" for name in FLA_FILES]
 
 
 def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
@@ -140,10 +153,11 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
 
 
-def _commit(checkout: Path) -> str:
-    """What git calls that of a clone, by the last release before it; what is installed may be another."""
+def _fla(checkout: Path) -> dict[str, str]:
+    """What git calls the commit of a clone, by the last release before it (tests import what lies there), and the device."""
     command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return {"fla": commit, "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
 
 
 def _by_file(outcomes: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
@@ -167,13 +181,17 @@ def main() -> None:
         "--fla", type=Path, help="a clone of fla: run its operator tests instead, with linattn's functions in it"
     )
     parser.add_argument("--fla-models", type=Path, help="a clone of fla: run its tests of models instead")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for fla's operator tests on a GPU")
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     if options.fla or options.fla_models:
         checkout = (options.fla or options.fla_models).resolve()
-        judged = judge_fla(checkout) if options.fla else judge_fla_models(checkout)
-        record: dict[str, Any] = {"fla": _commit(checkout), "judges": judged}
+        record: dict[str, Any] = _fla(checkout)
+        if not options.fla:
+            record["judges"] = judge_fla_models(checkout)
+        else:
+            record["judges"] = judge_fla_on_gpu(checkout, options.jobs) if torch.cuda.is_available() else judge_fla(checkout)
         print(*(f"{name}: {dict(counts)}" for name, counts in record["judges"].items()), sep="\n")
     else:
         record = transformers_record(options)
