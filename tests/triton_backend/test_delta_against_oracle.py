@@ -116,9 +116,15 @@ def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     assert plain_variant(K=128).segment(T, 2 * heads) == length
 
 
-def test_sequences_of_wide_keys_are_not_split():
-    """What a segment does to the state, ``[K, K]`` in float32, has no room in shared memory."""
-    assert plain_variant(K=129).segment(32768, 8) == 0
+@pytest.mark.parametrize("cu", [None, [0, 3, 3, 60]])
+def test_split_sequences_of_wide_keys(cu, monkeypatch):
+    """What a segment does to the state, ``[K, K]``, is multiplied part by part, forwards and backwards."""
+    monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 1)
+    check("gated_delta_rule", arrays("gated_delta_rule", T=60, H=1, HV=1, K=130, V=18, cu=cu, kind="weak"), chunk_size=16)
+
+
+def test_sequences_of_wide_keys_are_split_too():
+    assert plain_variant(K=256).segment(32768, 8) > 0
 
 
 @pytest.mark.parametrize(

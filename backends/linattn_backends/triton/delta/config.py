@@ -108,7 +108,7 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
         solve=Tile(0, 0, 1, 1),
         state_fwd=state._replace(stages=3 if gate < 2 else 2) if not one or (usual_size and beta == 0) else state,
         state_bwd=state._replace(stages=3 if usual else 2) if usual_size and (gate == 1 or beta == 0) else state,
-        segment_carry=Tile(rows, 16, 4, 1 if not large_smem else 2 if full else 3),
+        segment_carry=Tile(rows, 16, 4, 1 if K > 128 or not large_smem else 2 if full else 3),
         scores_bwd=Tile(0, 128 if usual else values, 4, 1),
         gradients=Tile(64, 128 if gate else 64, 4, 1 if gate else 2) if usual and gate < 2 else gradients,
         # dplr: 8 warps take a quarter longer than 4, and 0.6 of the compiler's time
@@ -231,10 +231,9 @@ class Choice:
     def segments(self, **each: Stage) -> Stages:
         """What runs where sequences are cut into segments.
 
-        Wide keys are not cut: no block's shared memory holds what the carry reads. Nor are sequences with a ``beta`` a value
-        channel: what a segment does to the state would be a ``[K, K]`` a channel.
+        Sequences with a ``beta`` a value channel are not cut: what a segment does to the state would be a ``[K, K]`` a channel.
         """
-        if self.facts.K > 128 or beta_of(self.facts) == 2:
+        if beta_of(self.facts) == 2:
             return {}
         return each | self.stage("segment_carry", delta_state_carry)
 

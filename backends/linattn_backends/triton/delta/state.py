@@ -295,15 +295,22 @@ def delta_state_bwd(
         tl.store(end + at + transposed, dS, mask=inside)
 
 
+@triton.jit
+def load_square(p, rows, columns, K: tl.constexpr):
+    """A tile of a matrix ``[K, K]``, zeros past ``K``."""
+    return tl.load(p + rows[:, None] * K + columns[None, :], mask=(rows < K)[:, None] & (columns < K)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["PER", "HV"])
 def delta_state_carry(
     local, transitions, start, end, first, PER, HV, sn, sh, sk, sv,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
-    START: tl.constexpr, PREC: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, COLUMNS: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr, START: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """States before each segment, in the place of ``local``, and after the last: ``S' = P S + local``.
 
-    ``transitions`` are each segment's ``P [K, K]``, or in ``REVERSE``, for gradients from the last segment on, ``Pᵀ``.
+    ``transitions`` are each segment's ``P [K, K]``, or in ``REVERSE``, for gradients from the last segment on, ``Pᵀ``. A wide
+    ``P``, for which no block has room, is multiplied ``COLUMNS`` at a time with rows of ``S``, read where they were stored.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -324,16 +331,25 @@ def delta_state_carry(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += load_state(start, n, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
-    square = columns_k[:, None] * K + columns_k[None, :]
-    both = (columns_k < K)[:, None] & (columns_k < K)[None, :]
     for step in range(low, high):
         i = step
         if REVERSE:
             i = low + high - 1 - step
         head = i.to(tl.int64) * HV + hv
-        p = local + head * (K * V) + tile
-        own = tl.load(p, mask=inside, other=0.0)
-        P = tl.load(transitions + head * (K * K) + square, mask=both, other=0.0)
-        tl.store(p, S, mask=inside)
-        S = own + dot(P, S, PREC)
+        P = transitions + head * (K * K)
+        p = local + head * (K * V)
+        own = tl.load(p + tile, mask=inside, other=0.0)
+        if COLUMNS == BK:
+            whole = load_square(P, columns_k, columns_k, K)
+            tl.store(p + tile, S, mask=inside)
+            S = own + dot(whole, S, PREC)
+        else:
+            tl.store(p + tile, S, mask=inside)
+            tl.debug_barrier()  # a thread reads what others stored
+            S = own
+            for some in range(0, K, COLUMNS):
+                read = some + tl.arange(0, COLUMNS)
+                rows = p + read[:, None] * V + columns_v[None, :]
+                before = tl.load(rows, mask=(read < K)[:, None] & (columns_v < V)[None, :], other=0.0)
+                S = dot_add(load_square(P, columns_k, read, K), before, S, PREC)
     tl.store(end + at + tile, S, mask=inside)

@@ -180,7 +180,7 @@ def chain(call: ChunkedCall, segments: Segments, local: Tensor, start: Tensor | 
         stage.kernel, call.N * HV * programs(1, V, 1, stage.tile.BV), call,
         local, transitions, start, far, segments.cut.first, segments.cut.per, HV,
         *state_strides(start),
-        K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, REVERSE=reverse, PACKED=call.cu is not None, START=start is not None,
-        PREC=call.variant.precision, **stage.config,
+        K=K, V=V, BK=stage.tile.BK, BV=stage.tile.BV, COLUMNS=min(stage.tile.BK, 64 if K > 128 else 128), REVERSE=reverse,
+        PACKED=call.cu is not None, START=start is not None, PREC=call.variant.precision, **stage.config,
     )  # fmt: skip
     return far
