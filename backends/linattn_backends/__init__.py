@@ -24,6 +24,7 @@ class Triton(Backend):
     api = API
     frameworks = ("torch",)
     forward_mode = False
+    maps = ("Hedgehog",)
     implementation = "linattn_backends.triton:TritonBackend"
 
 

@@ -5,6 +5,7 @@ All are modules ``mixer(x, cache=None) -> y``, ``[B, T, D]`` both.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -79,19 +80,16 @@ class T2r(linattn.nn.Hedgehog):
         return feature_maps.T2r(self.W)
 
 
-class OneSided(feature_maps.Hedgehog):
-    """Hedgehog's map as its equation 3 is printed: ``exp(x W + b)``, of the width of a head, without the negated half."""
-
-    def features_of(self, xp: Any, x: Any) -> Any:
-        return super().features_of(xp, x)[..., : self.W.shape[-1]]
+one_sided = functools.partial(feature_maps.Hedgehog, negation=False)
+"""Hedgehog's map as its equation 3 is printed: of the width of a head, without the negated half."""
 
 
 class OneSidedHedgehog(linattn.nn.Hedgehog):
-    """Linear attention with :class:`OneSided`."""
+    """Linear attention with :func:`one_sided`."""
 
     @property
     def map(self) -> FeatureMap:
-        return OneSided(self.W)
+        return one_sided(self.W)
 
 
 LEARNED = {"t2r": T2r, "hedgehog": linattn.nn.Hedgehog, "hedgehog, eq. 3": OneSidedHedgehog}

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from .graphs import record
-from .mixers import OneSided
+from .mixers import one_sided
 from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, publish, whole_run
 from .schedule import rise_and_fall
 
@@ -211,7 +211,7 @@ LEARNED: dict[str, tuple[Callable[..., FeatureMap], Callable[[int, int], dict[st
     "hedgehog, softmax": (lambda **p: Hedgehog(**p, softmax=True), Hedgehog.init),
     "t2r": (T2r, T2r.init),
     "t2r, not distilled": (T2r, T2r.init),
-    "hedgehog, eq. 3": (OneSided, Hedgehog.init),
+    "hedgehog, eq. 3": (one_sided, Hedgehog.init),
     "hedgehog": (Hedgehog, Hedgehog.init),
 }
 FINETUNED_ALONE = ("t2r, not distilled",)

@@ -9,9 +9,10 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
-from . import feature_maps, guards, preference
+from . import feature_maps, guards, mapping, preference
 from .call import Call, method_name
 from .context import Context
 from .errors import FrameworkError, OptionError, ShapeError, SignedWeightsWarning, Unsupported
@@ -276,7 +277,7 @@ def resolve(
     backend: str | Sequence[str] | None,
 ) -> tuple[Any, Rewriting | None, Framework, tuple[Any, ...], dict[str, Any]]:
     """The method to call, how the call is rewritten for it, the framework, and the call's arrays and keywords settled."""
-    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
+    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map, backend)
     if framework.tracing():
         name, method, route, options, names = _decide_while_tracing(spec, form, framework, leaves, static, backend)
         rewriting = _rewriting(None if route is None else Route(*route))
@@ -308,12 +309,13 @@ def _prepare(
     arrays: tuple[Any, ...],
     keywords: dict[str, Any],
     feature_map: str | feature_maps.FeatureMap | None,
+    backend: str | Sequence[str] | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any], Framework, list[Any], dict[str, Any]]:
     """Apply the feature map, and cast as autocast wants it; return the arrays, the keywords, their framework, every array of
     the call in one list, and what is static.
     """
     if feature_map is not None:
-        arrays = _map_features(spec, form, arrays, keywords, feature_map)
+        arrays = _map_features(spec, form, arrays, keywords, feature_map, backend)
     first: Any = arrays[0]
     framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
     wanted = framework.autocast(first)
@@ -383,6 +385,7 @@ def _map_features(
     arrays: tuple[Any, ...],
     keywords: Mapping[str, Any],
     feature_map: str | feature_maps.FeatureMap,
+    backend: str | Sequence[str] | None,
 ) -> tuple[Any, ...]:
     if keywords.get("qk_norm") is not None:
         raise OptionError(f"{_name(spec, form)}: qk_norm and feature_map both map q and k: pass one of them")
@@ -390,8 +393,7 @@ def _map_features(
     mapped: list[Any] = []
     for arg, x in zip(spec.args, arrays, strict=True):
         if arg.name in spec.mapped:
-            framework_of(x, arg.name, f"{_name(spec, form)}: ")
-            x = phi(x)
+            x = mapping.features(phi, x, framework_of(x, arg.name, f"{_name(spec, form)}: "), backend)
         mapped.append(x)
     if keywords.get("normalize") and _signed(phi, arrays[0], keywords):
         _warn_of_signed_weights(_name(spec, form), type(phi).__name__)
@@ -524,8 +526,11 @@ def explain_call(
     """
     if context is not None:
         _spread(spec, form, context)
-    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map)
+    raw = arrays[0]
+    arrays, keywords, framework, leaves, static = _prepare(spec, form, arrays, keywords, feature_map, backend)
     plan = _look_up(spec, form, framework, leaves, static, backend).plan
     if spec.index is not None and keywords[spec.index.name] is not None:
         _check_index(spec, form, framework, arrays, keywords)
+    if feature_map is not None:
+        plan = replace(plan, mapped_by=mapping.made_by(feature_maps.resolve(feature_map), raw, framework, backend))
     return plan

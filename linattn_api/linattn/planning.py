@@ -60,6 +60,7 @@ class Plan:
         details: How the backend will run it, if it has something to say.
         applied: Options that linattn applies itself, because the backend's method does not take them.
         omitted: Keywords that the backend's method does not take, and that ask for nothing in this call.
+        mapped_by: The backend that makes the features of queries and keys itself, if there is a map and one does.
     """
 
     call: Call
@@ -72,6 +73,7 @@ class Plan:
     details: str | None = None
     applied: tuple[str, ...] = ()
     omitted: tuple[str, ...] = ()
+    mapped_by: str | None = None
 
     @property
     def route(self) -> Route | None:
@@ -100,6 +102,7 @@ class Plan:
             rewritten = f" ({'; '.join(notes)})" if notes else ""
             details = f": {self.details}" if self.details else ""
             lines.append(f"  runs         {self.backend}.{self.method}{rewritten}{details}")
+        lines += [f"  feature map  {self.mapped_by}"] if self.mapped_by else []
         lines += [f"  passed over  {backend}: {reason}" for backend, reason in self.passed]
         lines += [
             f"  not tried    {peer}: another library, which auto tries after our own backends" for peer in _not_tried(self)

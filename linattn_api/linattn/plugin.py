@@ -31,13 +31,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from .call import FORMS, BetaKind, Call, DecayKind, Form, StateKind
 from .errors import Unsupported
 from .frameworks import Framework, framework_of, has_tangents
 from .sources import compiled
 from .spec import OpSpec, spec_of
+
+if TYPE_CHECKING:
+    from .feature_maps import FeatureMap
 
 __all__ = [
     "API_VERSION",
@@ -92,6 +95,7 @@ class Backend:
         families: The families that it runs, those included that linattn lowers to one of its own; empty for all of them.
         differentiable: False for a forward-only backend: auto passes over it when a gradient will be asked for.
         forward_mode: False for a backend that knows no tangents: auto passes over it when the arrays carry some.
+        maps: The feature maps that :meth:`features` makes, by the names of their classes.
         implementation: Where the subclass is that has the methods, as ``"package.module:Class"``. For a class that only says
             what a backend is, so that looking at it imports no framework: making an object of it makes one of the subclass.
 
@@ -109,6 +113,7 @@ class Backend:
     families: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[bool] = True
     forward_mode: ClassVar[bool] = True
+    maps: ClassVar[tuple[str, ...]] = ()
     implementation: ClassVar[str | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
@@ -138,6 +143,14 @@ class Backend:
         """How this backend will run a call that it supports, in a few words for ``explain``; ``None``: nothing to add.
 
         For a backend that has several ways, e.g. ``"Metal kernels"``. Pure, as :meth:`supports` is.
+        """
+        return None
+
+    def features(self, phi: FeatureMap, x: Any) -> Any:
+        """``phi(x)`` in a way of this backend's own, for the maps that it names; ``None``: the map is made as it is written.
+
+        It is asked for the queries and keys of eager calls that it may run, and gives what the map would, in value, shape and
+        dtype, differentiable in ``x`` and in the map's arrays. What the map refuses it leaves to the map.
         """
         return None
 

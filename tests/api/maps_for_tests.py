@@ -116,6 +116,9 @@ EXAMPLES = {
     "dpfp nu=3": Example(lambda: feature_maps.Dpfp(nu=3), lambda x: dpfp(x, 3)),
     "hedgehog": Example(feature_maps.Hedgehog, both(np.exp), AFFINE),
     "hedgehog softmax": Example(lambda **p: feature_maps.Hedgehog(**p, softmax=True), both(softmax), AFFINE),
+    "hedgehog without negation": Example(
+        lambda **p: feature_maps.Hedgehog(**p, negation=False), lambda x, W, b: np.exp(linear(x, W, b)), AFFINE
+    ),
     "hedgehog without b": Example(feature_maps.Hedgehog, lambda x, W: both(np.exp)(x, W, 0.0), {"W": AFFINE["W"]}),
     "t2r": Example(feature_maps.T2r, lambda x, W, b: relu(linear(x, W, b)), AFFINE),
     "rebased": Example(feature_maps.Rebased, rebased, SCALES),

@@ -51,6 +51,7 @@ def calls():
     backend.recurrent_mixed_attn(**compiler.arrays("mixed_attn", 1, 1, **HEADS), initial_state=state, **options)
     compile_rows.convolutions()
     compile_rows.norms()
+    compile_rows.feature_maps()
 
 
 def calls_on_hopper():

@@ -1,4 +1,4 @@
-"""What the compiler makes of the short convolution and of the gated norm, where there is no GPU: ``… CAPABILITY FOLDER``.
+"""What the compiler makes of the short convolution, the gated norm and Hedgehog's map, without a GPU: ``… CAPABILITY FOLDER``.
 
 Prints a line for each kernel: its name, registers a thread, bytes of stack, where registers are spilled, and how many bytes the
 widest access to memory has. Run by test_compiles.py in a process of its own.
@@ -12,7 +12,9 @@ from pathlib import Path
 import compile_for_hopper as compiler
 import torch
 import triton
+from linattn.feature_maps import Hedgehog
 from linattn_backends.triton import conv, norm
+from linattn_backends.triton.features import features
 from linattn_backends.triton.runtime import device, launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -59,6 +61,13 @@ def norms():
         norm.gated_rms_norm(x, z, weight, norm_before_gate=before, group_size=group_size).sum().backward()
 
 
+def feature_maps():
+    """Of usual heads, with softmax and without."""
+    x, W, b = drawn(1, 256, 16, 64), drawn(16, 64, 64), drawn(16, 64)
+    for softmax in (False, True):
+        features(Hedgehog(W, b, softmax=softmax), x).sum().backward()
+
+
 def main():
     target, folder = GPUTarget("cuda", int(sys.argv[1]), 32), sys.argv[2]
     compiler.whole, compiler.read = False, lambda source, options: examine(source, options, target, folder)
@@ -67,6 +76,7 @@ def main():
     device.measured = lambda where: device.Properties(132, True, "plain kernels are wanted")
     convolutions()
     norms()
+    feature_maps()
 
 
 if __name__ == "__main__":

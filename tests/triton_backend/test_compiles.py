@@ -152,7 +152,7 @@ def test_kernels_of_rows_are_what_memory_wants(tmp_path, run):
     made = [line.split() for line in run("compile_rows.py", "90", tmp_path).splitlines()]
     assert {name for name, *_ in made} == {
         "conv_outputs_fwd", "conv_final_state_fwd", "conv_gradients_bwd", "conv_initial_state_bwd", "conv_tokens_fwd",
-        "norm_outputs_fwd", "norm_gradients_bwd", "column_sums",
+        "norm_outputs_fwd", "norm_gradients_bwd", "features_fwd", "features_bwd", "column_sums",
     }  # fmt: skip
     for name, registers, stack, widest in made:
         assert (int(registers) <= 176, stack, int(widest) >= 8) == (True, "0", True), name

@@ -17,9 +17,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import linattn_backends.triton as package
 import pytest
 import torch
+from linattn.feature_maps import Hedgehog
 from linattn.gates import Softplus
 from linattn.plugin import MixedState
 from linattn_backends.triton.conv import decode_short_conv, short_conv
+from linattn_backends.triton.features import features
 from linattn_backends.triton.norm import gated_rms_norm
 from linattn_backends.triton.runtime import launch
 from triton.experimental.gluon._runtime import GluonJITFunction
@@ -154,6 +156,15 @@ def norm():
     y.sum().backward()
 
 
+def feature_map():
+    """Features of one array."""
+    x = torch.randn(1, 9, 2, 8).requires_grad_()
+    yield "forward"
+    y = features(Hedgehog(torch.randn(2, 8, 8)), x)
+    yield "backward"
+    y.sum().backward()
+
+
 PACKED = dict(cu=[0, 30, 65])
 SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32), PACKED]
 WIDE = [dict(K=256, V=192), dict(K=256, V=192, dtype=torch.float32)]
@@ -171,7 +182,7 @@ CALLS["ssd"] = [lambda s=sizes: state_space(**s) for sizes in SHAPES + WIDE]
 CALLS["ssd"] += [lambda: state_space(bare=True, **PACKED), lambda: state_space("decode", T=1)]
 CALLS["ssd"] += [lambda: state_space("recurrent", T=3, cu=[0, 2])]
 CALLS["mixed_attn"] = [mixed, lambda: mixed(cu=torch.tensor([0, 35])), lambda: mixed(T=1, form="recurrent")]
-CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm]}
+CALLS |= {"short_conv": [convolution], "gated_rms_norm": [norm], "hedgehog": [feature_map]}
 """Calls that between them take every kernel of an operator: each says which pass begins."""
 
 

@@ -140,6 +140,12 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  dx, dz, parts of dw                             kernels.py:norm_gradients_bwd
 
+`hedgehog` in features/, a map of queries and keys::
+
+    forward   features                                        kernels.py:features_fwd
+
+    backward  dx, parts of dW and db                          kernels.py:features_bwd
+
 `ssd` in ssd/, around those of diagonal/ and recurrent/::
 
     forward   values and log decays of step sizes             kernels.py:ssd_inputs_fwd
@@ -183,7 +189,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
     backward  packed sequences cut into chunks and segments   pieces.py:cut_sequences
               zeros behind packed sequences                   tails.py:zero_tails
 
-`short_conv`, `gated_rms_norm`, `simple_gla`, `gated_delta_rule`, `kda` in lib/::
+`short_conv`, `gated_rms_norm`, `hedgehog`, `simple_gla`, `gated_delta_rule`, `kda` in lib/::
 
     backward  parameters' gradients from their parts          sums.py:column_sums
 

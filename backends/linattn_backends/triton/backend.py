@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+from linattn.feature_maps import FeatureMap
 from linattn.plugin import Call, Unsupported, form_methods
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -20,6 +21,7 @@ from .delta.op import delta_call
 from .diagonal import summary as diagonal_summaries
 from .diagonal.op import diagonal_call
 from .explain import details_of
+from .features import features
 from .host.maps import Maps
 from .maps import with_scalars_mapped
 from .mixed.bidirectional import bidirectional_call
@@ -352,6 +354,10 @@ class TritonBackend(Triton):
     short_conv = staticmethod(short_conv)
     decode_short_conv = staticmethod(decode_short_conv)
     gated_rms_norm = staticmethod(gated_rms_norm)
+
+    def features(self, phi: FeatureMap, x: Tensor) -> Tensor | None:
+        """Hedgehog's features, where the kernels run."""
+        return None if _device_complaint(str(x.device)) else features(phi, x)
 
     def supports(self, call: Call) -> Unsupported | None:
         """Whether the kernels take this call."""

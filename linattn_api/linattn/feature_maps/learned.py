@@ -43,16 +43,19 @@ class Hedgehog(Wide):
         W: ``[H, K, D]``; the features have width ``2D``.
         b: ``[H, D]``, or ``None`` for none.
         softmax: The softmax-normalised variant, ``[softmax(y), softmax(−y)]``: features stay below 1. Default False.
+        negation: Whether there is the half of ``−y``. Without it the map is eq. 3 as printed, and features have width ``D``.
+            Default True.
     """
 
     W: Any
     b: Any = None
     softmax: bool = False
+    negation: bool = True
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         y = _affine(xp, x, "hedgehog", self.W, self.b)
         activate = xp.softmax if self.softmax else xp.exp
-        return xp.concat([activate(y), activate(-y)], axis=-1)
+        return xp.concat([activate(y), activate(-y)], axis=-1) if self.negation else activate(y)
 
     @staticmethod
     def init(H: int, K: int) -> Parameters:

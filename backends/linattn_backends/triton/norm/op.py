@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +9,9 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import register
 
-from ..host.chunks import rows_contiguous
+from ..host.rows import Rows
 from ..host.tiles import programs
-from ..host.variant import Stage
 from ..runtime.device import properties
-from ..runtime.launch import launch
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
 from .config import variant, walks_for
@@ -24,54 +19,10 @@ from .config import variant, walks_for
 __all__ = ["gated_rms_norm"]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Arrays of one shape ``[…, D]`` as ``[M, H, D]``; ``strides`` are those of ``M`` and ``H``, array after array."""
-
-    arrays: tuple[Tensor, ...]
-    M: int
-    H: int
-    strides: tuple[int, ...]
-    family = "gated_rms_norm"
-
-    @classmethod
-    def of(cls, *arrays: Tensor) -> Rows:
-        """The arrays as they lie, if two strides can say where their rows are, else copies."""
-        arrays = tuple(rows_contiguous(x) for x in arrays)
-        lead = arrays[0].shape[:-1]
-        for cut in range(len(lead), -1, -1):
-            strides = [one_stride(lead[part], x.stride()[:-1][part]) for x in arrays for part in (slice(cut), slice(cut, None))]
-            if None not in strides:
-                return cls(arrays, math.prod(lead[:cut]), math.prod(lead[cut:]), tuple(strides))
-        return cls.of(*(x.contiguous() for x in arrays))
-
-    @property
-    def v(self) -> Tensor:
-        """The array on whose device it is launched."""
-        return self.arrays[0]
-
-    def run(self, stage: Stage, count: int, *args: Any, **constants: Any) -> None:
-        """Launch ``count`` programs of a stage's kernel."""
-        launch(stage.kernel, count, self, *args, **constants, **stage.config)
-
-
-def one_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of several axes taken as one; ``None`` if there is none."""
-    step, size = None, 1
-    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if n == 1:
-            continue
-        step = stride if step is None else step
-        if stride != step * size:
-            return None
-        size *= n
-    return step or 0
-
-
 def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, G: int, silu: bool, before: bool) -> Tensor:
     """Outputs."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, D, stage = Rows.of(x, z), int(x.shape[-1]), variant(int(G), x.element_size(), False)["outputs"]
+    rows, D, stage = Rows.of("gated_rms_norm", x, z), int(x.shape[-1]), variant(int(G), x.element_size(), False)["outputs"]
     rows.run(
         stage, programs(rows.M, 1, stage.tile.R, 1) * rows.H * (D // G),
         *rows.arrays, weight, y, rows.M, rows.H, D, G, eps, *rows.strides, weight.stride(0),
@@ -85,7 +36,7 @@ def backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of ``x``, ``z`` and ``weight``."""
     dx, dz, dweight = (torch.empty(a.shape, dtype=a.dtype, device=a.device) for a in (x, z, weight))
-    rows, D, stages = Rows.of(x, z, dy), int(x.shape[-1]), variant(int(G), x.element_size(), True)
+    rows, D, stages = Rows.of("gated_rms_norm", x, z, dy), int(x.shape[-1]), variant(int(G), x.element_size(), True)
     stage, tile, groups = stages["gradients"], stages["gradients"].tile, D // G
     blocks = programs(rows.M, 1, tile.R, 1) * rows.H
     walks = walks_for(int(blocks), groups, tile.warps, properties(x.device).num_sms)

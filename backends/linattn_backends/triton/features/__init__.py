@@ -1,0 +1,5 @@
+"""Hedgehog's map of queries and keys."""
+
+from .op import features
+
+__all__ = ["features"]
