@@ -209,6 +209,21 @@ def test_what_is_not_mapped_in_kernels_is_mapped_first():
     assert "linattn applies gate, beta_map" in str(plan)
 
 
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("options", [dict(qk_norm="l2"), dict(gate=LogSigmoid(4.0))])
+def test_maps_of_dplr_are_made_first(options, form):
+    """Its kernels for Hopper would take raw projections for log decays and unit rows."""
+    given, _ = raw("dplr", T=9)
+    *_, state = given.values()
+    positional = [x for name, x in given.items() if name != "initial_state"]
+    function = getattr(linattn, f"{form}_dplr")
+    plan = linattn.explain(function, *positional, initial_state=state, **options, backend="triton")
+    assert f"linattn applies {next(iter(options))}" in str(plan)
+    o, _ = function(*positional, initial_state=state, **options, backend="triton")
+    wanted, _ = function(*positional, initial_state=state, **options, backend="torch")
+    torch.testing.assert_close(o, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["gated_delta_rule", "kda"])
 def test_nothing_as_large_as_the_keys_is_made_for_a_map(family, monkeypatch):
     """Of floats, beside what the bare call makes: numbers a token and head, forward; and a sum a chunk, backward."""

@@ -281,8 +281,12 @@ def call_complaint(call: Call) -> str | None:
 
 def map_complaint(call: Call) -> str | None:
     """Why the kernels do not make what a call's input maps make; linattn then does."""
-    if call.option("beta_map") is not None and call.beta == "vector" and call.form != "decode":
+    if call.form == "decode":
+        return None
+    if call.option("beta_map") is not None and call.beta == "vector":
         return "makes no beta of value channels"
+    if call.op == "dplr" and any(call.option(name) is not None for name in ("qk_norm", "gate")):
+        return "makes no maps of dplr in chunks"
     return None
 
 
