@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, family: str, *arrays: Tensor, heads: bool = False) -> Rows:
-        """The arrays as they lie, if two strides say where their rows are, else copies; with ``heads``, ``H`` is their number."""
+        """The arrays as they lie, if two strides say where rows are, else copies; with ``heads``, ``H`` is their number."""
         arrays = tuple(rows_contiguous(x) for x in arrays)
         lead = arrays[0].shape[:-1]
         for cut in (len(lead) - 1,) if heads else range(len(lead), -1, -1):
