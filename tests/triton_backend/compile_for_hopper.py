@@ -11,6 +11,8 @@ by default three, in which each array has each dtype once, and through the front
 """
 
 import argparse
+import contextlib
+import io
 import itertools
 import re
 
@@ -77,8 +79,10 @@ def compile_instead(kernel, *args, grid, warmup, **config):
     if key not in compiled:
         source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, hints)
         if whole and (every or is_first(name, kernel, constants)):
-            ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
-            for complaint in complaints(ptx, options.get("launch_pdl", False)):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                ptx = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+            for complaint in complaints(ptx, printed.getvalue(), options.get("launch_pdl", False)):
                 raise AssertionError(f"{name} {complaint}: {constants}")
         else:
             read(source, options)
@@ -127,8 +131,13 @@ def overwritten(ptx):
     return sorted(at for at in barriers if any(low < at + 8 and at < high for low, high in spans))
 
 
-def complaints(ptx, follows):
-    """What is wrong with a kernel, which may begin before its predecessor has ended if it ``follows``."""
+def complaints(ptx, said, follows):
+    """What is wrong with a kernel, of which the assembler ``said`` something.
+
+    It may begin before its predecessor has ended if it ``follows``.
+    """
+    if lone := re.search(r"wgmma.mma_async instructions are serialized due to (.*)", said):
+        yield f"waits for every product before it begins the next: {lone[1]}"
     if lost := overwritten(ptx):
         yield f"stores over its barriers at {lost} of shared memory"
     ahead, waits, _ = ptx.partition("griddepcontrol.wait")
@@ -203,6 +212,10 @@ def run(family):
         differentiate(*chunk(**arrays(family, 2, 256, K=256, V=192)))
         S = torch.zeros(2, 4, 256, 192, requires_grad=True)
         differentiate(*chunk(**arrays(family, 1, 256, K=256, V=192), **packed | dict(initial_state=S)))
+    if family in ("delta_rule", "gated_delta_rule"):  # many heads in one kernel
+        with torch.no_grad():
+            chunk(**arrays(family, 25, 256, K=128, V=128))
+            chunk(**arrays(family, 25, 256, K=128, V=128), qk_norm="l2", output_final_state=True)
     if family == "dplr":  # wider than the operands
         differentiate(*chunk(**arrays(family, 2, 256, dict(a=torch.float32, b=torch.float32))))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
@@ -274,6 +287,7 @@ def main():
     given = parser.parse_args()
     JITFunction.run = compile_instead
     launch.DIRECT = False  # there is nothing to launch
+    triton.knobs.nvidia.dump_ptxas_log = True
     every = given.whole
     counts = []
     for reason, operands in (("the device is another", DTYPES), (None, DTYPES[:1])):

@@ -24,8 +24,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-THREADS = 128
-"""Of a warpgroup."""
 NOTHING = np.uint32(0x7FC0BEEF).view(np.float32)
 """Shared memory that nobody has written: a NaN that no sum makes."""
 PATIENCE = 30
@@ -63,6 +61,8 @@ def numbers(x):
 
 class Value:
     """A tensor, or a number, in registers."""
+
+    type = SimpleNamespace(layout=None)
 
     def __init__(self, array, kind=None):
         self.array = np.asarray(array)
@@ -311,7 +311,7 @@ class async_copy:
     def mbarrier_arrive(barrier, increment_count):
         pause()
         async_copy.finish(machine.begun("copies"))
-        mbarrier.arrive(barrier, THREADS)
+        mbarrier.arrive(barrier, machine.own.threads)
 
     @staticmethod
     def commit_group():
@@ -353,29 +353,40 @@ def mma_v2(a, b, acc, precision):
     return Value((numbers(a).astype(np.float64) @ numbers(b) + numbers(acc)).astype(np.float32))
 
 
-def in_terms(assembly, constraints, values, kinds, pure, pack):
-    """In place of ``hopper.TERMS``, the only instructions of the processor's own."""
+def in_assembly(assembly, constraints, args, dtype, is_pure, pack):
+    """In place of the only instructions of the processor's own: a copy of a number, and ``sm90_gates.TERMS``."""
+    if "mov.b32" in assembly:
+        return args[0]
     assert "cvt.rn.bf16x2" in assembly
-    first = values[0].to(kinds[0])
-    return first, elementwise(operator.sub, values[0], first).to(kinds[1])
+    first = args[0].to(dtype[0])
+    return first, elementwise(operator.sub, args[0], first).to(dtype[1])
 
 
 def split(x):
     return x[..., 0], x[..., 1]
 
 
+def out_of_range():
+    """Where numbers may leave float32's range: the kernels mask those."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def warp_specialize(parts, warps, registers):
     assert len(parts) == len(warps) + 1 == len(registers) + 1
 
-    def run(function, arguments):
+    def run(function, arguments, count):
+        machine.own.threads = 32 * count
         try:
-            function(*arguments)
+            with out_of_range():
+                function(*arguments)
         except SystemExit:
             pass
         except BaseException:
             machine.errors.append(traceback.format_exc())
 
-    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+    threads = [
+        threading.Thread(target=run, args=(*part, count), daemon=True) for part, count in zip(parts, [4, *warps], strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -398,13 +409,14 @@ class Language(SimpleNamespace):
         super().__init__(
             load=load, store=store, allocate_shared_memory=allocate, warp_specialize=warp_specialize, thread_barrier=nothing,
             program_id=lambda axis: Value(machine.program), num_programs=lambda axis: Value(machine.programs),
-            constexpr=lambda x: x, static_range=range, inline_asm_elementwise=in_terms,
+            constexpr=lambda x: x, static_range=range, inline_asm_elementwise=in_assembly,
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
             reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
             permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),
             join=lambda a, b: Value(np.stack([numbers(a), numbers(b)], -1), a.kind), split=split,
             arange=lambda low, high, layout=None: Value(np.arange(low, high)),
             zeros=lambda shape, dtype, layout: Value(np.zeros(shape, np.float32), dtype.name),
+            zeros_like=lambda x: Value(np.zeros_like(numbers(x)), x.kind),
             full=lambda shape, x, dtype, layout: Value(np.full(shape, x, np.float32), dtype.name),
             minimum=lambda a, b, **nan: elementwise(np.minimum, a, b),
             maximum=lambda a, b, **nan: elementwise(np.maximum, a, b),
@@ -487,7 +499,7 @@ def run(kernel, count, args, config):
         else:
             given.append(Value(x) if type(x) is int else x)
     config = {name: x for name, x in config.items() if name not in OPTIONS}
-    with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range, the kernels mask
+    with out_of_range():
         for program in range(count):
             machine.begin(program, count)
             function(*given, **config)

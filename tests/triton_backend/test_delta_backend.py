@@ -97,4 +97,4 @@ def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
         given[x] = changed(given[x])
     call = DeltaCall.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
     wanted = "delta/state.py:delta_state_fwd" if change else "delta/state_sm90.py:delta_state_fwd_sm90"
-    assert place_of(call.forward_variant()["state_fwd"].kernel) == wanted, name
+    assert place_of(call.forward_variant(keep=True)["state_fwd"].kernel) == wanted, name

@@ -25,8 +25,8 @@ def described(
     **options,
 ):
     arrays = [("q", "B T H K"), ("k", "B T H K"), ("v", "B T HV V")]
-    arrays += [("g", "B T HV" if op == "simple_gla" else "B T HV K")] if op != "linear_attn" else []
-    arrays += [("beta", beta)] if op == "kda" else []
+    arrays += [("g", "B T HV" if op == "simple_gla" else "B T HV K")] if op not in ("linear_attn", "delta_rule") else []
+    arrays += [("beta", beta)] if op in ("kda", "delta_rule") else []
     dims = dict(B=1, T=T, N=N or 1, H=2, HV=HV, K=K, V=V)
     given = [(name, shape, dtype) for name, shape in arrays] + ([("cu_seqlens", "N+1", "int32")] if N else [])
     given += [(name, "B T HV K", wide) for name, wide in zip("ab", vectors, strict=False)]
@@ -82,6 +82,18 @@ CASES = [
         dict(beta="B T HV V"),
         "delta_vector_scores_fwd, delta_state_fwd (none for Hopper: beta has one number a value channel)",
     ),
+    (dict(op="delta_rule", V=128, N=25, HV=4), "delta_fused_fwd_sm90"),
+    (dict(op="delta_rule", V=128, N=3, HV=44), "delta_scores_fwd_sm90, delta_state_fwd_sm90"),
+    (dict(op="delta_rule", V=128, N=4, HV=44), "delta_scores_fwd_sm90, delta_state_fwd_sm90"),
+    (dict(op="delta_rule", V=128, N=6, HV=44), "delta_fused_fwd_sm90"),
+    (dict(op="delta_rule", V=128, HV=100), "delta_fused_fwd_sm90"),
+    (dict(op="delta_rule", V=128, N=25, HV=2), "delta_scores_fwd_sm90, delta_state_fwd_sm90"),
+    (dict(op="delta_rule", V=64, N=25, HV=4), "delta_scores_fwd_sm90, delta_state_fwd_sm90"),
+    (
+        dict(op="delta_rule", V=128, N=25, HV=4, needs_grad=True),
+        "delta_scores_fwd_sm90, delta_state_fwd_sm90; gradients delta_state_fwd_sm90, delta_state_bwd_sm90, "
+        "delta_gradients_bwd_sm90",
+    ),
     (dict(op="linear_attn", normalize=True), "diagonal_scan (none for Hopper: results are float32, not bfloat16)"),
     (dict(op="linear_attn", causal=False), "mixed_sums_fwd, mixed_states_fwd, mixed_outputs_fwd"),
     (dict(op="dplr", vectors=("bfloat16", "bfloat16")), DPLR),
@@ -110,7 +122,7 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "said"), CASES, ids=range(len(CASES)))
 def test_says_which_kernels_run_on_hopper(call, said, monkeypatch):
-    pretend(monkeypatch, not_hopper=None)
+    pretend(monkeypatch, num_sms=132, not_hopper=None)
     monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": None})
     assert TritonBackend().details(described(**call)) == said
 

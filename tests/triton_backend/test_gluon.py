@@ -11,13 +11,14 @@ from linattn_backends.triton.runtime import launch
 from test_input_maps import check as check_raw
 from test_input_maps import raw
 from triton.experimental.gluon._runtime import GluonJITFunction
-from triton_cases import arrays, check, place_of, pretend
+from triton_cases import arrays, check, check_forward, place_of, pretend
 
 SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
 SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
 GRADIENTS = "diagonal/gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90"
 DELTA_GRADIENTS = "delta/gradients_sm90.py:delta_gradients_bwd_sm90"
 DELTA_SCORES = "delta/scores_sm90.py:delta_scores_fwd_sm90"
+DELTA_FUSED = "delta/fused_sm90.py:delta_fused_fwd_sm90"
 KDA_GRADIENTS = "delta/vector_sm90.py:delta_vector_gradients_bwd_sm90"
 KDA_STRONG = "delta/vector_sm90.py:delta_vector_scores_strong_fwd_sm90"
 DPLR = {f"delta/dplr_sm90.py:delta_dplr_{stage}_sm90" for stage in ("scores_fwd", "gradients_bwd")}
@@ -158,3 +159,23 @@ def test_initial_states_with_value_channels_first(family, sizes, kernel, launche
     given |= {"beta": given["beta"].bfloat16()} if "beta" in given else {}
     check(family, given | dict(initial_state=given["initial_state"].mT.contiguous().mT))
     assert kernel is None or kernel in launched
+
+
+MANY = [
+    dict(T=140, B=2, kind="mixed"),
+    dict(T=300, H=1, HV=2, kind="weak", cu=[0, 0, 5, 300, 300]),
+    dict(T=1, kind="strong", state=False),
+    dict(T=192, kind="-inf"),
+    dict(T=0, cu=[0, 0, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("options", [{}, dict(scale=0.5, qk_norm="l2")])
+@pytest.mark.parametrize("sizes", MANY, ids=range(len(MANY)))
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])
+def test_many_heads_in_one_kernel(family, sizes, options, launched):
+    """One multiprocessor, as the tests' device has, is filled by one head."""
+    given = arrays(family, K=128, V=128, dtype=torch.bfloat16, **sizes)
+    given["beta"] = given["beta"].bfloat16()
+    check_forward(family, given, "chunk", **options)
+    assert launched == {DELTA_FUSED}

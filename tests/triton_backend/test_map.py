@@ -87,6 +87,13 @@ def mapped(family):
 FINAL = dict(output_final_state=True)
 
 
+def many_heads(family):
+    """One call without gradients whose heads fill a device."""
+    yield "forward"
+    with torch.no_grad():
+        call(family, arrays(family, T=70, H=100, HV=100, K=128, V=128, dtype=torch.bfloat16), **FINAL)
+
+
 def state_space(form="chunk", bare=False, **sizes):
     """One call of ``ssd``, without skip and gate if ``bare``, forward and backward; or a step of decoding."""
     given = arrays("simple_gla", **dict(T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes)
@@ -178,6 +185,8 @@ CALLS = {
 CALLS["linear_attn"].append(both_directions)
 for family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
     CALLS[family].append(lambda f=family: mapped(f))
+for family in ("delta_rule", "gated_delta_rule"):
+    CALLS[family].append(lambda f=family: many_heads(f))
 CALLS["ssd"] = [lambda s=sizes: state_space(**s) for sizes in SHAPES + WIDE]
 CALLS["ssd"] += [lambda: state_space(bare=True, **PACKED), lambda: state_space("decode", T=1)]
 CALLS["ssd"] += [lambda: state_space("recurrent", T=3, cu=[0, 2])]

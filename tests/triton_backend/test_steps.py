@@ -8,23 +8,9 @@ from linattn.gates import Softplus
 from linattn_backends.numpy import oracle
 from linattn_backends.triton.host.maps import Maps
 from linattn_backends.triton.recurrent.op import Tokens, decode
-from triton_cases import BACKEND, TOLERANCE, arrays, as_numpy, call, distance, gate
+from triton_cases import BACKEND, TOLERANCE, arrays, as_numpy, call, check_forward, distance, gate
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
-
-
-def check_forward(family, given, **options):
-    """Outputs and final state agree with the oracle; inputs stay as they were."""
-    tolerance = TOLERANCE[given["v"].dtype]
-    before = {name: x.clone() for name, x in given.items()}
-    with torch.no_grad():
-        o, final = call(family, given, "recurrent", output_final_state=True, **options)
-    wanted_o, wanted_final = oracle.forward(family, as_numpy(given), dict(options, output_final_state=True))
-    assert o.dtype == given["v"].dtype
-    assert final.dtype == torch.float32
-    assert distance(o, wanted_o) < tolerance
-    assert distance(final, wanted_final) < tolerance
-    assert all(torch.equal(x, given[name]) for name, x in before.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -134,3 +134,17 @@ def check(family, given, form="chunk", d_o=1.0, **options):
     assert all(error < tolerance for error in errors.values()), errors
     for name, x in before.items():
         assert torch.equal(x, given[name].detach())
+
+
+def check_forward(family, given, form="recurrent", **options):
+    """Outputs and final state agree with the oracle; inputs stay as they were."""
+    tolerance = TOLERANCE[given["v"].dtype]
+    before = {name: x.clone() for name, x in given.items()}
+    with torch.no_grad():
+        o, final = call(family, given, form, output_final_state=True, **options)
+    wanted_o, wanted_final = oracle.forward(family, as_numpy(given), dict(options, output_final_state=True))
+    assert o.dtype == given["v"].dtype
+    assert final.dtype == torch.float32
+    assert distance(o, wanted_o) < tolerance
+    assert distance(final, wanted_final) < tolerance
+    assert all(torch.equal(x, given[name]) for name, x in before.items())

@@ -58,6 +58,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
               states, errors, outputs                         state.py:delta_state_fwd
                 on Hopper                                     state_sm90.py:delta_state_fwd_sm90
               segments: the states that they begin with       state.py:delta_state_carry
+              all in one on Hopper, of many heads             fused_sm90.py:delta_fused_fwd_sm90
 
     backward  states and errors                               state.py:delta_state_fwd
                 on Hopper                                     state_sm90.py:delta_state_fwd_sm90

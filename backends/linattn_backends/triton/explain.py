@@ -107,7 +107,10 @@ def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | N
     """Those of the delta families' chunk form."""
     dtype, beta = getattr(torch, call.dtype), {"none": 0, "scalar": 1, "vector": 2}[call.beta]
     chunk = delta.chunk_tokens(dtype, call.K, beta, int(call.option("chunk_size") or 0))
-    facts = Facts(call.op, dtype, call.K, call.V, chunk, beta)
+    packed = call.has("cu_seqlens")
+    sequences = (call.N if packed else call.B) or 1
+    many = not call.needs_grad and delta.many(sequences, call.HV, packed, device.num_sms)
+    facts = Facts(call.op, dtype, call.K, call.V, chunk, beta, many=many)
     return delta.forward_variant(facts, device), delta.backward_variant(facts, True, device) if call.needs_grad else None
 
 

@@ -20,7 +20,7 @@ from ..host.lengths import NO_LENGTHS, Lengths, lengths_of
 from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
 from ..runtime.device import properties
-from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant
+from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant, many
 
 __all__ = ["ChunkedCall", "DeltaCall", "ScoreGradients", "Scores", "StateOperands", "States"]
 
@@ -90,10 +90,11 @@ class DeltaCall(MatrixStateCall):
         K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # symbols have no place in a cache
         return Facts(self.family, self.q.dtype, K, V, self.chunk, self.strength)
 
-    def forward_variant(self) -> DeltaVariant:
-        """The variant of its forward pass."""
+    def forward_variant(self, keep: bool) -> DeltaVariant:
+        """The variant of its forward pass; ``keep`` says whether that leaves its scores for a backward pass."""
         device = properties(self.q.device)
-        return forward_variant(self.facts, device, unaligned(device, self.facts, self._copied()))
+        facts = self.facts._replace(many=not keep and many(self.N, self.v.shape[2], self.cu is not None, device.num_sms))
+        return forward_variant(facts, device, unaligned(device, self.facts, self._copied()))
 
     def backward_variant(self, do: Tensor, kept: bool) -> DeltaVariant:
         """The variant of its backward pass from the outputs' gradient; ``kept`` says whether scores are there."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from .call import ChunkedCall, DeltaCall, Scores, States
+from .fused_launch import fused_forward
 from .gradients_launch import Gradients, operand_gradients
 from .scores_launch import state_operands
 from .state_launch import Written, carry_backward, carry_forward, segments_of
@@ -14,14 +15,17 @@ from .state_launch import Written, carry_backward, carry_forward, segments_of
 __all__ = ["backward", "forward"]
 
 
-def forward(given: DeltaCall, final: bool) -> tuple[Tensor, Tensor | None, Scores]:
-    """Outputs, if asked for final states, and what the backward pass can use."""
-    call = ChunkedCall.cut(given, given.forward_variant())
+def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Scores | None]:
+    """Outputs, if asked for final states, and what the backward pass can use, if it is to ``keep`` that."""
+    variant = given.forward_variant(keep)
+    if "fused" in variant.stages:
+        return *fused_forward(given, variant, final), None
+    call = ChunkedCall.cut(given, variant)
     operands = state_operands(call)
     segments = segments_of(call, operands)
     out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     end = carry_forward(call, operands, segments, final, Written(out=out))
-    return out, end, operands.scores
+    return out, end, operands.scores if keep else None
 
 
 def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:

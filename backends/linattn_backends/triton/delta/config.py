@@ -18,7 +18,7 @@ from .scores import delta_scores_fwd, delta_solve_fwd
 from .state import delta_state_bwd, delta_state_carry, delta_state_fwd
 from .vector import delta_vector_gradients_bwd, delta_vector_rows_fwd, delta_vector_scores_fwd, delta_vector_values_bwd
 
-__all__ = ["DeltaVariant", "backward_variant", "chunk_tokens", "forward_variant"]
+__all__ = ["DeltaVariant", "backward_variant", "chunk_tokens", "forward_variant", "many"]
 
 Stages = dict[str, Stage]
 
@@ -71,6 +71,16 @@ class DeltaVariant(Variant):
         chunks = -(-tokens // self.chunk)
         length = max(-(-chunks * busy // (self.state_programs * self.num_sms)), 8)
         return length if 3 * length + 16 <= chunks else 0
+
+
+def many(sequences: int, heads: int, packed: bool, num_sms: int) -> bool:
+    """Whether one program for each sequence and value head leaves few multiprocessors idle.
+
+    A walk of a multiprocessor of its own takes as long as its sequence. Of packed ones only the mean length is known: two or
+    three are taken to differ.
+    """
+    walks = sequences * heads
+    return (sequences > 3 or not packed) and 4 * walks >= 3 * num_sms * -(-walks // num_sms)
 
 
 def most_tokens(dtype: torch.dtype, K: int, beta: int) -> int:
@@ -212,6 +222,17 @@ class Choice:
         """Whether a kernel for Hopper carries the state, which reads ``y``, or its gradient; decayed rows are aligned."""
         return not self.dplr and self.why_plain(*(() if self.gate == 2 else self.operands), y) is None
 
+    def fused_sm90(self) -> bool:
+        """Whether one kernel makes scores and carries the state."""
+        facts = self.facts
+        return facts.many and self.gate < 2 and facts.K == facts.V == 128 and self.why_plain("q", "k", "v") is None
+
+    def fused(self) -> Stages:
+        """Scores, solve and state, in one kernel for Hopper."""
+        from .fused_sm90 import delta_fused_fwd_sm90
+
+        return dict(fused=Stage(delta_fused_fwd_sm90, Tile(128, 64, 4, 3), dict(STAGES=3, REGISTERS=(192, 104, 24), **OVERLAP)))
+
     def state_fwd(self) -> Stage:
         """The state from chunk to chunk."""
         if not self.state_sm90("v"):
@@ -296,6 +317,8 @@ def forward_variant(facts: Facts, device: Properties, unaligned: tuple[str, ...]
         unaligned: Which of ``q, k, v, a, b, g`` kernels for Hopper cannot copy as they lie.
     """
     choice = Choice(facts, device, unaligned)
+    if choice.fused_sm90():
+        return choice.variant(choice.fused())
     state = choice.state_fwd()
     outputs = state._replace(options=dict(state.options, **OVERLAP)) if choice.state_sm90("v") else state
     return choice.variant(choice.scores(kept=False) | choice.segments(segment_fwd=state) | dict(state_fwd=outputs))

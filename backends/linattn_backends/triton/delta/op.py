@@ -85,9 +85,9 @@ def computed(
         tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
         return recurrent_forward(tokens, initial_state, end, scale, v.dtype, cu_seqlens, maps=maps), end, *nothing
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
-    o, end, scores = forward(call, final)
+    o, end, scores = forward(call, final, keep)
     zero_behind(call, cu_seqlens, o)
-    return o, end, *(scores if keep else nothing)
+    return o, end, *(scores or nothing)
 
 
 @torch.library.custom_op("linattn::triton_delta", mutates_args=())

@@ -27,7 +27,7 @@ from ..lib.sm90 import (
     wait_for_predecessor,
 )
 
-__all__ = ["delta_scores_fwd_sm90", "solve_and_store"]
+__all__ = ["delta_scores_fwd_sm90", "join_pairs", "solve_and_store", "split_columns", "stack_rows"]
 
 
 @gluon.constexpr_function

@@ -37,7 +37,9 @@ class Form:
 
     Names are the kernel's; ``REVERSE`` begins with the last chunk. Of what a chunk's products are multiplied by, ``RATES``
     numbers stand in the ring if ``RATED``: those of queries, of keys that read and of keys that are written from ``ASKED``,
-    ``READ`` and ``WRITTEN`` on, and the whole chunk's decay from ``DECAY`` on, one or with a vector gate ``K``.
+    ``READ`` and ``WRITTEN`` on, and the whole chunk's decay from ``DECAY`` on, one or with a vector gate ``K``. If ``FOLDED``,
+    ``A``, ``M`` and numbers of written keys are times ``beta`` already, those of queries times ``scale``, and ``M`` and numbers
+    of keys that read have the other sign.
     """
 
     K: gl.constexpr
@@ -59,21 +61,23 @@ class Form:
     REVERSE: gl.constexpr
     START: gl.constexpr
     END: gl.constexpr
+    FOLDED: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END):
+    def __init__(self, K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END, FOLDED=False):
+        four = UNIT or FOLDED
         self.K = gl.constexpr(K)
         self.V = gl.constexpr(V)
         self.C = gl.constexpr(C)
         self.BV = gl.constexpr(BV)
         self.GATE = gl.constexpr(GATE)
         self.UNIT = gl.constexpr(UNIT)
-        self.RATED = gl.constexpr(GATE == 1 or UNIT)
-        self.RATES = gl.constexpr(K if GATE == 2 else 4 * C if UNIT else 2 * C)
+        self.RATED = gl.constexpr(GATE == 1 or four)
+        self.RATES = gl.constexpr(K if GATE == 2 else 4 * C if four else 2 * C)
         self.ASKED = gl.constexpr(0)
-        self.READ = gl.constexpr(C if UNIT else 0)
-        self.WRITTEN = gl.constexpr(2 * C if UNIT else C)
-        self.DECAY = gl.constexpr(0 if GATE == 2 else 4 * C - 1 if UNIT else C - 1)
+        self.READ = gl.constexpr(C if four else 0)
+        self.WRITTEN = gl.constexpr(2 * C if four else C)
+        self.DECAY = gl.constexpr(0 if GATE == 2 else 4 * C - 1 if four else C - 1)
         self.STAGES = gl.constexpr(STAGES)
         self.KEEP = gl.constexpr(KEEP)
         self.OUT = gl.constexpr(OUT)
@@ -81,6 +85,7 @@ class Form:
         self.REVERSE = gl.constexpr(REVERSE)
         self.START = gl.constexpr(START)
         self.END = gl.constexpr(END)
+        self.FOLDED = gl.constexpr(FOLDED)
 
 
 class Rings(NamedTuple):
@@ -268,26 +273,36 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             rings.state.store(before)
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_full, count=1)
-        if form.OUT:
+        if form.FOLDED:
+            r, o, old = warpgroup_mma_wait(0, [r, o, old])
+        elif form.OUT:
             r = warpgroup_mma_wait(1, [r])
         else:
             r, old = warpgroup_mma_wait(0, [r, old])
         if form.RATED:
             r = r * rings.rates.index(stage).slice(form.READ, C).load(by_token)[None, :]
-        if form.IDENTITY:
+        if form.FOLDED:
+            r = r + rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
+        elif form.IDENTITY:
             r = -r
         else:
             r = rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
-        weighted = gl.convert_layout((r * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), lhs_layout(C))
-        e = mma_async(weighted, rings.M.index(stage).permute((1, 0)), zeros, True)
+        weighted = r
+        if not form.FOLDED:
+            weighted = r * rings.beta.index(stage).load(by_token)[None, :]
+        weighted = gl.convert_layout(weighted.to(gl.bfloat16), lhs_layout(C))
+        e = mma_async(weighted, rings.M.index(stage).permute((1, 0)), r if form.FOLDED else zeros, not form.FOLDED)
         if form.OUT:
-            o, old = warpgroup_mma_wait(1, [o, old])
-            o = o * scale
+            if not form.FOLDED:
+                o, old = warpgroup_mma_wait(1, [o, old])
+                o = o * scale
             if form.RATED:
                 o = o * rings.rates.index(stage).slice(form.ASKED, C).load(by_token)[None, :]
         e, weighted = warpgroup_mma_wait(0, [e, weighted])
-        e = r - e
-        x = e * rings.beta.index(stage).load(by_token)[None, :]
+        x = e
+        if not form.FOLDED:
+            e = r - e
+            x = e * rings.beta.index(stage).load(by_token)[None, :]
         added = x
         if form.RATED:
             added = x * rings.rates.index(stage).slice(form.WRITTEN, C).load(by_token)[None, :]

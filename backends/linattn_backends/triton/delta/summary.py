@@ -22,7 +22,7 @@ def summary(
     """``A [N, HV, K, K]`` and ``b`` of whole sequences, in float32."""
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
     given = DeltaCall.of(k, k, v, g, beta, a, b, None, None, 1.0, 0, maps)
-    call = ChunkedCall.cut(given, given.forward_variant())
+    call = ChunkedCall.cut(given, given.forward_variant(keep=True))
     operands = state_operands(call)
     segments = segments_of(call, operands)
     return transitions_of(call, operands, segments), far_states(call, operands, FORWARD, call.v, segments, None)

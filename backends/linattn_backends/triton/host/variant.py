@@ -83,6 +83,7 @@ class Facts(NamedTuple):
         chunk: Tokens a chunk.
         strength: Dimensions of ``beta`` besides batch and time: 2 is one a value channel.
         short: Whether sequences are too short for kernels that have a multiprocessor for themselves.
+        many: Whether sequences times value heads fill the device with such kernels, and nothing is kept.
     """
 
     family: str
@@ -92,6 +93,7 @@ class Facts(NamedTuple):
     chunk: int
     strength: int = 1
     short: bool = False
+    many: bool = False
 
 
 def precision_of(dtype: torch.dtype, K: int) -> str:
