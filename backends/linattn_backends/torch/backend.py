@@ -37,7 +37,9 @@ def matrix_state(
         o, final = _decode(arrays, scale, initial_state)
     else:
         given = [arrays.get(name) for name in OPERANDS]
-        o, final, _ = matrix_state_call(*given, initial_state, cu_seqlens, form, scale, chunk_length(form, chunk_size))
+        solves = arrays.get("beta") is not None or arrays.get("a") is not None
+        chunk = chunk_length(form, chunk_size, solves)
+        o, final, _ = matrix_state_call(*given, initial_state, cu_seqlens, form, scale, chunk)
     return o, final if output_final_state else None
 
 

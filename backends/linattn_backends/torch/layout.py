@@ -5,7 +5,8 @@ batch entries times value heads, ``n`` chunks, ``C`` tokens). Everything larger 
 time and memory are linear in ``T``. The states at segment starts are kept for the backward pass, ``[B, HV, segments·K, V]``.
 
 Packed sequences are chunked one by one; chunks of several sequences share a segment. A padding token has zeros for every
-operand and gate, and leaves the state alone. Tokens behind the last sequence lie in no segment.
+operand and gate, and leaves the state alone. The parallel form is one chunk a sequence, or, for families that solve a
+triangular system, a few as long as their rounding allows. Tokens behind the last sequence lie in no segment.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 CHUNK = 64
+LONGEST = 256  # tokens that a caller may wish for
+SYSTEM = 128  # of a triangular system at most: an inverse costs their cube, and what cancels in it loses digits
 CHUNKS_A_SEGMENT = 8
 ROWS_A_BLOCK = 4  # batch entries times value heads worked on at once
 
@@ -33,19 +36,30 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def chunk_length(form: str, chunk_size: int | None) -> int:
-    """Tokens a chunk: the caller's wish, rounded to a power of two in 16 … 256."""
-    return CHUNK if chunk_size is None or form == "parallel" else min(max(power_of_two(chunk_size), 16), 256)
+def chunk_length(form: str, chunk_size: int | None, solves: bool) -> int:
+    """Tokens a chunk: the caller's wish, rounded to a power of two from 16 on; fewer where a triangular system is solved.
+
+    The parallel form has one chunk a sequence, which 0 stands for, or the longest in which it ``solves`` a system.
+    """
+    if form == "parallel":
+        return SYSTEM if solves else 0
+    return CHUNK if chunk_size is None else min(max(power_of_two(chunk_size), 16), SYSTEM if solves else LONGEST)
 
 
 def checkpoint_count(form: str, T: int, N: int | None, chunk: int) -> int:
     """States kept for the backward pass: an upper bound that needs sizes only (``N`` is ``None`` for equal lengths)."""
-    if form == "parallel":
+    if not chunk:
         return 1 if N is None else N
+    n = chunks_a_segment(form)
     if N is None:
-        span = chunk * CHUNKS_A_SEGMENT
+        span = chunk * n
         return (T + span - 1) // span
-    return (T // chunk + N + CHUNKS_A_SEGMENT) // CHUNKS_A_SEGMENT
+    return (T // chunk + N + n) // n
+
+
+def chunks_a_segment(form: str) -> int:
+    """How many chunks are worked on at once: one of the parallel form."""
+    return 1 if form == "parallel" else CHUNKS_A_SEGMENT
 
 
 def behind_zeros(x: Tensor, end: int) -> Tensor:
@@ -98,9 +112,9 @@ class Layout:
 
     def _chunk(self, form: str, longest: int, chunk: int) -> int:
         """Short sequences do not fill a long chunk."""
-        if form == "parallel" or longest < chunk:
+        if not chunk or longest < chunk:
             return power_of_two(longest)
-        if self.packed:
+        if self.packed and form != "parallel":
             mean = (self.sequences[-1][1] - self.sequences[0][0]) // len(self.sequences)
             return min(chunk, max(power_of_two(mean), 16))
         return chunk
