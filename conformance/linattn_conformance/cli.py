@@ -61,7 +61,7 @@ def conformance(
     ] = 0.0,
     budget: Annotated[
         float,
-        typer.Option(help="Seconds for the whole run, core cases first; what is left then is not run. 0: no end."),
+        typer.Option(help="Seconds for the whole run, its report included, core first; what is left is not run. 0: no end."),
     ] = 0.0,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run of this report: take over its results, and run what it has not.")
@@ -86,6 +86,7 @@ def conformance(
     list_cases: Annotated[bool, typer.Option("--list", help="List the ids that would run, and run none.")] = False,
 ) -> None:
     """Run the conformance suite on one backend. Exit status 0 means the verdict: conformant."""
+    begun = time.monotonic()
     console = Console(highlight=False)
     with contextlib.ExitStack() as stack:
         stack.enter_context(at_sigterm(leave))
@@ -122,6 +123,7 @@ def conformance(
         done = {result.id for result in earlier.results}
         left = [other for other in wanted if other.id not in done]
         stack.enter_context(at_sigterm(lambda: pool.end("the run was ended by SIGTERM")))
+        pool.budget = left_for_cases(budget, time.monotonic() - begun)
         started = time.perf_counter()
         now_found = progress(pool, by_profile(left) if budget else left)
         found = [*earlier.results, *now_found]
@@ -162,6 +164,13 @@ def at_sigterm(act: Callable[[], None]) -> Iterator[None]:
 def leave() -> None:
     """End as SIGTERM ends a process, but the workers too."""
     raise SystemExit(128 + signal.SIGTERM)
+
+
+def left_for_cases(budget: float, spent: float) -> float:
+    """Of the seconds of a run, those that are left for its cases when so many were spent on drawing them. To write down what
+    came of them takes less than half as long.
+    """
+    return max(budget - 1.5 * spent, 0.0) if budget else math.inf
 
 
 def seed_of_report(path: Path | None) -> int:

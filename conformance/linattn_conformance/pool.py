@@ -216,13 +216,13 @@ class Pool:
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Run cases, about in order; each has a result.
 
-        Those that the backend declares unsupported come first: they take no time, and a run that is cut short has them. Those
-        that need much memory of a device come last.
+        With a budget those that the backend declares unsupported come first: they take no time, and a run that is cut short has
+        them. Those that need much memory of a device come last.
         """
         self.operators = {case.id: case.operator for case in cases}
         self.until = min(self.until, time.monotonic() + self.budget)
         settled: set[str] = set()
-        for result in self._work("ask", [case.id for case in cases], self.count):
+        for result in self._work("ask", [case.id for case in cases], self.count) if self.budget < math.inf else ():
             settled.add(result.id)
             yield result
         left = [case for case in cases if case.id not in settled]

@@ -1,6 +1,7 @@
 """The command and the pytest plug-in, as a vendor's CI runs them."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -160,6 +161,13 @@ def test_the_command_that_runs_a_case_again_has_all_that_it_depends_on():
     assert Setting("acme").command(name) == f"linattn conformance --backend acme --device cpu --case '{name}'"
     command = Setting("acme", "jax", "cuda:1", 0.5).command(name)
     assert command == f"linattn conformance --backend acme --device cuda:1 --framework jax --tighten 0.5 --case '{name}'"
+
+
+def test_a_budget_is_of_the_whole_run():
+    """The cases are drawn before it is known which there are, and a report is written when no case is run any more."""
+    assert cli.left_for_cases(180.0, 20.0) == 150.0
+    assert cli.left_for_cases(20.0, 20.0) == 0.0
+    assert cli.left_for_cases(0.0, 20.0) == math.inf
 
 
 def test_a_run_goes_on_where_its_budget_ended(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -13,11 +14,13 @@ import numpy as np
 import typer
 from linattn.errors import LinattnError
 from linattn.progress import bars
+from linattn.registry import registry
 
 from ..cases import Case
 from ..options import check_number
 from ..verdict import PROFILES
-from .trial import WITHOUT_GRADIENTS, Bench, Caught, bench
+from .team import Team
+from .trial import WITHOUT_GRADIENTS, Bench, Caught, bench, judged, profiles_to
 
 __all__ = ["conformance_mutants"]
 
@@ -33,6 +36,7 @@ def conformance_mutants(
     profile: Annotated[str, typer.Option(help=f"The largest profile to run: {', '.join(PROFILES)}.")] = "core",
     backend: Annotated[str, typer.Option(help="The right backend that is broken: numpy, torch or jax.")] = "numpy",
     tokens: Annotated[int, typer.Option(help="Tokens of a call on which a fault must show, at most.")] = 4096,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="Processes, among which the cases are shared out.")] = 1,
     least: Annotated[float, typer.Option(help="Exit with status 1 if a smaller share is caught, in per cent.")] = 0.0,
 ) -> None:
     """Break a right backend in ways that nobody chose, and say which share of the faults the suite catches."""
@@ -40,12 +44,15 @@ def conformance_mutants(
     try:
         check_number("--count", count, positive=True)
         check_number("--tokens", tokens, positive=True)
+        check_number("--workers", workers, positive=True)
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
         rng = np.random.default_rng(seed)
         started = time.perf_counter()
-        with bench(backend, profile, tracked) as made:
-            listed = [found for fault, shown in made.faults(rng, count, tokens) if (found := told(made.tried(fault, shown)))]
+        profiles = profiles_to(profile)
+        with bench(backend, profile, tracked) if workers == 1 else team(backend, profile, workers) as made:
+            drawn = made.faults(rng, count, tokens)
+            listed = [told(judged(fault, shown, profiles, made.tried)) for fault, shown in drawn]
             tell(made, listed, seed, count, tokens, time.perf_counter() - started)
     except (LinattnError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
@@ -53,6 +60,19 @@ def conformance_mutants(
     if caught < least:
         print(f"expected at least {least:g} % caught, got {caught:.1f} %: --seed {seed} draws the same faults again")
     raise typer.Exit(int(caught < least))
+
+
+@contextlib.contextmanager
+def team(backend: str, profile: str, workers: int) -> Iterator[Team]:
+    """A bench of several processes for the time of a ``with`` block."""
+    made = Team(backend, profile, workers)
+    try:
+        with made.runner.watching():
+            made.record(tracked)
+            yield made
+    finally:
+        made.close()
+        registry.unregister("mutant")
 
 
 def tracked(cases: Sequence[Case]) -> Iterator[Case]:
@@ -90,7 +110,7 @@ def tell(made: Bench, listed: list[Caught], seed: int, count: int, tokens: int, 
     for case in made.left_out:
         print(f"left out, because the backend without a fault fails it: {case}")
     tried: list[str] = []
-    for profile in made.traces:
+    for profile in profiles_to(made.profile):
         tried.append(profile)
         target = f"; the target is {TARGETS[profile]:g} %" if profile in TARGETS else ""
         print(f"{profile:10}  {share(listed, tried)}{target}")

@@ -8,6 +8,7 @@ of facts of these kinds every call is taken to meet them.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +18,15 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .. import calls, manifest, verdict
-from ..cases import Case, cost, every_case
+from ..cases import Case, cost, every_case, problem
 from ..memory import installed
 from ..runner import Runner
 from .backend import Fault, Recorder, carrier, draw_fault
+from .conditions import Atom
 from .frameworks import ARRAYS
 from .visible import Shown, show
 
-__all__ = ["WITHOUT_GRADIENTS", "Bench", "Caught", "bench"]
-
+__all__ = ["WITHOUT_GRADIENTS", "Bench", "Caught", "Reach", "Tried", "bench", "judged", "profiles_to"]
 
 WITHOUT_GRADIENTS = ("core", "inference")
 """Profiles that say nothing about gradients: a fault that shows in these alone is none of theirs."""
@@ -53,6 +54,52 @@ class Caught:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far the calls of some cases came into a fault.
+
+    Attributes:
+        called: Some call the method that has it.
+        atoms: Those of its facts that some such call has, or that rest on more than a call itself.
+        together: Some call has all of them.
+        given: Some such call has the array that the effect is on.
+        struck: How often it struck.
+    """
+
+    called: bool = False
+    atoms: frozenset[Atom] = frozenset()
+    together: bool = False
+    given: bool = False
+    struck: int = 0
+
+    def __or__(self, other: Reach) -> Reach:
+        return Reach(
+            self.called or other.called,
+            self.atoms | other.atoms,
+            self.together or other.together,
+            self.given or other.given,
+            self.struck + other.struck,
+        )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of running the cases of a profile for a fault.
+
+    Attributes:
+        ran: How many were run.
+        case: The first that failed, and what it said; empty if none did.
+        reach: How far they came into the fault.
+    """
+
+    ran: int = 0
+    case: str = ""
+    reach: Reach = Reach()
+
+    def __or__(self, other: Tried) -> Tried:
+        return Tried(self.ran + other.ran, self.case or other.case, self.reach | other.reach)
+
+
+@dataclass(frozen=True)
 class Trace:
     """A case and the calls that it makes."""
 
@@ -66,13 +113,14 @@ class Bench:
     Args:
         backend: Name of the right backend.
         profile: The largest profile that is run.
+        share: Of how many benches this is which: it has the cases of some problems, and the others those of the rest.
 
     Attributes:
         drawn: How many faults were drawn for those asked for last, those that no call showed among them.
         left_out: The cases that the right backend fails, and why: they catch nothing.
     """
 
-    def __init__(self, backend: str, profile: str) -> None:
+    def __init__(self, backend: str, profile: str, share: tuple[int, int] = (0, 1)) -> None:
         self.right: Backend = registry.load(backend)
         framework = self.right.frameworks[0]
         if framework not in ARRAYS:
@@ -81,7 +129,7 @@ class Bench:
         self.mutant = carrier(self.right)
         registry.register(self.mutant, replace=True)
         self.runner = Runner("mutant")
-        self.profile = profile
+        self.profile, self.share = profile, share
         self.drawn = 0
         self.left_out: list[str] = []
         self.traces: dict[str, list[Trace]] = {}
@@ -92,11 +140,11 @@ class Bench:
         applicable = manifest.load().applicable(subject.framework, subject.device, subject.memory)
         seen: set[str] = set()
         self.mutant.fault = recorder = Recorder(self.xp)
-        for profile in verdict.PROFILES[: verdict.PROFILES.index(self.profile) + 1]:
+        for profile in profiles_to(self.profile):
             wanted = verdict.cases_of(profile, applicable).keys() - seen
             seen |= wanted
             self.traces[profile] = []
-            for case in track([case for case in every_case() if case.id in wanted]):
+            for case in track([case for case in every_case() if case.id in wanted and self.has(case)]):
                 result = self.runner.run_one(case)
                 if result.status == "failed":  # which would catch every fault
                     self.left_out.append(f"{case.id}: {result.message}".partition("\n")[0])
@@ -116,52 +164,87 @@ class Bench:
                 found += 1
                 yield fault, shown
 
-    def tried(self, fault: Fault, shown: Shown) -> Caught:
-        """Run the cases that a fault can be seen in, profile by profile, until one of them fails."""
+    def has(self, case: Case) -> bool:
+        """Whether a case is of the share of this bench; all cases on the same data are."""
+        place, count = self.share
+        return zlib.crc32(repr(problem(case)).encode()) % count == place
+
+    def tried(self, fault: Fault, profile: str, ends: Callable[[], bool] = lambda: False) -> Tried:
+        """Run the cases of a profile that a fault can be seen in until one of them fails, or something else ``ends`` it."""
         fault.reset()
-        ran = 0
+        ran, told = 0, ""
+        traces = [trace for trace in self.traces[profile] if any(map(fault.condition.may_hold, trace.made))]
         self.mutant.fault = fault
         try:
-            for profile, traces in self.traces.items():
-                reached = [trace for trace in traces if any(map(fault.condition.may_hold, trace.made))]
-                for trace in sorted(reached, key=lambda trace: cost(trace.case)):
-                    ran += 1
-                    result = self.runner.run_one(trace.case)
-                    if result.status == "failed":
-                        told = f"{result.id}: {result.message}".partition("\n")[0]
-                        return Caught(str(fault), shown, profile, told, ran)
+            for trace in sorted(traces, key=lambda trace: cost(trace.case)):
+                if told or ends():
+                    break
+                ran += 1
+                result = self.runner.run_one(trace.case)
+                told = f"{result.id}: {result.message}".partition("\n")[0] if result.status == "failed" else ""
         finally:
             self.mutant.fault = None
-        every = [made for traces in self.traces.values() for trace in traces for made in trace.made]
-        return Caught(str(fault), shown, ran=ran, missed=missed(fault, every))
+        return Tried(ran, told, reach(fault, [made for trace in self.traces[profile] for made in trace.made]))
 
 
-def missed(fault: Fault, made: Sequence[dict[str, Any]]) -> str:
-    """Which factor no case has, or that cases had it and saw nothing."""
-    condition = fault.condition
+def profiles_to(profile: str) -> tuple[str, ...]:
+    """The profiles up to one."""
+    return verdict.PROFILES[: verdict.PROFILES.index(profile) + 1]
+
+
+def judged(fault: Fault, shown: Shown, profiles: Sequence[str], tried: Callable[[Fault, str], Tried]) -> Caught:
+    """What comes of a fault: it is ``tried`` profile by profile until it is caught."""
+    found = Tried()
+    for profile in profiles:
+        found |= tried(fault, profile)
+        if found.case:
+            return Caught(str(fault), shown, profile, found.case, found.ran)
+    return Caught(str(fault), shown, ran=found.ran, missed=missed(fault, found.reach))
+
+
+def reach(fault: Fault, made: Sequence[dict[str, Any]]) -> Reach:
+    """How far calls of these facts come into a fault that has just been tried on them."""
+    condition, effect = fault.condition, fault.effect
     of = [told for told in made if condition.covers(told["op"], told["form"])]
-    if not of:
+    on_array = effect.kind in ("reads", "writes", "gradient")
+    return Reach(
+        called=bool(of),
+        atoms=frozenset(atom for atom in condition.atoms if atom.past or any(atom.holds(told.get) for told in of)),
+        together=any(map(condition.may_hold, of)),
+        given=any(not on_array or told.get(f"given {effect.target}", True) for told in of),
+        struck=fault.struck,
+    )
+
+
+def missed(fault: Fault, reach: Reach) -> str:
+    """Which factor no case has, or that cases had it and saw nothing."""
+    atoms = fault.condition.atoms
+    if not reach.called:
         return "no case calls it"
-    for atom in condition.atoms:
-        if not atom.past and not any(atom.holds(told.get) for told in of):
+    for atom in atoms:
+        if atom not in reach.atoms:
             return f"no case has {atom}"
-    if not any(map(condition.may_hold, of)):
-        return f"no case has all of {' and '.join(map(str, condition.atoms))}"
-    effect = fault.effect
-    if effect.kind in ("reads", "writes", "gradient") and not any(told.get(f"given {effect.target}", True) for told in of):
-        return f"no case has given {effect.target} is True"
-    if not fault.struck:
-        past = " and ".join(str(atom) for atom in condition.atoms if atom.past)
+    if not reach.together:
+        return f"no case has all of {' and '.join(map(str, atoms))}"
+    if not reach.given:
+        return f"no case has given {fault.effect.target} is True"
+    if not reach.struck:
+        past = " and ".join(str(atom) for atom in atoms if atom.past)
         return f"no case has {past}" if past else "no case asks for its gradient"
-    return f"cases had it, {fault.struck} calls of them, and none saw it"
+    return f"cases had it, {reach.struck} calls of them, and none saw it"
 
 
 @contextlib.contextmanager
-def bench(backend: str, profile: str, track: Callable[[Sequence[Case]], Iterable[Case]] = iter) -> Iterator[Bench]:
+def bench(
+    backend: str,
+    profile: str,
+    track: Callable[[Sequence[Case]], Iterable[Case]] = iter,
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Bench]:
     """A bench for the time of a ``with`` block, its cases recorded; ``track`` is told of them."""
-    made = Bench(backend, profile)
+    made = Bench(backend, profile, share)
     before = calls.MOST_KEPT, calls.ROOM
-    calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4  # every fault meets the same truths
+    calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4 // share[1]  # every fault meets the same truths
     try:
         with made.runner.watching():
             made.record(track)
