@@ -403,7 +403,7 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
     wanted = next((names for flag, names in read.items() if flag in case.flags), outputs.keys())
 
     def drawn(name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        if "zeros.cotangents" in case.flags:
+        if {"zeros.cotangents", "zeros.d_o" if name == "o" else "zeros.d_state"}.intersection(case.flags):
             return np.zeros(shape)
         x = rng.standard_normal(() if "expanded.cotangents" in case.flags else shape)
         return np.broadcast_to(x * (small if name == "o" else 1.0), shape)

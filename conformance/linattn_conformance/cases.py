@@ -37,7 +37,8 @@ The list itself is checked in, as the manifest. Flags mean:
 ``tiny`` to ``vast``    values and states are 2⁻⁸⁰, 2⁻⁸ (``small``), 2⁸ (``large``) or 2⁸⁰ times as large
 ``tiny.NAME``           the array of that name alone is 2⁻⁴² times as large; ``large.NAME``: 2³⁰ times
 ``blank.NAME``          it is zero throughout
-``zeros.NAME``          every third token of the array of that name, or state, is zero; ``zeros.cotangents``: all are
+``zeros.NAME``          every third token of the array of that name, or state, is zero; ``zeros.cotangents``: all gradients
+                        that are fed in are; ``zeros.d_o``, ``zeros.d_state``: those of one output
 ``subnormal.NAME``      some numbers of it are the smallest that there are
 ``zero``                every gate is 0
 ``reset``               some gates are -inf
@@ -79,7 +80,7 @@ from linattn.plugin import FORMS
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec, spec_of
 
 from .bad_input import RULES
-from .factors import LAYOUTS, Call, plan_of
+from .factors import COTANGENTS, LAYOUTS, Call, plan_of
 from .maps import MAPS, WIDTH
 
 __all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "named", "neighbours"]
@@ -235,7 +236,7 @@ def is_flag(spec: OpSpec, flag: str) -> bool:
     if not FLAG.fullmatch(flag):
         return False
     if head in OF_A_NAME and rest:
-        return rest in names | {"cotangents"}
+        return rest in names | {"cotangents", *COTANGENTS}
     return head in WORDS | names | options
 
 

@@ -40,6 +40,8 @@ class Factor:
         costs: What a level adds to the cost of a row; 0 if it is not named.
         rare: Levels that stand in a few rows only, with other levels each time. By name, why.
         hiding: Those of them beside which little can be seen of other levels: only pairs of their own are covered there.
+        thin: Levels of a single thing, beside which some of what goes wrong cannot be seen: they stand in a row that is made
+            for them, or where nothing else has room. By name, a factor at whose other levels one is many; empty for none.
         late: Levels that come in rows of their own, after all others, because not every subject of a trial knows them.
     """
 
@@ -49,6 +51,7 @@ class Factor:
     costs: Mapping[str, float] = field(default_factory=dict)
     rare: Mapping[str, str] = field(default_factory=dict)
     hiding: frozenset[str] = frozenset()
+    thin: Mapping[str, str] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
 
 
@@ -230,7 +233,8 @@ class _Maker:
         rest = [factor for factor in self.factors if factor.name not in row]
         for k in self.rng.permutation(len(rest)):
             factor = rest[k]
-            place = self._preferred(factor, may & (self.costs <= limit - self.costs[chosen].sum()), covers)
+            fits = may & (self.costs <= limit - self.costs[chosen].sum())
+            place = self._preferred(factor, self._broad(row, factor, fits), covers)
             if place is None:
                 return None
             row[factor.name] = self.of[place][1]
@@ -238,6 +242,18 @@ class _Maker:
             may &= self.wanted[place]
             covers += left[place]
         return {factor.name: row[factor.name] for factor in self.factors}
+
+    def _broad(self, row: Row, factor: Factor, fits: np.ndarray) -> np.ndarray:
+        """Of the levels that fit those that are not thin, if this factor has one."""
+        thin = [self.index[factor.name, level] for level, lifts in factor.thin.items() if not self._is_many(row, lifts)]
+        broad = fits.copy()
+        broad[thin] = False
+        start = self.starts[factor.name]
+        return broad if broad[start : start + len(factor.levels)].any() else fits
+
+    def _is_many(self, row: Row, lifts: str) -> bool:
+        """Whether a row has that factor at another level than its usual one."""
+        return lifts in row and row[lifts] != self.by_name[lifts].levels[0]
 
     def _preferred(self, factor: Factor, may: np.ndarray, covers: np.ndarray) -> int | None:
         """The level that covers most; of equals the usual one, or, where it varies, any. None if none may stand there."""

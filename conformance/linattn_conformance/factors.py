@@ -27,19 +27,19 @@ from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 from .covering import FIRST_OF_A_RARE_LEVEL, Covering, Factor, Pairs, Row, cover
 from .packings import KINDS
 
-__all__ = ["LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
+__all__ = ["COTANGENTS", "LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
 
-COST = 2**18
+COST = 2**20
 """Most multiplications of keys by values in a call."""
-USUAL_COST = 2**14
+USUAL_COST = 2**16
 """Most in a call with the least sizes of its levels, unless the two levels that it is made for have more."""
-ROOM = 4
+ROOM = 2
 """So many times as many there may be with the sizes that are drawn."""
 COSTLY = ("T", "K", "V", "B", "H", "G", "D")
 """Symbols whose product it is; ``G`` are value heads for a query/key head."""
-LEAST = {"K": 8, "V": 8, "D": 64}
-"""A token of a head costs as much as if it had these widths at least."""
-ONE = 64
+LEAST = {"K": 8, "V": 8, "D": 64, "B": 2, "H": 2}
+"""A token costs as much as if it had these widths, rows and heads at least: there is more to see of two than of one."""
+ONE = 256
 """That is so many multiplications."""
 LATE = frozenset({"bf16"})
 LAYOUTS = ("strided", "sliced", "headsfirst", "expanded", "reversed", "readonly", "misaligned")
@@ -54,6 +54,12 @@ HIDING = frozenset({"scale.zero", "varlen.nothing", "padding", "zeros.cotangents
 BLANK = "blank."
 """What the flags of arrays begin with that are zero throughout, which hide as much, unless it is what is added to the rest."""
 ADDED = "initial_state"
+MANY_BY = {"rows": "packing", "heads": "groups"}
+"""What makes many of a single row, and of a single head."""
+NOT_THIN = frozenset({"filter"})
+"""Factors of which a single one hides nothing."""
+COTANGENTS = ("d_o", "d_state")
+"""What is fed into a backward pass, by output."""
 OF_AN_ARRAY = (
     "of", "only", "constant", "zeros", "blank", "subnormal", "tiny", "large", "fp16", "fp32", "fp64", "bf16",
 )  # fmt: skip
@@ -120,9 +126,11 @@ class Dimension:
             or level.sizes.get("T") == (0,)
         )
         rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= 258} | dict.fromkeys(hiding, HIDES)
+        single = [level.name for level in self.levels if set(level.sizes.values()) == {(1,)}]
+        thin = {} if self.name in NOT_THIN else dict.fromkeys(single, MANY_BY.get(self.name, ""))
         late = frozenset(level.name for level in self.levels if {flag.partition(".")[0] for flag in level.flags} & LATE)
         costs = {level.name: level.cost for level in self.levels}
-        return Factor(self.name, names, self.varied, costs, rare, hiding, late)
+        return Factor(self.name, names, self.varied, costs, rare, hiding, thin, late)
 
 
 def span(symbol: str, sizes: Sequence[int]) -> Level:
@@ -153,13 +161,15 @@ TOKENS = (
     [*range(1500, 4097, 11), 4096],
 )  # fmt: skip
 TOKENS_OF_A_STEP = ([1], [2, 3], [4, 5, 6, 7], [8, 16], range(9, 33), [0])
+PARTIAL = (80, 96, 112)
+"""Widths whose last tile is a part of one, for most tiles."""
 WIDTHS = (
-    range(9, 32), [1], [2, 3, 5, 6, 7], [8, 16], [32, 64], [33, 40, 48, 56, 63], [80, 96, 112], [65, 72, 100, 127], [128],
-    [129, 160, 192, 256],
+    range(9, 32), [1], range(2, 8), [8, 16], [32, 64], range(33, 64), PARTIAL,
+    [n for n in range(65, 128) if n not in PARTIAL], [128], range(129, 256), [256],
 )  # fmt: skip
 CHANNELS = (
-    range(9, 32), [1], range(2, 8), [8, 16, 32, 64], range(33, 63), [65, 72, 96, 127], [128, 256], [129, 257, 300],
-    [512, 1000, 1024],
+    range(9, 32), [1], range(2, 8), [8, 16, 32, 64], range(33, 64), range(65, 128), [128, 256],
+    [*range(129, 256), *range(257, 301)], [512, 1000, 1024],
 )  # fmt: skip
 HEADS = ([2], [1], [3], [4], [5, 6, 7, 8], range(9, 18))
 ROWS = ([2], [1], [3], [4, 5, 6, 7], [8, 16, *range(9, 16), *range(17, 20)])
@@ -335,9 +345,9 @@ def calls_of(spec: OpSpec, form: str) -> list[Dimension]:
     names = [arg.name for arg in (*spec.args, *spec.keyword_args)]
     names += ["initial_state"] if "output_final_state" in spec.option_names else []
     trains = optional("trains", *(choice(f"only.{name}") for name in names), *(choice(f"constant.{name}") for name in names))
-    cotangents = optional(
-        "cotangents", *(choice(f"{kind}.cotangents") for kind in ("expanded", "strided", "reversed", "zeros"))
-    )
+    kinds = [f"{kind}.cotangents" for kind in ("expanded", "strided", "reversed", "zeros")]
+    kinds += [f"zeros.{name}" for name in COTANGENTS] if "output_final_state" in spec.option_names else []
+    cotangents = optional("cotangents", *map(choice, kinds))
     loss = [optional("loss", choice("loss.o"), choice("loss.state"))] if "output_final_state" in spec.option_names else []
     return [modes, trains, *loss, cotangents, optional("graph", choice("retained"), choice("accumulated"))]
 
@@ -380,6 +390,8 @@ class Rules:
             return "it has no heads"
         if any(flag.startswith("loss.") for flag in flags) and chosen.get("state", "state") not in ("state", "final"):
             return "there is no final state"
+        if any(f"zeros.{name}" in flags for name in COTANGENTS) and chosen.get("loss", "usual") != "usual":
+            return "the loss reads one output"
         for flag in flags:
             prefix, _, name = flag.partition(".")
             if prefix in OF_AN_ARRAY and self.lacks(name, chosen):
@@ -397,6 +409,8 @@ class Rules:
         """True if an array is known not to be given."""
         if name == "initial_state":
             return chosen.get("state", "state") not in ("state", "initial")
+        if name in COTANGENTS:
+            return chosen.get("state", "state") not in ("state", "final")
         if name == "cu_seqlens":
             return chosen.get("packing") == "usual"
         if name == "state_indices":

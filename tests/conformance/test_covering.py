@@ -63,6 +63,21 @@ def test_a_pair_beside_a_level_that_hides_is_covered_elsewhere():
     assert set(all_pairs(FACTORS[1:3])) - pairs_of(rows) == {(("kind", "a"), ("state", "given"))}
 
 
+def test_a_single_thing_stands_where_a_row_is_made_for_it_or_nothing_else_has_room():
+    """Or where another factor makes many of it."""
+    of = [
+        Factor("heads", ("one", "two", "three"), varied=True, costs={"two": 1.0, "three": 1.0}, thin={"one": "groups"}),
+        Factor("groups", ("usual", "four")),
+        *(Factor(name, ("usual", "a", "b", "c", "d")) for name in ("kind", "layout", "mode")),
+        Factor("length", ("usual", "long"), costs={"long": 1.0}),
+    ]
+    rows = cover(Pairs(of, lambda levels: "", 1.0), 0).rows
+    one = [row for row in rows if row["heads"] == "one"]
+    assert set(all_pairs(of)) - pairs_of(rows, of) == {(("heads", n), ("length", "long")) for n in ("two", "three")}
+    assert all(row["heads"] == "one" for row in rows if row["length"] == "long")
+    assert len(one) < len(rows) / 2
+
+
 def test_late_levels_come_in_rows_of_their_own():
     found = made()
     assert all(row["dtype"] == "fp32" for row in found.rows[: found.early])

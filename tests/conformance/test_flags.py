@@ -107,6 +107,8 @@ def test_what_the_loss_reads():
     assert set(fed("loss.o-state")) == {"o"}
     assert set(fed("loss.state-state")) == {"final_state"}
     assert not fed("state-zeros.cotangents")["o"].any()
+    assert {name: x.any() for name, x in fed("state-zeros.d_o").items()} == {"o": False, "final_state": True}
+    assert {name: x.any() for name, x in fed("state-zeros.d_state").items()} == {"o": True, "final_state": False}
     assert len(set(fed("expanded.cotangents-state")["o"].ravel())) == 1
 
 

@@ -13,7 +13,7 @@ from linattn.registry import registry
 from linattn.spec import spec_of
 from linattn_conformance import calls, manifest
 from linattn_conformance.cases import named
-from linattn_conformance.mutants import cli
+from linattn_conformance.mutants import cli, trial
 from linattn_conformance.mutants.backend import Fault, carrier, draw_fault
 from linattn_conformance.mutants.cli import conformance_mutants
 from linattn_conformance.mutants.conditions import Atom, Condition
@@ -140,14 +140,15 @@ def recorded():
     kept = {name: entry for name, entry in whole.entries.items() if name.endswith("/fp32/plain/T65-K24-V40/forward")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "load", lambda: replace(whole, entries=kept))
-        with cli.bench("numpy", "core") as made:
+        patch.setattr(trial, "fresh_cases", lambda seed, profile: ())
+        with cli.bench("numpy", "core", 1) as made:
             yield made
 
 
 @pytest.fixture
 def lot(recorded, monkeypatch):
     """The command and options of its own, on a lot that is drawn from a seed."""
-    monkeypatch.setattr(cli, "bench", lambda backend, profile, track: nullcontext(recorded))
+    monkeypatch.setattr(cli, "bench", lambda backend, profile, seed, track: nullcontext(recorded))
     return lambda *words: runner.invoke(app, ["--count", "4", "--tokens", "32", "--seed", "5", *words])
 
 

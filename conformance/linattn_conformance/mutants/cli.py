@@ -17,6 +17,7 @@ from linattn.progress import bars
 from linattn.registry import registry
 
 from ..cases import Case
+from ..fresh import MOST
 from ..options import check_number
 from ..verdict import PROFILES
 from .team import Team
@@ -31,7 +32,9 @@ TARGETS = {"core": 85.0, "training": 95.0, "full": 98.0}
 
 
 def conformance_mutants(
-    seed: Annotated[int | None, typer.Option(help="Of the faults; drawn anew, and said, if it is not given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the faults, and of the fresh cases; drawn anew, and said, if it is not given.")
+    ] = None,
     count: Annotated[int, typer.Option(help="How many faults that show on some valid call.")] = 100,
     profile: Annotated[str, typer.Option(help=f"The largest profile to run: {', '.join(PROFILES)}.")] = "core",
     backend: Annotated[str, typer.Option(help="The right backend that is broken: numpy, torch or jax.")] = "numpy",
@@ -50,7 +53,8 @@ def conformance_mutants(
         rng = np.random.default_rng(seed)
         started = time.perf_counter()
         profiles = profiles_to(profile)
-        with bench(backend, profile, tracked) if workers == 1 else team(backend, profile, workers) as made:
+        fresh = 1 + seed % (MOST - 1)
+        with bench(backend, profile, fresh, tracked) if workers == 1 else team(backend, profile, fresh, workers) as made:
             drawn = made.faults(rng, count, tokens)
             listed = [told(judged(fault, shown, profiles, made.tried)) for fault, shown in drawn]
             tell(made, listed, seed, count, tokens, time.perf_counter() - started)
@@ -63,9 +67,9 @@ def conformance_mutants(
 
 
 @contextlib.contextmanager
-def team(backend: str, profile: str, workers: int) -> Iterator[Team]:
+def team(backend: str, profile: str, seed: int, workers: int) -> Iterator[Team]:
     """A bench of several processes for the time of a ``with`` block."""
-    made = Team(backend, profile, workers)
+    made = Team(backend, profile, seed, workers)
     try:
         with made.runner.watching():
             made.record(tracked)

@@ -30,11 +30,12 @@ class Team(Bench):
     Args:
         backend: Name of the right backend.
         profile: The largest profile that is run.
+        seed: Of the fresh cases.
         count: How many processes.
     """
 
-    def __init__(self, backend: str, profile: str, count: int) -> None:
-        super().__init__(backend, profile)
+    def __init__(self, backend: str, profile: str, seed: int, count: int) -> None:
+        super().__init__(backend, profile, seed)
         self.count = count
         self.over = get_context("spawn").Event()
         self.members: list[tuple[BaseProcess, Connection]] = []
@@ -53,7 +54,7 @@ class Team(Bench):
     def _member(self, place: int, track: Track) -> tuple[BaseProcess, Connection]:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        words = theirs, self.right.name, self.profile, (place, self.count), track, self.over, os.getpid()
+        words = theirs, self.right.name, self.profile, self.seed, (place, self.count), track, self.over, os.getpid()
         process = context.Process(target=serve, args=words)
         process.start()
         theirs.close()
@@ -98,11 +99,18 @@ class Team(Bench):
 
 
 def serve(
-    connection: Connection, backend: str, profile: str, share: tuple[int, int], track: Track, over: Any, parent: int
+    connection: Connection,
+    backend: str,
+    profile: str,
+    seed: int,
+    share: tuple[int, int],
+    track: Track,
+    over: Any,
+    parent: int,
 ) -> None:
     """Record a share of the cases and say which of them are left out; then try faults on them until the parent ends."""
     end_with_the_parent(parent)
-    with bench(backend, profile, track, share) as made:
+    with bench(backend, profile, seed, track, share) as made:
         connection.send(made.left_out)
         while True:
             condition, effect, within = connection.recv()

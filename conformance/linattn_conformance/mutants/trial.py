@@ -19,6 +19,7 @@ from linattn.registry import registry
 
 from .. import calls, manifest, verdict
 from ..cases import Case, cost, every_case, problem
+from ..fresh import fresh_cases
 from ..memory import installed
 from ..runner import Runner
 from .backend import Fault, Recorder, carrier, draw_fault
@@ -113,6 +114,7 @@ class Bench:
     Args:
         backend: Name of the right backend.
         profile: The largest profile that is run.
+        seed: Of the fresh cases that are run beside those of the manifest.
         share: Of how many benches this is which: it has the cases of some problems, and the others those of the rest.
 
     Attributes:
@@ -120,7 +122,7 @@ class Bench:
         left_out: The cases that the right backend fails, and why: they catch nothing.
     """
 
-    def __init__(self, backend: str, profile: str, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, backend: str, profile: str, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         self.right: Backend = registry.load(backend)
         framework = self.right.frameworks[0]
         if framework not in ARRAYS:
@@ -129,7 +131,7 @@ class Bench:
         self.mutant = carrier(self.right)
         registry.register(self.mutant, replace=True)
         self.runner = Runner("mutant")
-        self.profile, self.share = profile, share
+        self.profile, self.seed, self.share = profile, seed, share
         self.drawn = 0
         self.left_out: list[str] = []
         self.traces: dict[str, list[Trace]] = {}
@@ -141,10 +143,13 @@ class Bench:
         seen: set[str] = set()
         self.mutant.fault = recorder = Recorder(self.xp)
         for profile in profiles_to(self.profile):
-            wanted = verdict.cases_of(profile, applicable).keys() - seen
-            seen |= wanted
+            wanted = verdict.cases_of(profile, applicable).keys()
+            cases = [case for case in every_case() if case.id in wanted]
+            cases += [case for case in fresh_cases(self.seed, profile) if subject.applies(case)]
+            cases = [case for case in cases if case.id not in seen and self.has(case)]
+            seen |= {case.id for case in cases}
             self.traces[profile] = []
-            for case in track([case for case in every_case() if case.id in wanted and self.has(case)]):
+            for case in track(cases):
                 result = self.runner.run_one(case)
                 if result.status == "failed":  # which would catch every fault
                     self.left_out.append(f"{case.id}: {result.message}".partition("\n")[0])
@@ -238,11 +243,12 @@ def missed(fault: Fault, reach: Reach) -> str:
 def bench(
     backend: str,
     profile: str,
+    seed: int,
     track: Callable[[Sequence[Case]], Iterable[Case]] = iter,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Bench]:
     """A bench for the time of a ``with`` block, its cases recorded; ``track`` is told of them."""
-    made = Bench(backend, profile, share)
+    made = Bench(backend, profile, seed, share)
     before = calls.MOST_KEPT, calls.ROOM
     calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4 // share[1]  # every fault meets the same truths
     try:
