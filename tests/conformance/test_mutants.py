@@ -90,6 +90,8 @@ def test_an_alias_overwrites_what_an_earlier_call_returned(mutant):
     ("effect", "atom", "message"),
     [
         (Effect("alias"), Atom("layout k", "is", "strided"), "o is written to by the next call"),
+        (Effect("alias"), Atom("around thread", "is", True), "o is written to by the next call"),
+        (Effect("alias"), Atom("calls alike", "above", 8), "o is written to by the next call"),
         (Effect("stale"), Atom("layout k", "is", "strided"), "o of a later call is off by"),
         (OFF, Atom("around thread", "is", True), "o of a later call is off by"),
         (OFF, Atom("calls alike", "above", 8), "o of a later call is off by"),

@@ -15,8 +15,8 @@ from .leak import given_back
 
 __all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
 
-CHEAP = 2**9
-"""Product of the sizes of a call but that of chunks, up to which there are many of it."""
+CHEAP, FEW = 2**13, 16
+"""Product of the sizes of a call but that of chunks, and its tokens, up to which there are many of it."""
 MANY = 11
 
 
@@ -35,20 +35,24 @@ def forward(run: Run) -> None:
 
 
 def mirrored(run: Run, got: Arrays) -> None:
-    """More calls of that shape, from another thread, with values and states negated: so must the results be, and they must be
-    written neither to ``got``, those of the first, nor to inputs, and leave nothing behind. Where calls are cheap it is the
-    last of many that is looked at.
+    """More calls of that shape, from another thread, with values and states negated, in every other if they are many: so must
+    the results be, and they must be written neither to ``got``, those of the first, nor to those of one another, nor to inputs,
+    and leave nothing behind. Where calls are cheap, it is the last of many that is looked at.
     """
     held = run.snapshot(got)
     changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
-    many = np.prod([size for symbol, size in run.case.sizes if symbol != "C"]) <= CHEAP
+    sizes = {symbol: size for symbol, size in run.case.sizes if symbol != "C"}
+    many = np.prod(list(sizes.values())) <= CHEAP and sizes["T"] <= FEW
 
     def made(count: int) -> Arrays:
-        for _ in range(count - 1):
-            called(run, run.arrays(changed))
-        arrays = run.arrays(changed)
-        found = called(run, arrays)
+        earlier: list[tuple[Arrays, dict[str, Any]]] = []
+        for left in reversed(range(count)):
+            arrays = run.arrays(changed if left % 2 == 0 else {})
+            found = called(run, arrays)
+            earlier.append((found, run.snapshot(found)))
         run.check_untouched(run.values | changed, arrays, but="state")
+        for results, was in earlier:
+            check_unwritten(run, results, was)
         return found
 
     def calls(count: int) -> Arrays:
@@ -60,9 +64,7 @@ def mirrored(run: Run, got: Arrays) -> None:
 
 def compare_later(run: Run, got: Arrays, held: dict[str, Any], again: Arrays) -> None:
     """Results of negated values are negated, and those of a first call are as they were ``held``."""
-    for name, x in got.items():
-        if not np.array_equal(held[name], run.adapter.to_float64(x), equal_nan=True):
-            raise Failure(f"{name} is written to by the next call")
+    check_unwritten(run, got, held)
     for name, want in run.truth.outputs.items():
         run.check_kind(name, again.get(name), want)
         if name != "o" or is_odd(run):
@@ -70,6 +72,13 @@ def compare_later(run: Run, got: Arrays, held: dict[str, Any], again: Arrays) ->
             found = signs(run, name, found) * found
             if not np.array_equal(found, held[name], equal_nan=True):  # which has been compared
                 run.note(f"{name} of a later call", distance(found, want))
+
+
+def check_unwritten(run: Run, got: Arrays, held: dict[str, Any]) -> None:
+    """Results are as they were ``held``."""
+    for name, x in got.items():
+        if not np.array_equal(held[name], run.adapter.to_float64(x), equal_nan=True):
+            raise Failure(f"{name} is written to by the next call")
 
 
 def is_odd(run: Run) -> bool:
