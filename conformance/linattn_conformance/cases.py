@@ -83,7 +83,7 @@ from .bad_input import RULES
 from .factors import COTANGENTS, LAYOUTS, Call, plan_of
 from .maps import MAPS, WIDTH
 
-__all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "named", "neighbours"]
+__all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "is_of", "named", "neighbours"]
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
@@ -117,9 +117,9 @@ TURN = 6
 """Rows from one that has some of them to the next."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
-CORE = 40
+CORE = 33
 """Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them."""
-FRESH_OF_CORE = 20
+FRESH_OF_CORE = 16
 """Those of a fresh array."""
 FLAG = re.compile(r"[\w.]+")
 OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "blank", "subnormal", "only", "constant", "tiny", "large"}

@@ -34,6 +34,8 @@ TIME_LIMIT = 300.0
 """Seconds for one case. Compilers are slow, and an autotuner slower; a case of a backend without either takes milliseconds."""
 PART = 48
 """So many cases are handed out at once, or fewer where there are many workers. Neighbours share their truth."""
+ASKS = 6
+"""A part of its budget in which a run asks what is declared unsupported, before it runs the rest."""
 LOOK = 1.0
 """Seconds between two looks at the memory of the workers."""
 PARTS = 16
@@ -157,7 +159,7 @@ class Pool:
         self.folder = Path(tempfile.mkdtemp(prefix="linattn-conformance-"))
         self.born = 0
         self.looked = time.monotonic()
-        self.until, self.over = math.inf, f"the {budget:g} s of the run were over"
+        self.until, self.asks_until, self.over = math.inf, math.inf, f"the {budget:g} s of the run were over"
 
     def __enter__(self) -> Pool:
         try:
@@ -216,11 +218,12 @@ class Pool:
     def run(self, cases: Sequence[Case]) -> Iterator[Result]:
         """Run cases, about in order; each has a result.
 
-        With a budget those that the backend declares unsupported come first: they take no time, and a run that is cut short has
-        them. Those that need much memory of a device come last.
+        With a budget those that the backend declares unsupported come first: they take little time, and a run that is cut short
+        has them, or as many as are found in a part of its time. Those that need much memory of a device come last.
         """
         self.operators = {case.id: case.operator for case in cases}
         self.until = min(self.until, time.monotonic() + self.budget)
+        self.asks_until = time.monotonic() + self.budget / ASKS
         settled: set[str] = set()
         for result in self._work("ask", [case.id for case in cases], self.count) if self.budget < math.inf else ():
             settled.add(result.id)
@@ -242,6 +245,8 @@ class Pool:
         while self.parts or any(worker.ids for worker in self.workers):
             if time.monotonic() > self.until:
                 yield from self._give_up()
+            if way == "ask" and time.monotonic() > self.asks_until:
+                self.parts.clear()
             yield from self._hand_out()
             wait = min(self._until_next(), max(self.until - time.monotonic(), 0.0))
             connections.wait([worker.connection for worker in self.workers if not worker.idle], wait)

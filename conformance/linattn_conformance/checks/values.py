@@ -15,7 +15,7 @@ from .leak import given_back
 
 __all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
 
-CHEAP, FEW = 2**13, 16
+CHEAP, FEW = 2**11, 16
 """Product of the sizes of a call but that of chunks, and its tokens, up to which there are many of it."""
 MANY = 11
 

@@ -18,7 +18,7 @@ from linattn.plugin import Backend
 from linattn.registry import registry
 
 from .. import calls, manifest, verdict
-from ..cases import Case, cost, every_case, problem
+from ..cases import Case, cost, every_case, is_of, problem
 from ..fresh import fresh_cases
 from ..memory import installed
 from ..runner import Runner
@@ -145,7 +145,7 @@ class Bench:
         for profile in profiles_to(self.profile):
             wanted = verdict.cases_of(profile, applicable).keys()
             cases = [case for case in every_case() if case.id in wanted]
-            cases += [case for case in fresh_cases(self.seed, profile) if subject.applies(case)]
+            cases += [case for case in self.fresh(profile) if subject.applies(case)]
             cases = [case for case in cases if case.id not in seen and self.has(case)]
             seen |= {case.id for case in cases}
             self.traces[profile] = []
@@ -168,6 +168,12 @@ class Bench:
             if shown is not None:
                 found += 1
                 yield fault, shown
+
+    def fresh(self, profile: str) -> list[Case]:
+        """The fresh cases of a profile; but for those of the core they are the first of the largest one's."""
+        found = fresh_cases(self.seed, "core" if profile == "core" else self.profile)
+        gradients = profile in WITHOUT_GRADIENTS
+        return [case for case in found if is_of(profile, case.within) and not (gradients and case.needs_gradient)]
 
     def has(self, case: Case) -> bool:
         """Whether a case is of the share of this bench; all cases on the same data are."""
