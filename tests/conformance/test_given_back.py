@@ -38,7 +38,7 @@ def test_calls_that_each_keep_an_array_fail() -> None:
         return RESULTS
 
     with (
-        pytest.raises(Failure, match=r"^8 calls hold \d+\.\d KiB more each time, however many there were before$"),
+        pytest.raises(Failure, match=r"^16 calls hold \d+\.\d KiB more each time, however many there were before$"),
         given_back(RUN, RESULTS, calls),
     ):
         calls(1)
@@ -55,7 +55,7 @@ def test_calls_that_keep_arrays_fail_where_older_objects_go_at_the_same_time() -
         left.extend(kept() for _ in range(count))
         return RESULTS
 
-    with pytest.raises(Failure, match=r"^8 calls hold"), given_back(RUN, RESULTS, calls):
+    with pytest.raises(Failure, match=r"^16 calls hold"), given_back(RUN, RESULTS, calls):
         calls(1)
 
 

@@ -63,7 +63,7 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
 RECORD = 1024
 """Bytes that a call may leave behind, of what it was and not of its arrays."""
-MORE = ((1, 1), (3, 1), (8, 1), (8, 2))
+MORE = ((1, 1), (3, 1), (8, 1), (8, 2), (8, 2), (16, 2))
 """So many calls are made in turn while each time as many more results seem to be held; and how old objects may be that are
 looked through then for such as only hold each other.
 """
