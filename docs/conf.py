@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import linattn
 from docutils import nodes
 from docutils.parsers.rst import directives
-from linattn_conformance import manifest, reading, rendering
+from linattn_conformance import reading, rendering
 from sphinx.util import inspect
 from sphinx.util.docutils import SphinxDirective
 
@@ -154,10 +154,10 @@ def render_reports(app: Any, failure: Exception | None) -> None:
     reports = [reading.read(path) for path in paths]
     for path, report in zip(paths, reports, strict=True):
         (folder / f"{path.name.removesuffix('.json.gz')}.html").write_text(rendering.html(report), encoding="utf-8")
-    held = manifest.read(Path(app.srcdir, "conformance", "reports", "manifest.json"))
+    held = matrices.manifests(Path(app.srcdir, "conformance"))
     for name, ours in {"index.html": True, "others.html": False}.items():
         chosen = [report for report in reports if (report["backend"]["name"] in matrices.OURS) is ours]
-        (folder / name).write_text(rendering.matrix_html(chosen, held), encoding="utf-8")
+        (folder / name).write_text(rendering.matrix_html(chosen, *held), encoding="utf-8")
 
 
 def constructor(app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: Any) -> Any:

@@ -22,13 +22,17 @@ def backend(path: Path) -> str:
     return path.name.partition("-")[0]
 
 
+def manifests(folder: Path = CONFORMANCE) -> tuple[manifest.Manifest, manifest.Manifest]:
+    """The manifest of this version, and the earlier one of reports that quote that."""
+    return manifest.load(), manifest.read(folder / "reports" / "manifest.json")
+
+
 def matrices(folder: Path = CONFORMANCE) -> dict[str, str]:
     """File name and Markdown of both matrices."""
-    held = manifest.read(folder / "reports" / "manifest.json")
     of = {"ours.matrix.md": True, "others.matrix.md": False}
     return {
         name: rendering.matrix_markdown(
-            [reading.read(path) for path in ordered(folder) if (backend(path) in OURS) is ours], held
+            [reading.read(path) for path in ordered(folder) if (backend(path) in OURS) is ours], *manifests(folder)
         )
         for name, ours in of.items()
     }

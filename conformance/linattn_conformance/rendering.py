@@ -180,12 +180,15 @@ def _cell(found: Counter[str]) -> tuple[str, list[str]]:
     return kind, [f"{count} {what}" for what, count in counts.items() if count]
 
 
-def _columns(reports: Sequence[Report], held: Manifest) -> list[dict[str, Counter[str]]]:
-    """Statuses of each operator in each report, over the cases of its profile; a case without a result is not run."""
+def _columns(reports: Sequence[Report], held: Sequence[Manifest]) -> list[dict[str, Counter[str]]]:
+    """Statuses of each operator in each report, over the cases of its profile in the manifest that it quotes, or else in the
+    first; a case without a result is not run.
+    """
     columns: list[dict[str, Counter[str]]] = []
     for report in reports:
         statuses = {result["id"]: result["status"] for result in report["results"]}
-        wanted = cases_of(report["profile"], held.applicable(report["framework"], report["device"], report["memory"]))
+        quoted = next((one for one in held if one.hash == report["manifest"]), held[0])
+        wanted = cases_of(report["profile"], quoted.applicable(report["framework"], report["device"], report["memory"]))
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for name, entry in wanted.items():
             if "/bad-input/" not in name:
@@ -208,7 +211,7 @@ def _family_first(operator: str) -> tuple[str, str]:
     return operator.removeprefix(f"{form}_"), form
 
 
-def matrix_markdown(reports: Sequence[Report], held: Manifest) -> str:
+def matrix_markdown(reports: Sequence[Report], *held: Manifest) -> str:
     """Operators against backends."""
     columns = _columns(reports, held)
     heads = [f"{name}<br>{where}" for name, where in map(_heads, reports)]
@@ -228,7 +231,7 @@ def _unbroken(text: str) -> str:
     return f"<span>{escape(text)}</span>"
 
 
-def matrix_html(reports: Sequence[Report], held: Manifest) -> str:
+def matrix_html(reports: Sequence[Report], *held: Manifest) -> str:
     """The same as a page."""
     columns = _columns(reports, held)
     head = "".join(f"<th>{escape(name)}<small>{escape(where)}</small></th>" for name, where in map(_heads, reports))

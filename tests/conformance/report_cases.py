@@ -20,7 +20,7 @@ def results(family="gla", form="chunk"):
                 made.append(Result(case.id, "passed"))
             else:
                 made.append(Result(case.id, "declared-unsupported", message=f"has no {case.operator}"))
-        elif case.size.get("K") == 256:
+        elif case.size.get("K") == 256 and case.dtype != "float64":
             made.append(Result(case.id, "declared-unsupported", message="K must be at most 128"))
         elif case.dtype == "float16" and "subnormal" in " ".join(case.flags):
             made.append(Result(case.id, "failed", 2.5, 0.01, "o is off by 2.5 times its bound"))

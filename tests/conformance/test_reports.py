@@ -440,6 +440,16 @@ def rows_of(operator, made):
     return [line for line in lines if line.startswith(f"| `{operator}` |")]
 
 
+def test_a_report_counts_against_the_manifest_that_it_quotes():
+    kept = {name: entry for name, entry in report_cases.HELD.entries.items() if name in {r["id"] for r in GOOD["results"][:40]}}
+    other = replace(report_cases.HELD, entries=kept)
+    late, early = ({**GOOD, "manifest": one.hash} for one in (report_cases.HELD, other))
+    both = rendering.matrix_markdown([late, early], report_cases.HELD, other)
+    assert both != rendering.matrix_markdown([late, early], report_cases.HELD)
+    assert rendering.matrix_markdown([late], report_cases.HELD, other) == rendering.matrix_markdown([late], report_cases.HELD)
+    assert "not run" not in rendering.matrix_markdown([early], report_cases.HELD, other)
+
+
 @pytest.mark.parametrize(("count", "suffix"), [(1, ".html"), (1, ".md"), (2, ".html"), (2, ".md")])
 def test_rendering(tmp_path, count, suffix):
     paths = [written(tmp_path, BROKEN, f"{i}.json") for i in range(count)]
