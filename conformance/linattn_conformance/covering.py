@@ -246,6 +246,8 @@ class _Maker:
     def _broad(self, row: Row, factor: Factor, fits: np.ndarray) -> np.ndarray:
         """Of the levels that fit those that are not thin, if this factor has one."""
         thin = [self.index[factor.name, level] for level, lifts in factor.thin.items() if not self._is_many(row, lifts)]
+        if not thin:
+            return fits
         broad = fits.copy()
         broad[thin] = False
         start = self.starts[factor.name]
