@@ -81,7 +81,7 @@ def team(backend: str, profile: str, seed: int, workers: int) -> Iterator[Team]:
 
 def tracked(cases: Sequence[Case]) -> Iterator[Case]:
     """Cases that are recorded, under a bar; where there is no terminal for one, a line says every few seconds how many were."""
-    due = time.monotonic()
+    due = time.monotonic() + EVERY
     with bars() as progress:
         for i, case in enumerate(progress.track(cases, description="recording")):
             if progress.disable and time.monotonic() >= due:
@@ -111,7 +111,7 @@ def tell(made: Bench, listed: list[Caught], seed: int, count: int, tokens: int, 
         f"\nseed {seed}: {count} faults of the {made.right.name} backend that show on a call of at most {tokens} tokens, "
         f"of {made.drawn} drawn, in {seconds:.0f} s"
     )
-    for case in made.left_out:
+    for case in sorted(made.left_out):
         print(f"left out, because the backend without a fault fails it: {case}")
     tried: list[str] = []
     for profile in profiles_to(made.profile):

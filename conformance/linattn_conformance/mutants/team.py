@@ -9,13 +9,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
-
 from ..bench import end_with_the_parent
 from ..cases import Case
 from .backend import Fault
 from .trial import Bench, Tried, bench
-from .visible import Shown
 
 __all__ = ["Team"]
 
@@ -39,10 +36,9 @@ class Team(Bench):
         self.count = count
         self.over = get_context("spawn").Event()
         self.members: list[tuple[BaseProcess, Connection]] = []
-        self.recorded = False
 
     def record(self, track: Track = iter) -> None:
-        """Start the processes, which begin to record; the first tells ``track`` how far it is."""
+        """Start the processes; the first tells ``track`` which cases it records."""
         before = {name: os.environ.get(name) for name in ONE_THREAD}
         os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
         try:
@@ -60,15 +56,8 @@ class Team(Bench):
         theirs.close()
         return process, ours
 
-    def faults(self, rng: np.random.Generator, count: int, tokens: int) -> Iterator[tuple[Fault, Shown]]:
-        """So many faults, all drawn while the processes record."""
-        yield from list(super().faults(rng, count, tokens))
-
     def tried(self, fault: Fault, profile: str, ends: Callable[[], bool] = lambda: False) -> Tried:
         """The same of all processes; what one of them catches the others look for no longer."""
-        if not self.recorded:
-            self.left_out = sorted(line for lines in self._heard() for line in lines)
-            self.recorded = True
         self.over.clear()
         for _, connection in self.members:
             connection.send((fault.condition, fault.effect, profile))
@@ -77,6 +66,7 @@ class Team(Bench):
             found |= one
             if found.case or ends():
                 self.over.set()
+        self.left_out |= found.left_out
         return found
 
     def _heard(self) -> Iterator[Any]:
@@ -108,10 +98,9 @@ def serve(
     over: Any,
     parent: int,
 ) -> None:
-    """Record a share of the cases and say which of them are left out; then try faults on them until the parent ends."""
+    """Try faults on a share of the cases until the parent ends."""
     end_with_the_parent(parent)
     with bench(backend, profile, seed, track, share) as made:
-        connection.send(made.left_out)
         while True:
             condition, effect, within = connection.recv()
             connection.send(made.tried(Fault(condition, effect, made.xp), within, over.is_set))

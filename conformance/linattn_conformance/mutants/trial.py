@@ -1,8 +1,8 @@
 """Whether the suite catches faults: its own cases, run against a backend that carries one fault after the other.
 
-Which calls a case makes is recorded once, with no fault. A case none of whose calls can meet a fault's condition is not run for
-it: the faulty backend would do there what the right one does. What came before a call, and what is around it, is not recorded:
-of facts of these kinds every call is taken to meet them.
+Which calls a case makes is recorded once, with no fault, when the first fault of its family comes to it. A case none of whose
+calls can meet a fault's condition is not run for it: the faulty backend would do there what the right one does. What came
+before a call, and what is around it, is not recorded: of facts of these kinds every call is taken to meet them.
 """
 
 from __future__ import annotations
@@ -90,14 +90,17 @@ class Tried:
         ran: How many were run.
         case: The first that failed, and what it said; empty if none did.
         reach: How far they came into the fault.
+        left_out: The cases that the right backend fails, and why: they catch nothing.
     """
 
     ran: int = 0
     case: str = ""
     reach: Reach = Reach()
+    left_out: frozenset[str] = frozenset()
 
     def __or__(self, other: Tried) -> Tried:
-        return Tried(self.ran + other.ran, self.case or other.case, self.reach | other.reach)
+        left_out = self.left_out | other.left_out
+        return Tried(self.ran + other.ran, self.case or other.case, self.reach | other.reach, left_out)
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Bench:
 
     Attributes:
         drawn: How many faults were drawn for those asked for last, those that no call showed among them.
-        left_out: The cases that the right backend fails, and why: they catch nothing.
+        left_out: The cases that the right backend fails, and why, as far as they were come to.
     """
 
     def __init__(self, backend: str, profile: str, seed: int, share: tuple[int, int] = (0, 1)) -> None:
@@ -133,30 +136,38 @@ class Bench:
         self.runner = Runner("mutant")
         self.profile, self.seed, self.share = profile, seed, share
         self.drawn = 0
-        self.left_out: list[str] = []
-        self.traces: dict[str, list[Trace]] = {}
+        self.left_out: frozenset[str] = frozenset()
+        self.cases: dict[str, list[Case]] = {}
+        self.track: Callable[[Sequence[Case]], Iterable[Case]] = iter
+        self.traces: dict[tuple[str, str], list[Trace]] = {}
 
     def record(self, track: Callable[[Sequence[Case]], Iterable[Case]] = iter) -> None:
-        """Run every case without a fault; ``track`` is told of them, and hands them back one after the other."""
+        """Say which cases there are; ``track`` is told of those that are run without a fault, and hands them back in turn."""
+        self.track = track
         subject = self.runner.subject
         applicable = manifest.load().applicable(subject.framework, subject.device, subject.memory)
         seen: set[str] = set()
-        self.mutant.fault = recorder = Recorder(self.xp)
         for profile in profiles_to(self.profile):
             wanted = verdict.cases_of(profile, applicable).keys()
             cases = [case for case in every_case() if case.id in wanted]
             cases += [case for case in self.fresh(profile) if subject.applies(case)]
-            cases = [case for case in cases if case.id not in seen and self.has(case)]
-            seen |= {case.id for case in cases}
-            self.traces[profile] = []
-            for case in track(cases):
+            self.cases[profile] = [case for case in cases if case.id not in seen and self.has(case)]
+            seen |= {case.id for case in self.cases[profile]}
+
+    def traced(self, profile: str, op: str) -> list[Trace]:
+        """The cases of a family in a profile, and their calls; those that the right backend fails are left out."""
+        if (profile, op) not in self.traces:
+            self.mutant.fault = recorder = Recorder(self.xp)
+            found = self.traces[profile, op] = []
+            for case in self.track([case for case in self.cases[profile] if case.op == op]):
                 result = self.runner.run_one(case)
+                made = recorder.taken()
                 if result.status == "failed":  # which would catch every fault
-                    self.left_out.append(f"{case.id}: {result.message}".partition("\n")[0])
-                    recorder.taken()
-                    continue
-                self.traces[profile].append(Trace(case, recorder.taken()))
-        self.mutant.fault = None
+                    self.left_out |= {f"{case.id}: {result.message}".partition("\n")[0]}
+                else:
+                    found.append(Trace(case, made))
+            self.mutant.fault = None
+        return self.traces[profile, op]
 
     def faults(self, rng: np.random.Generator, count: int, tokens: int) -> Iterator[tuple[Fault, Shown]]:
         """So many faults, each with a valid call on which it shows."""
@@ -182,9 +193,10 @@ class Bench:
 
     def tried(self, fault: Fault, profile: str, ends: Callable[[], bool] = lambda: False) -> Tried:
         """Run the cases of a profile that a fault can be seen in until one of them fails, or something else ``ends`` it."""
+        every = self.traced(profile, fault.condition.op)
         fault.reset()
         ran, told = 0, ""
-        traces = [trace for trace in self.traces[profile] if any(map(fault.condition.may_hold, trace.made))]
+        traces = [trace for trace in every if any(map(fault.condition.may_hold, trace.made))]
         self.mutant.fault = fault
         try:
             for trace in sorted(traces, key=lambda trace: cost(trace.case)):
@@ -195,7 +207,7 @@ class Bench:
                 told = f"{result.id}: {result.message}".partition("\n")[0] if result.status == "failed" else ""
         finally:
             self.mutant.fault = None
-        return Tried(ran, told, reach(fault, [made for trace in self.traces[profile] for made in trace.made]))
+        return Tried(ran, told, reach(fault, [made for trace in every for made in trace.made]), self.left_out)
 
 
 def profiles_to(profile: str) -> tuple[str, ...]:
@@ -253,7 +265,7 @@ def bench(
     track: Callable[[Sequence[Case]], Iterable[Case]] = iter,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Bench]:
-    """A bench for the time of a ``with`` block, its cases recorded; ``track`` is told of them."""
+    """A bench for the time of a ``with`` block; ``track`` is told of the cases that are recorded."""
     made = Bench(backend, profile, seed, share)
     before = calls.MOST_KEPT, calls.ROOM
     calls.MOST_KEPT, calls.ROOM = 10**6, installed() // 4 // share[1]  # every fault meets the same truths
