@@ -12,7 +12,7 @@ import pytest
 from linattn.registry import registry
 from linattn.spec import spec_of
 from linattn_conformance import calls, manifest
-from linattn_conformance.cases import named
+from linattn_conformance.cases import every_case, named
 from linattn_conformance.mutants import cli, trial
 from linattn_conformance.mutants.backend import Fault, carrier, draw_fault
 from linattn_conformance.mutants.cli import conformance_mutants
@@ -138,6 +138,7 @@ def test_calls_meet_the_conditions_that_are_drawn():
 @pytest.fixture(scope="class")
 def recorded():
     """What one case of each operator calls, where recording all of the core takes as long as running it."""
+    every_case()  # which is kept, for all tests
     whole = manifest.load()
     kept = {name: entry for name, entry in whole.entries.items() if name.endswith("/fp32/plain/T65-K24-V40/forward")}
     with pytest.MonkeyPatch.context() as patch:
