@@ -319,3 +319,9 @@ def test_pytest_says_what_is_wrong_with_the_options():
     done = plugin("--linattn-backend", "nunpy")
     assert done.returncode == 4
     assert "did you mean 'numpy'?" in done.stderr
+
+
+def test_forms_agree_where_there_is_one():
+    pytest.importorskip("mlx.core")
+    done = conformance("--backend", "mlx_fast", "--case", "gated_delta_rule/chunk/fp32/state/T97-K24-V40/agree")
+    assert done.returncode == 0, done.stdout
