@@ -15,8 +15,8 @@ from .leak import given_back
 
 __all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
 
-CHEAP, FEW = 2**11, 16
-"""Product of the sizes of a call but that of chunks, and its tokens, up to which there are many of it."""
+CHEAPEST, CHEAP, FEW = 2**9, 2**11, 16
+"""Product of the sizes of a call but that of chunks up to which there are many of it; of calls of few tokens; and so few."""
 MANY = 11
 
 
@@ -42,7 +42,7 @@ def mirrored(run: Run, got: Arrays) -> None:
     held = run.snapshot(got)
     changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
     sizes = {symbol: size for symbol, size in run.case.sizes if symbol != "C"}
-    many = np.prod(list(sizes.values())) <= CHEAP and sizes["T"] <= FEW
+    many = np.prod(list(sizes.values())) <= (CHEAP if sizes["T"] <= FEW else CHEAPEST)
 
     def made(count: int) -> Arrays:
         earlier: list[tuple[Arrays, dict[str, Any]]] = []
