@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import linattn
 import pytest
 import torch
@@ -43,17 +45,55 @@ def test_a_summary_is_that_of_the_wider_call(name):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def in_stages(family: str, x: dict[str, torch.Tensor], offsets: tuple[int, ...] = ()):
+    """Its stages, with the inputs, what they make before any state is known, and what of that is kept and made again."""
+    cu = torch.tensor(offsets, dtype=torch.int32) if offsets else None
+    inputs, stages = BACKEND.stages(family, x, cu_seqlens=cu, offsets=offsets, scale=None, chunk_size=None)
+    made = stages.begin(inputs)
+    start = torch.zeros(max(len(offsets) - 1, 0) or 2, HV, K, V)
+    _, _, kept = stages.finish(inputs, made, start, False)
+    return stages, inputs, made, stages.begin(inputs, kept)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_adjoint_is_the_gradient_of_the_states_before(name):
     family, x = drawn(name)
     start = torch.randn(2, HV, K, V, requires_grad=True)
     o, final = getattr(linattn, f"chunk_{family}")(**x, initial_state=start, output_final_state=True, backend="torch")
     do, dfinal = torch.randn_like(o), torch.randn_like(final)
+    stages, inputs, _, again = in_stages(family, x)
     for given in (dfinal, None):
         outputs = ((o, final), (do, dfinal)) if given is not None else ((o,), (do,))
         (expected,) = torch.autograd.grad(outputs[0], start, outputs[1], retain_graph=True)
-        found = BACKEND.adjoint(family, x, do, given, scale=None, chunk_size=None)
+        found = stages.adjoint(inputs, again, do, given, None)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("offsets", [(), (0, 5, 38)])
+def test_stages_are_the_operator(name, offsets):
+    family, x = drawn(name)
+    x = {name: (y[:1] if y.shape[0] == 2 and name != "u" else y) if offsets else y for name, y in x.items()}
+    stages, inputs, made, again = in_stages(family, x, offsets)
+    leaves = {name: y.clone().requires_grad_() for name, y in x.items()}
+    start = torch.randn(2, HV, K, V, requires_grad=True)
+    packed = {"cu_seqlens": torch.tensor(offsets)} if offsets else {}
+    operator = getattr(linattn, f"chunk_{family}")
+    expected = operator(**leaves, **packed, initial_state=start, output_final_state=True, backend="torch")
+    found = stages.finish(inputs, made, start.detach(), True)[:2]
+    given = [torch.randn_like(y) for y in expected]
+    if offsets:
+        given[0][:, offsets[-1] :] = 0
+    gradients = [y for y in stages.gradients(inputs, again, start.detach(), *given) if y is not None]
+    names = [name for name in ("q", "k", "v", "g", "beta", "a", "b", "gv", "u") if name in leaves]
+    wanted = torch.autograd.grad(expected, [*(leaves[name] for name in names), start], given)
+    for one, other in zip((*found, *gradients), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+    for number, (first, last) in enumerate(itertools.pairwise(offsets)):  # one of several, as if alone
+        alone = {name: y[:, first:last] for name, y in x.items() if name not in ("q", "u")}
+        wanted = getattr(linattn, f"summary_{family}")(**alone, backend="torch")
+        for one, other in zip(stages.summary(inputs, made, number), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_no_tokens_change_nothing():
@@ -84,16 +124,20 @@ def test_other_summaries_are_read_off_a_wider_call(changed, reason):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_later_calls_are_replayed(name):
     family, x = drawn(name)
-    operator = getattr(linattn, f"summary_{family}")
     given = {name: y for name, y in x.items() if name not in ("q", "u")}
-    do = torch.randn(2, T, HV, V)
+    start, do, dfinal = torch.randn(2, HV, K, V), torch.randn(2, T, HV, V), torch.randn(2, HV, K, V)
 
-    def both():
-        return *operator(**given, backend="triton"), BACKEND.adjoint(family, x, do, None, scale=None, chunk_size=None)
+    def all_of_them():
+        stages, inputs, made, again = in_stages(family, x)
+        outputs = stages.finish(inputs, made, start, True)[:2]
+        gradients = [y for y in stages.gradients(inputs, again, start, do, dfinal) if y is not None]
+        adjoint = stages.adjoint(inputs, again, do, None, None)
+        summary = getattr(linattn, f"summary_{family}")(**given, backend="triton")
+        return *summary, *stages.summary(inputs, made), *outputs, adjoint, *gradients
 
     replay.PROGRAMS.clear()
-    first = both()
+    first = all_of_them()
     for _ in range(replay.OFTEN):
-        for found, expected in zip(both(), first, strict=True):
+        for found, expected in zip(all_of_them(), first, strict=True):
             assert torch.equal(found, expected)
-    assert [type(program) for program in replay.PROGRAMS.values()] == [replay.Program, replay.Program]
+    assert {type(program) for program in replay.PROGRAMS.values()} == {replay.Program}

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .. import Triton
 from .conv import decode_short_conv, short_conv
-from .delta import summary as delta_summaries
+from .delta import stages as delta_stages
 from .delta.op import delta_call
-from .diagonal import summary as diagonal_summaries
+from .delta.stages import DeltaStages
+from .diagonal import stages as diagonal_stages
 from .diagonal.op import diagonal_call
+from .diagonal.stages import DiagonalStages
 from .explain import details_of
 from .features import features
 from .host.maps import Maps
@@ -48,6 +50,7 @@ UNTESTED = {"hip": "AMD's GPUs", "xpu": "Intel's GPUs"}
 """Devices that Triton compiles for, besides NVIDIA's."""
 
 Result = tuple[Tensor, Tensor | None]
+Arrays = tuple[Tensor | None, ...]
 DIAGONAL_UPDATES = ("k", "v", "g", "gv", "u")
 DELTA_UPDATES = ("k", "v", "g", "beta", "a", "b")
 """What changes the state of a family of each core, as the cores take it."""
@@ -167,10 +170,8 @@ def summary(arrays: dict[str, Tensor | None], delta: bool, maps: Maps) -> tuple[
     """``A`` and ``b`` of whole sequences; of no tokens, what changes nothing."""
     if arrays["v"].shape[1] == 0:
         return nothing_done(arrays, delta)
-    arrays, maps = with_scalars_mapped(arrays, maps)
-    if delta:
-        return delta_summaries.summary(*named(arrays, *DELTA_UPDATES), *maps.gate, maps.unit)
-    return diagonal_summaries.summary(*named(arrays, *DIAGONAL_UPDATES))
+    inputs, found = in_stages(dict(arrays, q=arrays["k"]), delta, maps, None, (), 1.0, 0)
+    return found.summary(inputs)
 
 
 def nothing_done(arrays: dict[str, Tensor | None], delta: bool) -> tuple[Tensor, Tensor]:
@@ -185,25 +186,43 @@ def nothing_done(arrays: dict[str, Tensor | None], delta: bool) -> tuple[Tensor,
     return A, new((B, HV, K, V))
 
 
-def adjoint(
+def stages(
     op: str,
     arrays: dict[str, Tensor | None],
-    do: Tensor,
-    dfinal: Tensor | None,
     *,
+    cu_seqlens: Tensor | None,
+    offsets: tuple[int, ...],
     scale: float | None,
     chunk_size: int | None,
     qk_norm: str | None = None,
     gate: Any = None,
     beta_map: str | None = None,
-) -> Tensor:
-    """The gradient of the states before the tokens of whole sequences, from those of outputs and final states."""
-    arrays, maps = with_scalars_mapped(arrays, Maps.of(gate, beta_map, qk_norm))
-    scale, chunk = scale_of(arrays, scale), chunk_size or 0
-    if op in DELTA:
-        (A_log, bias, *numbers), operands = maps.gate, named(arrays, "q", *DELTA_UPDATES)
-        return delta_summaries.adjoint(do, dfinal, *operands, A_log, bias, scale, chunk, *numbers, maps.unit)
-    return diagonal_summaries.adjoint(do, dfinal, *named(arrays, "q", *DIAGONAL_UPDATES), scale, chunk)
+) -> tuple[Arrays, DeltaStages | DiagonalStages]:
+    """The chunk form in stages, for ranks that share sequences."""
+    maps = Maps.of(gate, beta_map, qk_norm)
+    return in_stages(arrays, op in DELTA, maps, cu_seqlens, offsets, scale_of(arrays, scale), chunk_size or 0)
+
+
+def in_stages(
+    arrays: dict[str, Tensor | None],
+    delta: bool,
+    maps: Maps,
+    cu: Tensor | None,
+    offsets: tuple[int, ...],
+    scale: float,
+    chunk: int,
+) -> tuple[Arrays, DeltaStages | DiagonalStages]:
+    """Likewise, of either core."""
+    arrays, maps = with_scalars_mapped(arrays, maps)
+    if delta:
+        A_log, bias, *numbers = maps.gate
+        inputs = *named(arrays, "q", *DELTA_UPDATES), A_log, bias
+        return inputs, DeltaStages(delta_stages.Options(cu, scale, chunk, *numbers, maps.unit), offsets)
+    g = arrays.get("g")
+    if g is not None and g.dim() == 1:
+        arrays = dict(arrays, g=g.expand(arrays["v"].shape[:3]))
+    inputs = tuple(named(arrays, "q", *DIAGONAL_UPDATES))
+    return inputs, DiagonalStages(diagonal_stages.Options(cu, scale, chunk), offsets)
 
 
 def named(arrays: dict[str, Tensor | None], *names: str) -> list[Any]:
@@ -354,7 +373,7 @@ _ARCHITECTURES: dict[str, str | None] = _architectures()
 class TritonBackend(Triton):
     """Triton kernels on NVIDIA GPUs."""
 
-    adjoint = staticmethod(adjoint)
+    stages = staticmethod(stages)
     short_conv = staticmethod(short_conv)
     decode_short_conv = staticmethod(decode_short_conv)
     gated_rms_norm = staticmethod(gated_rms_norm)

@@ -58,6 +58,10 @@ class Exchange:
         """The rows of ``x`` along an axis that have the rank's numbers, and zeros for −1."""
         return taken(call.xp, x, fact(call.shard), axis)
 
+    def summaries(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """``(A, b)`` of whole sequences."""
+        return call.summarize(arrays)
+
     def tails(self, call: ShardCall) -> tuple[Any, Any]:
         """``(A, b) [spans, 1, ...]`` of what each span holds of the sequence that goes on behind it."""
         ends = [(span.tail.start, span.tail.stop) if span.tail else (span.start, span.start) for span in call.shard.spans]

@@ -1,16 +1,16 @@
 # pyright: basic
-"""The exchange beside the operator's own gradients, where a backend gives the gradient of entering states by itself.
+"""The exchange between the stages of an operator, where a backend runs it in stages.
 
-What enters a span is then a constant to the operator, and the state that leaves it has the gradient of what the spans behind do
-with it. Backward, a span first finds the gradient of what enters it from its outputs alone, which writes nothing a token; the
-ranks exchange these; then the operator runs its one backward pass, knowing the gradient of the state that it ended in. Forward
-and backward, that is one scan for a summary beside the operator's own pass.
+What such a backend makes before any state is known, the scores of chunks and decayed rows, serves the summary that a span tells
+the others and then, once it is known what enters, the outputs. Backward, it serves the gradient of what entered, which follows
+from the outputs alone, and once the ranks have exchanged these, all other gradients. So forward and backward, what a span does
+for the others is one scan that writes nothing a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,30 +18,72 @@ from torch import Tensor
 from .. import dispatch
 from ..spec import SUMMARIES
 from . import collectives
-from .exchange import Exchange, Sources
+from .exchange import Exchange, Sources, stacked
 from .rules import by_row, by_span
 
 if TYPE_CHECKING:
     from .lowering import ShardCall
     from .on_torch import ContextPlan
 
-__all__ = ["Link", "link_of"]
+__all__ = ["Link", "Stages", "link_of"]
 
-Adjoint = Callable[..., Tensor]
-"""From a family, arrays by name, gradients of outputs and final states, and options: that of the states before the tokens."""
+Arrays: TypeAlias = "Sequence[Tensor | None]"
+OPTIONS = ("scale", "chunk_size", "qk_norm", "gate", "beta_map")
+"""Keywords that stages take besides arrays, where a family has them."""
+
+
+class Stages(Protocol):
+    """A call in stages.
+
+    A backend's method ``stages(family, arrays, *, cu_seqlens, offsets, **options)`` returns the inputs of stages, to which
+    gradients flow, and such an object. ``number`` says which of packed sequences is meant, as if there were no other; None
+    stands for all of a batch.
+    """
+
+    def begin(self, inputs: Arrays, kept: Arrays | None = None) -> Arrays:
+        """What is made before any state is known; backward, of what the forward pass ``kept``, the rest."""
+        ...
+
+    def summary(self, inputs: Arrays, made: Arrays, number: int | None) -> tuple[Tensor, Tensor]:
+        """``(A, b)``, in float32."""
+        ...
+
+    def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
+        """Outputs, final states if asked for, and what is kept for the backward pass."""
+        ...
+
+    def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
+        """The gradient of the states before the tokens ``[N, HV, K, V]``, in float32."""
+        ...
+
+    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
+        """Gradients of the inputs, and last that of the states before the tokens."""
+        ...
 
 
 def link_of(plan: ContextPlan, call: ShardCall) -> Link | None:
-    """The link of a call in chunk form, if its backend makes summaries itself, and their adjoints."""
+    """The link of a call in chunk form, if its backend makes summaries itself, and runs the operator in stages."""
     if call.form not in (None, "chunk") or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     spec = SUMMARIES[call.spec.name]
-    named = tuple(call.every.get(arg.name) for arg in spec.args)
     keywords = {name: call.keywords[name] for name in spec.keywords} | {"cu_seqlens": None}
     with torch.no_grad():
-        function, rewriting, *_ = dispatch.resolve(spec, "summary", named, keywords, None, call.backend)
-    adjoint = getattr(getattr(function, "__self__", None), "adjoint", None)
-    return None if rewriting is not None or adjoint is None else Link(plan, call, adjoint)
+        summary, rewritten, *_ = dispatch.resolve(
+            spec, "summary", tuple(call.every.get(arg.name) for arg in spec.args), keywords, None, call.backend
+        )
+    operator, lowered, *_ = _resolved(call, call.every, None)
+    backend = getattr(operator, "__self__", None)
+    if rewritten is not None or lowered is not None or getattr(summary, "__self__", None) is not backend:
+        return None
+    return Link(plan, call) if hasattr(backend, "stages") else None
+
+
+def _resolved(call: ShardCall, arrays: dict[str, Any], cu_seqlens: Tensor | None) -> tuple[Any, ...]:
+    """What runs the chunk form, and what it is given, but for states."""
+    own = {name: arrays[name] for name in call.keywords if name in arrays}
+    keywords = call.keywords | own | {"cu_seqlens": cu_seqlens, "initial_state": None}
+    named = tuple(arrays.get(arg.name) for arg in call.spec.args)
+    return dispatch.resolve(call.spec, "chunk", named, keywords, None, call.backend)
 
 
 class Link(Exchange):
@@ -50,22 +92,56 @@ class Link(Exchange):
     Attributes:
         plan: Who has which tokens.
         call: The call.
-        adjoint: The backend's.
+        stages: Its stages, once its arrays are cut into spans.
+        inputs, made: What stages read, and make before any state is known; until there are outputs.
         chained: Once states have been exchanged, the transitions and how they go from span to span.
     """
 
-    def __init__(self, plan: ContextPlan, call: ShardCall, adjoint: Adjoint) -> None:
-        self.plan, self.call, self.adjoint = plan, call, adjoint
+    stages: Stages
+    inputs: Arrays
+    made: Arrays
+
+    def __init__(self, plan: ContextPlan, call: ShardCall) -> None:
+        self.plan, self.call = plan, call
         self.chained: tuple[Any, ...] = ()
 
     def around(self, enter: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What gives the states that enter the spans, and what then runs the operator."""
 
-        def entering(call: ShardCall, *more: Any) -> Any:
+        def entering(call: ShardCall, *rows: Any) -> Any:
+            self._begin(*rows or (call.every,))
             with torch.no_grad():
-                return enter(call._replace(exchange=self), *more)
+                return enter(call._replace(exchange=self), *rows)
 
         return entering, self.operate
+
+    def _begin(self, arrays: dict[str, Any]) -> None:
+        """Run what needs no state."""
+        shard, spec = self.call.shard, self.call.spec
+        cu_seqlens = self.plan.offsets(self.call, lambda shard: shard.offsets) if shard.packed else None
+        operator, _, _, positional, keywords = _resolved(self.call, arrays, cu_seqlens)
+        given = dict(zip((arg.name for arg in spec.args), positional, strict=True))
+        given |= {arg.name: keywords[arg.name] for arg in spec.keyword_args if arg.name in keywords}
+        options = {name: self.call.keywords[name] for name in OPTIONS if name in self.call.keywords}
+        offsets = {"cu_seqlens": cu_seqlens, "offsets": shard.offsets}
+        self.inputs, self.stages = operator.__self__.stages(spec.name, given, **offsets, **options)
+        with torch.no_grad():
+            self.made = self.stages.begin(self.inputs)
+
+    def summaries(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """``(A, b)`` of the rows that stages run on."""
+        return self.stages.summary(self.inputs, self.made, None)
+
+    def tails(self, call: ShardCall) -> tuple[Tensor, Tensor]:
+        """``(A, b) [spans, 1, ...]`` of what each span holds of the sequence that goes on behind it."""
+        pairs = [
+            self.stages.summary(self.inputs, self.made, call.shard.segments.index(span.tail))
+            if span.tail
+            else call.summarize(call.tokens(call.every, 0, 0))
+            for span in call.shard.spans
+        ]
+        A, b = (stacked(call.xp, each) for each in zip(*pairs, strict=True))
+        return A, b
 
     def chain(self, call: ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
@@ -82,50 +158,39 @@ class Link(Exchange):
         """As the plan's."""
         return self.plan.total(call, x)
 
-    def operate(self, arrays: dict[str, Any], **changed: Any) -> tuple[Tensor, Tensor | None]:
-        """Outputs and final states, which take the gradients of the spans behind."""
-        asked = self.call.keywords["output_final_state"]
-        if not torch.is_grad_enabled():
-            return self.call.operate(arrays, **changed)
-        o, final = self.call.operate(arrays, **changed | {"output_final_state": True})
-        given = [x for x in (o, *self.call.keywords.values()) if isinstance(x, Tensor) and x.requires_grad]
-        if not given:
-            return o, final if asked else None
-        operands = {arg.name for arg in self.call.spec.args if arg.role == "operand"}
-        held = {
-            name: (x.to(o.dtype) if name in operands else x).detach() for name, x in arrays.items() if isinstance(x, Tensor)
-        }
-        o, final = _Linked.apply(o, final, given[0], self, tuple(held), *held.values())
-        return o, final if asked else None
+    def operate(self, arrays: dict[str, Any], initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Outputs and final states, once it is known what enters."""
+        asked, inputs, made = self.call.keywords["output_final_state"], self.inputs, self.made
+        self.call, self.inputs, self.made = self.call._replace(arrays={}, keywords={}), (), ()  # autograd keeps what it needs
+        return _Linked.apply(self, made, asked, initial_state, *inputs)
 
-    def after(self, arrays: dict[str, Tensor], do: Tensor, dfinal: Tensor | None) -> Tensor:
+    def after(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Tensor:
         """The gradient of the operator's final states, from those of its outputs and of the caller's final states."""
         transitions, *way = self.chained
         find = self._of_packed if self.call.shard.packed else self._of_rows
-        return find(arrays, do, dfinal, lambda d: collectives.flow_back(d.contiguous(), transitions, *way))
 
-    def _of_rows(self, arrays: dict[str, Tensor], do: Tensor, dfinal: Tensor | None, exchanged: Any) -> Tensor:
+        def before(number: int | None, enters: bool, dfinal: Tensor | None) -> Tensor:
+            if not enters:
+                return torch.zeros_like(start if number is None else start[:1])
+            return self.stages.adjoint(inputs, made, do, dfinal, number)
+
+        return find(before, dfinal, lambda d: collectives.flow_back(d.contiguous(), transitions, *way))
+
+    def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Callable[[Tensor], Tensor]) -> Tensor:
         """The spans of a rank are rows of a batch."""
         xp, spans = self.call.xp, self.call.shard.spans
-        if [span.place for span in spans] == [0]:  # nothing enters
-            before = self._nothing(arrays, do)
-        else:
-            before = self._before(arrays, do, dfinal)
-        after = by_row(xp, exchanged(by_span(xp, before, len(spans))))
+        d = before(None, [span.place for span in spans] != [0], dfinal)
+        after = by_row(xp, exchanged(by_span(xp, d, len(spans))))
         return after if dfinal is None else after + dfinal
 
-    def _of_packed(self, arrays: dict[str, Tensor], do: Tensor, dfinal: Tensor | None, exchanged: Any) -> Tensor:
+    def _of_packed(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Callable[[Tensor], Tensor]) -> Tensor:
         """One sequence enters a span, and one leaves it."""
         shard = self.call.shard
         found: list[Tensor] = []
         for number, span in enumerate(shard.spans):
             place = shard.entry(number)
-            segment = shard.segments[place]
-            mine = self.call.tokens(arrays, segment.start, segment.stop)
             own = None if dfinal is None else dfinal[place : place + 1]
-            enters = shard.chain.enters[span.place]
-            cut = do[:, segment.start : segment.stop]
-            found.append(self._before(mine, cut, own) if enters else self._nothing(mine, cut))
+            found.append(before(place, shard.chain.enters[span.place], own))
         after = exchanged(torch.stack(found))
         rows = after.new_zeros((len(shard.segments), *after.shape[2:])) if dfinal is None else dfinal.clone()
         for number, span in enumerate(shard.spans):
@@ -133,32 +198,26 @@ class Link(Exchange):
                 rows[shard.segments.index(span.tail)] += after[number, 0]
         return rows
 
-    def _before(self, arrays: dict[str, Tensor], do: Tensor, dfinal: Tensor | None) -> Tensor:
-        """The gradient of the states before the tokens."""
-        keywords = self.call.keywords
-        options = {name: keywords[name] for name in ("scale", "chunk_size", "qk_norm", "gate", "beta_map") if name in keywords}
-        return self.adjoint(self.call.spec.name, arrays, do, dfinal, **options)
-
-    def _nothing(self, arrays: dict[str, Tensor], do: Tensor) -> Tensor:
-        rows, (HV, V), K = do.shape[0], do.shape[2:], arrays["k"].shape[-1]
-        return torch.zeros((rows, HV, K, V), dtype=torch.promote_types(do.dtype, torch.float32), device=do.device)
-
 
 class _Linked(torch.autograd.Function):
-    """Outputs and final states as they are; backward, final states get the gradients of the spans behind."""
+    """The stages that know a state, with the exchange of gradients between those of the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, final: Tensor, tie: Tensor, link: Link, names: tuple[str, ...], *arrays: Tensor) -> Any:
+    def forward(ctx: Any, link: Link, made: Arrays, final: bool, start: Tensor, *inputs: Tensor | None) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.link, ctx.names, ctx.like = link, names, (o.shape, o.dtype, o.device)
-        ctx.save_for_backward(*arrays)
-        return o.view_as(o), final.view_as(final)
+        o, end, kept = link.stages.finish(inputs, made, start, final)
+        ctx.link, ctx.like, ctx.count = link, (o.shape, o.dtype, o.device), len(inputs)
+        ctx.save_for_backward(start, *inputs, *kept)
+        return o, end
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> Any:
         shape, dtype, device = ctx.like
         do = torch.zeros(shape, dtype=dtype, device=device) if do is None else do
-        arrays = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        after = ctx.link.after(arrays, do, dfinal)
-        return do, after, None, None, None, *(None for _ in arrays)
+        link, (start, *saved) = ctx.link, ctx.saved_tensors
+        inputs, kept = tuple(saved[: ctx.count]), tuple(saved[ctx.count :])
+        made = link.stages.begin(inputs, kept)
+        after = link.after(inputs, made, start, do, dfinal)
+        *gradients, dstart = link.stages.gradients(inputs, made, start, do, after)
+        return None, None, None, dstart, *gradients

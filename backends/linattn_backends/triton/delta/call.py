@@ -96,8 +96,8 @@ class DeltaCall(MatrixStateCall):
         facts = self.facts._replace(many=not keep and many(self.N, self.v.shape[2], self.cu is not None, device.num_sms))
         return forward_variant(facts, device, unaligned(device, self.facts, self._copied()))
 
-    def backward_variant(self, do: Tensor, kept: bool) -> DeltaVariant:
-        """The variant of its backward pass from the outputs' gradient; ``kept`` says whether scores are there."""
+    def backward_variant(self, do: Tensor | None, kept: bool) -> DeltaVariant:
+        """The variant of its backward pass from the outputs' gradient, if that is there yet, as scores are if ``kept``."""
         device = properties(self.q.device)
         return backward_variant(self.facts, kept, device, unaligned(device, self.facts, self._copied(do)))
 
@@ -121,10 +121,11 @@ class ChunkedCall(DeltaCall):
     lengths: Lengths
 
     @classmethod
-    def cut(cls, call: DeltaCall, variant: DeltaVariant) -> ChunkedCall:
-        """Cut a call's sequences."""
-        chunks = cut(call, call.chunk)
-        return cls(**vars(call), variant=variant, chunks=chunks, lengths=lengths_of(call) if call.maps.unit else NO_LENGTHS)
+    def cut(cls, call: DeltaCall, variant: DeltaVariant, lengths: Lengths | None = None) -> ChunkedCall:
+        """Cut a call's sequences; ``lengths`` may be known, or not asked for by what is to run."""
+        if lengths is None:
+            lengths = lengths_of(call) if call.maps.unit else NO_LENGTHS
+        return cls(**vars(call), variant=variant, chunks=cut(call, call.chunk), lengths=lengths)
 
     @property
     def chunk_heads(self) -> int:

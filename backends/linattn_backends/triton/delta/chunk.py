@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous
-from .call import ChunkedCall, DeltaCall, Scores, States
+from .call import ChunkedCall, DeltaCall, Scores, StateOperands, States
 from .fused_launch import fused_forward
 from .gradients_launch import Gradients, operand_gradients
 from .scores_launch import state_operands
-from .state_launch import Written, carry_backward, carry_forward, segments_of
+from .state_launch import Segments, Written, carry_backward, carry_forward, segments_of
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "gradients_of", "outputs_of"]
 
 
 def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Scores | None]:
@@ -22,10 +22,15 @@ def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor |
         return *fused_forward(given, variant, final), None
     call = ChunkedCall.cut(given, variant)
     operands = state_operands(call)
-    segments = segments_of(call, operands)
+    return *outputs_of(call, operands, segments_of(call, operands), final), operands.scores if keep else None
+
+
+def outputs_of(
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, final: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs, and if asked for final states, of what is made of the chunks."""
     out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
-    end = carry_forward(call, operands, segments, final, Written(out=out))
-    return out, end, operands.scores if keep else None
+    return out, carry_forward(call, operands, segments, final, Written(out=out))
 
 
 def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:
@@ -33,7 +38,13 @@ def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores |
     do = rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
     operands = state_operands(call, kept)
-    segments = segments_of(call, operands)
+    return gradients_of(call, operands, segments_of(call, operands), do, dfinal)
+
+
+def gradients_of(
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, do: Tensor, dfinal: Tensor | None
+) -> Gradients:
+    """Gradients by the array's name, of what is made of the chunks."""
     states = States.empty(call)
     carry_forward(call, operands, segments, False, Written(states.states, states.errors))
     dstart = carry_backward(call, operands, do, segments, dfinal, Written(states.dstates, states.adjoint))

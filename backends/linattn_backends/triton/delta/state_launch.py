@@ -83,17 +83,18 @@ def carry_backward(
     return carry(call, operands, BACKWARD, do, segments, dfinal, call.start is not None, written)
 
 
-def segments_of(call: ChunkedCall, operands: StateOperands) -> Segments | None:
-    """Segments, if there are too few heads to fill the device."""
+def segments_of(call: ChunkedCall, operands: StateOperands, transitions: Tensor | None = None) -> Segments | None:
+    """Segments, if there are too few heads to fill the device; what they do to the state before them may be known."""
     HV, V = call.v.shape[2:]
     K, variant = call.q.shape[-1], call.variant
     length = variant.segment(usual_tokens(call), call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
     if length == 0:
         return None
     pieces = cut(call, length * call.chunk)
-    transitions = torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device)
-    segments = Segments(pieces, length, transitions)
-    launch_state(call, variant["segment_fwd"], operands, None, segments, None, transitions, Written())
+    if transitions is not None:
+        return Segments(pieces, length, transitions)
+    segments = Segments(pieces, length, torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device))
+    launch_state(call, variant["segment_fwd"], operands, None, segments, None, segments.transitions, Written())
     return segments
 
 

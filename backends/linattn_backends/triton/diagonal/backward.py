@@ -19,7 +19,7 @@ from .gate_launch import chunked
 from .memory_launch import Roles
 from .resident_launch import Operands
 
-__all__ = ["backward"]
+__all__ = ["backward", "gradients_of"]
 
 Gradients = dict[str, Tensor | None]
 
@@ -32,11 +32,18 @@ def backward(
     ``made`` is what the forward pass left, if it did.
     """
     run = chunked(call, variant)
-    if variant.algorithm == "vector":
+    if call.applies_gate and made is None:
+        made = vector_launch.make_operands(replace(run, variant=call.forward_variant(call.v.dtype)))
+    return gradients_of(run, do, dend, made)
+
+
+def gradients_of(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands | None) -> Gradients:
+    """As :func:`backward`, of a call cut into chunks, whose gate per key channel is applied."""
+    if made is not None:
         return with_vector_gate(run, do, dend, made)
-    if variant.algorithm == "memory":
+    if run.variant.algorithm == "memory":
         return through_memory(run, do, dend)
-    return in_registers(run, do.to(call.v.dtype), dend)  # of wide outputs it is float32
+    return in_registers(run, do.to(run.call.v.dtype), dend)  # of wide outputs it is float32
 
 
 def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradients:
@@ -122,11 +129,9 @@ def scan_from_end(
     return segments, end if segments.pieces is None else segments.end, dv
 
 
-def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands | None) -> Gradients:
+def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands) -> Gradients:
     """States and their gradients, then the others: what passes between chunks, then what does inside them."""
     call = run.call
-    if made is None:
-        made = vector_launch.make_operands(replace(run, variant=call.forward_variant(call.v.dtype)))
     kept, _ = memory_launch.scan_states(run, vector_launch.update(made, made.write, call.v), call.start, False, False)
     dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     if "scan" in run.variant.stages:

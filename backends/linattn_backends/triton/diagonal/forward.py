@@ -11,17 +11,26 @@ from .config import DiagonalVariant
 from .gate_launch import chunked
 from .resident_launch import Operands
 
-__all__ = ["forward"]
+__all__ = ["forward", "outputs_of"]
 
-Result = tuple[Tensor, Tensor | None, VectorOperands | None]
+Result = tuple[Tensor, Tensor | None]
 
 
-def forward(call: DiagonalCall, variant: DiagonalVariant, out_dtype: torch.dtype, final: bool) -> Result:
+def forward(
+    call: DiagonalCall, variant: DiagonalVariant, out_dtype: torch.dtype, final: bool
+) -> tuple[Tensor, Tensor | None, VectorOperands | None]:
     """Outputs, final states if asked for, and what the backward pass may have."""
     run = chunked(call, variant)
-    out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
-    algorithm = dict(memory=through_memory, resident=in_registers, vector=with_vector_gate)[variant.algorithm]
-    return algorithm(run, out, final)
+    made = vector_launch.make_operands(run) if call.applies_gate else None
+    return *outputs_of(run, made, out_dtype, final), made
+
+
+def outputs_of(run: ChunkedCall, made: VectorOperands | None, out_dtype: torch.dtype, final: bool) -> Result:
+    """Outputs, and final states if asked for; ``made`` is what is made of a gate per key channel."""
+    out = torch.empty(run.call.v.shape, dtype=out_dtype, device=run.call.v.device)
+    if made is not None:
+        return with_vector_gate(run, made, out, final)
+    return (through_memory if run.variant.algorithm == "memory" else in_registers)(run, out, final)
 
 
 def through_memory(run: ChunkedCall, out: Tensor, final: bool) -> Result:
@@ -29,7 +38,7 @@ def through_memory(run: ChunkedCall, out: Tensor, final: bool) -> Result:
     call = run.call
     kept, end = memory_launch.scan_states(run, Update(call.k, call.v, call.gate, run.g, call.gv), call.start, False, final)
     memory_launch.outputs(run, call.v, kept, out, False)
-    return out, end, None
+    return out, end
 
 
 def in_registers(run: ChunkedCall, out: Tensor, final: bool) -> Result:
@@ -41,14 +50,14 @@ def in_registers(run: ChunkedCall, out: Tensor, final: bool) -> Result:
         shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
         end = torch.empty(shape, dtype=torch.float32, device=call.v.device)
     resident_launch.scan(run, stage, operands, out, segments, end)
-    return out, end if segments.pieces is None else segments.end, None
+    return out, end if segments.pieces is None else segments.end
 
 
-def with_vector_gate(run: ChunkedCall, out: Tensor, final: bool) -> Result:
-    """The gate applied, then one scan, or states and outputs."""
-    call, made = run.call, vector_launch.make_operands(run)
+def with_vector_gate(run: ChunkedCall, made: VectorOperands, out: Tensor, final: bool) -> Result:
+    """One scan, or states and outputs, once the gate is applied."""
+    call = run.call
     if "scan" in run.variant.stages:
-        return out, vector_launch.scan(run, made, call.v, call.start, out, final), made
+        return out, vector_launch.scan(run, made, call.v, call.start, out, final)
     kept, end = memory_launch.scan_states(run, vector_launch.update(made, made.write, call.v), call.start, False, final)
     vector_launch.outputs(run, made, call.v, kept, out, False)
-    return out, end, made
+    return out, end

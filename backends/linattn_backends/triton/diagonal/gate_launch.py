@@ -18,13 +18,14 @@ HEADS = 16
 """Heads whose sums one program makes."""
 
 
-def chunked(call: DiagonalCall, variant: DiagonalVariant) -> ChunkedCall:
-    """The call as the kernels of ``variant`` read it."""
+def chunked(call: DiagonalCall, variant: DiagonalVariant, sums: Tensor | None = None) -> ChunkedCall:
+    """The call as the kernels of ``variant`` read it; a scalar gate's running ``sums`` may be known."""
     if call.gate == NONE.value and variant.algorithm == "resident":
         return ChunkedCall(call, variant, None, None)
     chunks = cut(call, variant.chunk)
-    g = running_sums(call, variant, chunks) if call.gate == SCALAR.value else call.g
-    return ChunkedCall(call, variant, chunks, g)
+    if call.gate == SCALAR.value:
+        return ChunkedCall(call, variant, chunks, running_sums(call, variant, chunks) if sums is None else sums)
+    return ChunkedCall(call, variant, chunks, call.g)
 
 
 def running_sums(call: DiagonalCall, variant: DiagonalVariant, chunks: Cut) -> Tensor:

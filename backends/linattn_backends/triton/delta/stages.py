@@ -1,0 +1,211 @@
+"""The chunk form of the delta families in stages, between which ranks that share a sequence tell each other what they found.
+
+What is made of the chunks before any state is known, scores and decayed rows, serves the summary ``S' = A S + b``, the outputs,
+the gradient of the state before the tokens, and every other gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..host.chunks import rows_contiguous
+from ..host.lengths import NO_LENGTHS, Lengths
+from ..host.maps import GateMap, Maps
+from ..host.parts import Part
+from ..host.tails import zero_behind
+from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
+from .call import ChunkedCall, DeltaCall, Scores, StateOperands
+from .chunk import gradients_of, outputs_of
+from .scores_launch import state_operands
+from .state_launch import BACKWARD, FORWARD, Segments, far_states, segments_of, transitions_of
+
+__all__ = ["DeltaStages"]
+
+Arrays = tuple[Tensor | None, ...]
+
+
+class Options(NamedTuple):
+    """What is static of a call, and the offsets of packed sequences."""
+
+    cu: Tensor | None
+    scale: float
+    chunk: int
+    kind: int
+    number: float
+    unit: bool
+
+
+class Made(NamedTuple):
+    """What is made before any state is known; ``None`` where a call has no such array.
+
+    Attributes:
+        A, M, A2, L2, rates: As in :class:`.call.Scores`.
+        transitions: What segments do to the state before them, of sequences that are cut into some.
+        read, compare, write, write2, decay, log_decays: Of a vector gate, as in :class:`.call.StateOperands`.
+        uq, uk: Reciprocal lengths of queries and keys.
+    """
+
+    A: Tensor
+    M: Tensor
+    A2: Tensor | None
+    L2: Tensor | None
+    rates: Tensor | None
+    transitions: Tensor | None
+    read: Tensor | None
+    compare: Tensor | None
+    write: Tensor | None
+    write2: Tensor | None
+    decay: Tensor | None
+    log_decays: Tensor | None
+    uq: Tensor | None
+    uk: Tensor | None
+
+    @classmethod
+    def of(cls, call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Made:
+        """Of operands, those that are no inputs."""
+        rows = (None,) * 6
+        if call.gate == 2:
+            rows = operands.read, operands.compare, operands.write, operands.write2, operands.rates, operands.log_decays
+        return cls(*operands.scores, None if segments is None else segments.transitions, *rows, *call.lengths)
+
+    def operands(self, call: ChunkedCall) -> StateOperands:
+        """What carries the state of ``call``."""
+        scores = Scores(*self[:5])
+        if call.gate < 2:
+            return StateOperands(call.q, call.k, None, None, scores, scores.rates, None)
+        return StateOperands(self.read, self.compare, self.write, self.write2, scores, self.decay, self.log_decays)
+
+    def cut(self, part: Part) -> Made:
+        """Of one sequence's tokens."""
+        by_chunk = dict(
+            A=self.A, M=self.M, A2=self.A2, L2=self.L2, rates=self.rates, decay=self.decay, log_decays=self.log_decays
+        )
+        by_token = dict(read=self.read, compare=self.compare, write=self.write, write2=self.write2, uq=self.uq, uk=self.uk)
+        return Made(**part.of_chunks(by_chunk), **part.of_tokens(by_token), transitions=None)
+
+
+KEPT = 6
+"""Of what is :class:`Made`, the arrays that the backward pass is given."""
+
+
+class DeltaStages(NamedTuple):
+    """A call in stages, as :mod:`linattn.distributed.linked` runs it.
+
+    Attributes:
+        options: All that is no array that gradients flow to.
+        offsets: Those of packed sequences, as integers.
+    """
+
+    options: Options
+    offsets: tuple[int, ...]
+
+    def begin(self, inputs: Arrays, kept: Arrays | None = None) -> Arrays:
+        """What is made before any state is known; of what the forward pass kept, the rest."""
+        return begin(*(kept or (None,) * KEPT), *inputs, *self.options)
+
+    def summary(self, inputs: Arrays, made: Arrays | None = None, number: int | None = None) -> tuple[Tensor, Tensor]:
+        """``A [N, HV, K, K]`` and ``b`` of whole sequences, or of one of several, in float32."""
+        made = made or self.begin(inputs)
+        made, inputs, options, _ = self._only(number, made, inputs)
+        return summary(*made, *inputs, *options)
+
+    def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
+        """Outputs, final states if asked for, and what the backward pass is given."""
+        return *finish(start, *made, *inputs, *self.options, final), made[:KEPT]
+
+    def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
+        """The gradient of the states before the tokens of whole sequences, or of one of several."""
+        made, inputs, options, do = self._only(number, made, inputs, do)
+        return adjoint(do, dfinal, *made, *inputs, *options)
+
+    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
+        """Gradients of the inputs, and of the states before the tokens."""
+        found = iter(gradients(start, do, dfinal, *made, *inputs, *self.options))
+        return *(None if x is None else next(found) for x in inputs), next(found)
+
+    def _only(
+        self, number: int | None, made: Arrays, inputs: Arrays, do: Tensor | None = None
+    ) -> tuple[Arrays, Arrays, Options, Tensor | None]:
+        """What concerns one of packed sequences, as if there were no other."""
+        if number is None:
+            return made, inputs, self.options, do
+        *tokens, A_log, bias = inputs
+        part = Part.of(self.offsets, number, given_of(inputs, self.options, None).chunk)
+        return Made(*made).cut(part), (*map(part.tokens, tokens), A_log, bias), self.options._replace(cu=None), part.tokens(do)
+
+
+def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DeltaCall:
+    """The call."""
+    *operands, A_log, bias = inputs
+    maps = Maps(GateMap(A_log, bias, options.kind, options.number), 0.0, options.unit)
+    return DeltaCall.of(*operands, start, options.cu, options.scale, options.chunk, maps)
+
+
+def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
+    """What is made, inputs and options, of the arguments of a stage."""
+    n = len(Made._fields)
+    return Made(*args[:n]), args[n : n + 9], Options(*args[n + 9 :])
+
+
+@recorded
+@precompiled()
+def begin(*args: Any) -> Arrays:
+    """``KEPT`` arrays, inputs, options."""
+    kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
+    given, again = given_of(inputs, options, None), kept[0] is not None
+    call = ChunkedCall.cut(given, given.backward_variant(None, kept=True) if again else given.forward_variant(keep=True))
+    operands = state_operands(call, Scores(*kept[:5]) if again else None)
+    return tuple(Made.of(call, operands, segments_of(call, operands, kept[5])))
+
+
+@recorded
+@precompiled()
+def summary(*args: Any) -> tuple[Tensor, Tensor]:
+    """What is made, inputs, options."""
+    made, inputs, options = taken(args)
+    given = given_of(inputs, options, None)
+    call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
+    operands = made.operands(call)
+    segments = segments_of(call, operands, made.transitions)
+    return transitions_of(call, operands, segments), far_states(call, operands, FORWARD, call.v, segments, None)
+
+
+@recorded
+@precompiled()
+def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
+    """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
+    made, inputs, options = taken(args[:-1])
+    given = given_of(inputs, options, start)
+    call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
+    operands = made.operands(call)
+    o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions), args[-1])
+    zero_behind(call, options.cu, o)
+    return o, end
+
+
+@recorded
+@precompiled()
+def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
+    """Gradients of outputs and final states; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    given, do = given_of(inputs, options, None), rows_contiguous(do)
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), NO_LENGTHS)
+    operands = made.operands(call)
+    return far_states(call, operands, BACKWARD, do, segments_of(call, operands, made.transitions), dfinal)
+
+
+@recorded
+@precompiled()
+def gradients(start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any) -> list[Tensor]:
+    """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    given, do = given_of(inputs, options, start), rows_contiguous(do)
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
+    operands = made.operands(call)
+    found = gradients_of(call, operands, segments_of(call, operands, made.transitions), do, dfinal)
+    zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
+    names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias", "start")
+    return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]

@@ -1,0 +1,215 @@
+"""The chunk form under a diagonal gate in stages, between which ranks that share a sequence tell each other what they found.
+
+What tokens do to the state is ``S' = A ∘ S + b``: ``A`` the exponential of the gates' sums, ``b`` the state that they leave of
+zero. In reverse the same scan, of queries and ``do``, gives the gradient of the state before them. What is made of the gate
+before any state is known serves these scans, the outputs and every gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..host.chunks import rows_contiguous
+from ..host.parts import Part
+from ..host.tails import zero_behind
+from ..host.tiles import programs
+from ..runtime.precompile import precompiled
+from ..runtime.replay import recorded
+from . import vector_launch
+from .backward import gradients_of
+from .call import ChunkedCall, DiagonalCall, Update, VectorOperands
+from .forward import outputs_of
+from .gate_launch import chunked
+from .memory_launch import far_states
+
+__all__ = ["DiagonalStages"]
+
+PROGRAMS = 4
+"""Scans that a multiprocessor runs at once: each waits for memory most of the time."""
+
+Arrays = tuple[Tensor | None, ...]
+
+
+class Options(NamedTuple):
+    """What is static of a call, and the offsets of packed sequences."""
+
+    cu: Tensor | None
+    scale: float
+    chunk: int
+
+
+class Made(NamedTuple):
+    """What is made before any state is known; ``None`` where a call has no such array.
+
+    Attributes:
+        A, read, write, decay, stops: Of a gate per key channel, as in :class:`.call.VectorOperands`.
+        sums: The running sums of a scalar gate, ``[B, T, HV]``.
+    """
+
+    A: Tensor | None
+    read: Tensor | None
+    write: Tensor | None
+    decay: Tensor | None
+    stops: Tensor | None
+    sums: Tensor | None
+
+    @property
+    def operands(self) -> VectorOperands | None:
+        """What is made of a gate per key channel, if anything."""
+        return None if self.A is None else VectorOperands(*self[:5])
+
+    def cut(self, part: Part) -> Made:
+        """Of one sequence's tokens."""
+        by_chunk = part.of_chunks(dict(A=self.A, decay=self.decay, stops=self.stops))
+        return Made(**by_chunk, **part.of_tokens(dict(read=self.read, write=self.write, sums=self.sums)))
+
+
+KEPT = len(Made._fields)
+"""Of what is :class:`Made`, the arrays that the backward pass is given."""
+
+
+class DiagonalStages(NamedTuple):
+    """A call in stages, as :mod:`linattn.distributed.linked` runs it.
+
+    Attributes:
+        options: All that is no array that gradients flow to.
+        offsets: Those of packed sequences, as integers.
+    """
+
+    options: Options
+    offsets: tuple[int, ...]
+
+    def begin(self, inputs: Arrays, kept: Arrays | None = None) -> Arrays:
+        """What is made before any state is known; the forward pass keeps all of it."""
+        return begin(*inputs, *self.options) if kept is None else kept
+
+    def summary(self, inputs: Arrays, made: Arrays | None = None, number: int | None = None) -> tuple[Tensor, Tensor]:
+        """``A``, as :mod:`linattn.affine` reads it, and ``b`` of whole sequences, or of one of several, in float32.
+
+        Where nothing is made, the gate is applied on the way.
+        """
+        made = made or (None,) * KEPT
+        made, inputs, options, _ = self._only(number, made, inputs)
+        return summary(*made, *inputs, *options)
+
+    def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
+        """Outputs, final states if asked for, and what the backward pass is given."""
+        return *finish(start, *made, *inputs, *self.options, final), made
+
+    def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
+        """The gradient of the states before the tokens of whole sequences, or of one of several."""
+        made, inputs, options, do = self._only(number, made, inputs, do)
+        return adjoint(do, dfinal, *made, *inputs, *options)
+
+    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
+        """Gradients of the inputs, and of the states before the tokens."""
+        found = iter(gradients(start, do, dfinal, *made, *inputs, *self.options))
+        return *(None if x is None else next(found) for x in inputs), next(found)
+
+    def _only(
+        self, number: int | None, made: Arrays, inputs: Arrays, do: Tensor | None = None
+    ) -> tuple[Arrays, Arrays, Options, Tensor | None]:
+        """What concerns one of packed sequences, as if there were no other."""
+        if number is None:
+            return made, inputs, self.options, do
+        *tokens, u = inputs
+        part = Part.of(self.offsets, number, given_of(inputs, self.options, None).chunk)
+        return Made(*made).cut(part), (*map(part.tokens, tokens), u), self.options._replace(cu=None), part.tokens(do)
+
+
+def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DiagonalCall:
+    """The call."""
+    return DiagonalCall.of(*inputs, start, *options)
+
+
+def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
+    """What is made, inputs and options, of the arguments of a stage."""
+    return Made(*args[:KEPT]), args[KEPT : KEPT + 6], Options(*args[KEPT + 6 :])
+
+
+@recorded
+@precompiled()
+def begin(*args: Any) -> Arrays:
+    """Inputs, options."""
+    call = given_of(args[:6], Options(*args[6:]), None)
+    run = chunked(call, call.forward_variant(call.v.dtype))
+    operands = vector_launch.make_operands(run) if call.applies_gate else (None,) * 5
+    return *operands, None if run.g is call.g else run.g
+
+
+@recorded
+@precompiled()
+def summary(*args: Any) -> tuple[Tensor, Tensor]:
+    """What is made, inputs, options."""
+    made, inputs, options = taken(args)
+    call = given_of(inputs, options, None)
+    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
+    update = Update(call.k, call.v, call.gate, run.g, call.gv)
+    if made.operands is not None:
+        update = vector_launch.update(made.operands, made.write, call.v)
+    b, decay, value_decay = scanned(run, update, None, reverse=False)
+    N, HV = b.shape[:2]
+    if decay is None:
+        return torch.ones((N, HV), dtype=torch.float32, device=b.device), b
+    A = decay.view(N, -1, *decay.shape[1:]).sum(1)
+    if call.gate == 1:
+        A = A[..., 0]
+    if value_decay is not None:
+        A = torch.cat((A, value_decay.view(N, -1, *value_decay.shape[1:]).sum(1)), -1)
+    return A.exp2(), b
+
+
+@recorded
+@precompiled()
+def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
+    """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
+    made, inputs, options = taken(args[:-1])
+    call = given_of(inputs, options, start)
+    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
+    o, end = outputs_of(run, made.operands, call.v.dtype, args[-1])
+    zero_behind(call, options.cu, o)
+    return o, end
+
+
+@recorded
+@precompiled()
+def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
+    """Gradients of outputs and final states; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    call, do = given_of(inputs, options, None), rows_contiguous(do.to(inputs[2].dtype))
+    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
+    update = Update(call.q, do, call.gate, run.g, call.gv)
+    if made.operands is not None:  # a token with a bonus reads the state before its own gate
+        update = vector_launch.update(made.operands, made.read, do)
+    return scanned(run, update, dfinal, reverse=True)[0]
+
+
+@recorded
+@precompiled()
+def gradients(start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any) -> list[Tensor]:
+    """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    call, do = given_of(inputs, options, start), rows_contiguous(do)
+    run = chunked(call, call.backward_variant(do), made.sums)
+    found = gradients_of(run, do, dfinal, made.operands)
+    zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "gv")))
+    names = ("q", "k", "v", "g", "gv", "u", "start")
+    return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]
+
+
+def scanned(
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The state at the far end of each sequence, and the sums of both gates over every segment.
+
+    Sequences are cut into segments, enough to fill the device.
+    """
+    call, tile = run.call, run.variant["segment_states"].tile
+    T, HV, V = call.v.shape[1:]
+    busy = call.N * HV * programs(call.q.shape[-1], V, tile.BK, tile.BV)
+    pieces = max(PROGRAMS * run.variant.num_sms // max(busy, 1), 1)
+    length = max(-(-T // (run.variant.chunk * pieces)), 4)
+    return far_states(run, update, start, reverse, length)
