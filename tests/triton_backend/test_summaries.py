@@ -96,6 +96,31 @@ def test_stages_are_the_operator(name, offsets):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["simple_gla", "gla", "rwkv6"])
+@pytest.mark.parametrize("strength", [0.02, 20.0])
+def test_chunks_that_are_forgotten_are_not_read(name, strength):
+    family, x = drawn(name)
+    tokens, forgotten = 400, 200
+    x = {name: y if name == "u" else y.repeat(1, 10, *[1] * (y.dim() - 2)) for name, y in x.items()}
+    x["g"] = -strength * (0.5 + torch.rand_like(x["g"]))
+    assert x["v"].shape[1] == tokens
+    wanted = getattr(linattn, f"summary_{family}")(x["k"], x["v"], x["g"], backend="torch")
+    stages, inputs, made, again = in_stages(family, x)
+    do = torch.randn_like(x["v"])
+    start = torch.zeros(2, HV, K, V, requires_grad=True)
+    o, _ = getattr(linattn, f"chunk_{family}")(**x, initial_state=start, backend="torch")
+    wanted = *wanted, *torch.autograd.grad(o, start, do)
+    found = *stages.summary(inputs, made), stages.adjoint(inputs, again, do, None, None)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    if strength > 1:  # what is not read may be anything
+        inputs[2][:, :forgotten] = torch.nan
+        do[:, -forgotten:] = torch.nan
+        found = *stages.summary(inputs, made), stages.adjoint(inputs, again, do, None, None)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_no_tokens_change_nothing():
     for name in FAMILIES:
         family, x = drawn(name)

@@ -19,7 +19,14 @@ from ..host.tiles import Tile, fit, power_of_two
 from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gate import NONE, SCALAR, VECTOR, diagonal_running_sums_fwd, diagonal_sum_matrices_fwd
-from .memory import diagonal_carries, diagonal_gradients_bwd, diagonal_outputs, diagonal_scalar_gradients_bwd, diagonal_states
+from .memory import (
+    diagonal_carries,
+    diagonal_gradients_bwd,
+    diagonal_outputs,
+    diagonal_reach,
+    diagonal_scalar_gradients_bwd,
+    diagonal_states,
+)
 from .resident import diagonal_scan
 from .vector import (
     diagonal_vector_inter_bwd,
@@ -106,6 +113,7 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
         running_sums=Tile(0, 0, 2, 1),
         sum_matrices=Tile(0, 0, 4, 1),
         states=Tile(keys, many_values if gate else values, 4, 2 if full else 3 if gate else 4),
+        reach=Tile(0, 0, 4, 1),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(keys, many_values, 4, 1 if full or gate == VECTOR.value else 3),
         gradients=Tile(keys, values, 4, 1),
@@ -168,7 +176,9 @@ def is_wide(facts: Facts) -> bool:
 def segment_stages(tiles: dict[str, Tile]) -> Stages:
     """Stages that run where sequences are cut into segments: each one's own state, and what it starts from."""
     return dict(
-        segment_states=Stage(diagonal_states, tiles["states"]), segment_carries=Stage(diagonal_carries, tiles["carries"])
+        segment_states=Stage(diagonal_states, tiles["states"]),
+        segment_carries=Stage(diagonal_carries, tiles["carries"]),
+        segment_reach=Stage(diagonal_reach, tiles["reach"]),
     )
 
 
