@@ -96,7 +96,7 @@ def test_stages_are_the_operator(name, offsets):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["simple_gla", "gla", "rwkv6"])
+@pytest.mark.parametrize("name", ["simple_gla", "gla", "rwkv6", "gated_delta_rule", "kda", "dplr"])
 @pytest.mark.parametrize("strength", [0.02, 20.0])
 def test_chunks_that_are_forgotten_are_not_read(name, strength):
     family, x = drawn(name)
@@ -104,7 +104,8 @@ def test_chunks_that_are_forgotten_are_not_read(name, strength):
     x = {name: y if name == "u" else y.repeat(1, 10, *[1] * (y.dim() - 2)) for name, y in x.items()}
     x["g"] = -strength * (0.5 + torch.rand_like(x["g"]))
     assert x["v"].shape[1] == tokens
-    wanted = getattr(linattn, f"summary_{family}")(x["k"], x["v"], x["g"], backend="torch")
+    given = {name: y for name, y in x.items() if name not in ("q", "u")}
+    wanted = getattr(linattn, f"summary_{family}")(**given, backend="torch")
     stages, inputs, made, again = in_stages(family, x)
     do = torch.randn_like(x["v"])
     start = torch.zeros(2, HV, K, V, requires_grad=True)
@@ -113,12 +114,37 @@ def test_chunks_that_are_forgotten_are_not_read(name, strength):
     found = *stages.summary(inputs, made), stages.adjoint(inputs, again, do, None, None)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    if strength > 1:  # what is not read may be anything
+    if strength > 1 and family != "dplr":  # what is not read may be anything
         inputs[2][:, :forgotten] = torch.nan
         do[:, -forgotten:] = torch.nan
         found = *stages.summary(inputs, made), stages.adjoint(inputs, again, do, None, None)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_transition_that_is_not_zero_is_gone_through_to_its_beginning():
+    """A head whose gates promise that all is forgotten, and whose writes undo it."""
+    torch.manual_seed(1)
+    tokens = 320
+    k = torch.nn.functional.normalize(torch.randn(1, tokens, 1, K), dim=-1)
+    q, v = torch.randn(1, tokens, 1, K), torch.randn(1, tokens, 2, V)
+    g = torch.full((1, tokens, 2), -1.4)
+    beta = torch.full((1, tokens, 2), 0.5)
+    k[:, 1:], beta[..., 0] = k[:, :1], 5.05  # (1 - beta) e^g is -0.999 along k
+    x = dict(q=q, k=k, v=v, g=g, beta=beta)
+    expected = linattn.summary_gated_delta_rule(k, v, g, beta, backend="torch")
+    inputs, stages = BACKEND.stages("gated_delta_rule", x, cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
+    made = stages.begin(inputs)
+    found = stages.summary(inputs, made)
+    assert found[0][0, 0].abs().max() > 0.01
+    assert not found[0][0, 1].any()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    start, do = torch.zeros(1, 2, K, V, requires_grad=True), torch.randn_like(v)
+    o, _ = linattn.chunk_gated_delta_rule(**x, initial_state=start, backend="torch")
+    (wanted,) = torch.autograd.grad(o, start, do)
+    again = stages.begin(inputs, stages.finish(inputs, made, start.detach(), False)[2])
+    torch.testing.assert_close(stages.adjoint(inputs, again, do, None, None), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_no_tokens_change_nothing():

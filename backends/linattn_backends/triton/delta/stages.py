@@ -20,7 +20,7 @@ from ..runtime.replay import recorded
 from .call import ChunkedCall, DeltaCall, Scores, StateOperands
 from .chunk import gradients_of, outputs_of
 from .scores_launch import state_operands
-from .state_launch import BACKWARD, FORWARD, Segments, far_states, segments_of, transitions_of
+from .state_launch import BACKWARD, FORWARD, Segments, far_states, segments_of, transitions_of, whole_transitions
 
 __all__ = ["DeltaStages"]
 
@@ -170,7 +170,8 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
     call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions)
-    return transitions_of(call, operands, segments), far_states(call, operands, FORWARD, call.v, segments, None)
+    A, ranges = transitions_of(call, operands, segments)
+    return A, far_states(call, operands, FORWARD, call.v, segments, None, ranges)
 
 
 @recorded
@@ -194,7 +195,9 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
     given, do = given_of(inputs, options, None), rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), NO_LENGTHS)
     operands = made.operands(call)
-    return far_states(call, operands, BACKWARD, do, segments_of(call, operands, made.transitions), dfinal)
+    segments = segments_of(call, operands, made.transitions)
+    ranges = None if segments else whole_transitions(call, operands, reverse=True).ranges
+    return far_states(call, operands, BACKWARD, do, segments, dfinal, ranges)
 
 
 @recorded

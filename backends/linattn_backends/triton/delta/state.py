@@ -69,6 +69,12 @@ def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constex
 
 
 @triton.jit
+def load_range(p, low, high):
+    """Of the chunks ``low … high`` those of a range."""
+    return tl.maximum(low, tl.load(p)), tl.minimum(high, tl.load(p + 1))
+
+
+@triton.jit
 def load_rates(rates, here, C: tl.constexpr, GATE: tl.constexpr, UNIT: tl.constexpr):
     """What a chunk's products are multiplied by, of :class:`.call.Scores`: with queries, with keys that read and with keys that
     are written, a number a token; and the whole chunk's decay.
@@ -93,16 +99,17 @@ def load_rates(rates, here, C: tl.constexpr, GATE: tl.constexpr, UNIT: tl.conste
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def delta_state_fwd(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
-    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr,
+    RANGED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state, through the chunks of a sequence or segment.
 
-    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. With a vector gate ``q, k, write`` are decayed
+    ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. ``RANGED`` sequences, not
+    packed, have the chunks of ``ranges`` alone. With a vector gate ``q, k, write`` are decayed
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
     ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``. ``UNIT`` has ``rates`` with the lengths of ``q`` and ``k``.
     """
@@ -115,6 +122,8 @@ def delta_state_fwd(
         if tl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if RANGED:
+        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
     inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
@@ -205,12 +214,12 @@ def delta_state_fwd(
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def delta_state_bwd(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
-    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr, PREC: tl.constexpr,
-    DT: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr,
+    RANGED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state's gradient, through the chunks of a sequence or segment from the last.
 
@@ -226,6 +235,8 @@ def delta_state_bwd(
         if tl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if RANGED:
+        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
     inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import Cut, cut, state_strides, strides, usual_tokens
+from ..host.reach import ranges_of
 from ..host.tiles import programs
 from ..host.variant import Stage
+from ..lib.reach import DECAYS, SUMS
 from ..runtime.launch import launch
 from .call import ChunkedCall, StateOperands
 
 __all__ = [
     "BACKWARD", "FORWARD", "Segments", "Written", "carry_backward", "carry_forward", "far_states", "segments_of",
-    "transitions_of",
+    "transitions_of", "whole_transitions",
 ]  # fmt: skip
 
 WHOLE = 1 << 30
@@ -127,33 +129,94 @@ def starts_of(
 
 def far_states(
     call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments | None,
-    start: Tensor | None,
+    start: Tensor | None, ranges: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """What a state, or its gradient, ends as at the far end of every sequence; nothing is written on the way."""
+    """What a state, or its gradient, ends as at the far end of every sequence; nothing is written on the way.
+
+    Of whole sequences only ``ranges`` of chunks are gone through, where those before leave nothing at the far end.
+    """
     if segments is not None:
         return starts_of(call, operands, direction, y, segments, start)[1]
     shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
     far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
-    launch_state(call, call.variant[direction.segment], operands, y, None, start, far, Written())
+    launch_state(call, call.variant[direction.segment], operands, y, None, start, far, Written(), ranges)
     return far
 
 
-def transitions_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Tensor:
-    """What every sequence of a batch does to the state before it, ``[N, HV, K, K]``."""
+class Transitions(NamedTuple):
+    """What every sequence of a batch does to the state before it.
+
+    Attributes:
+        whole: ``[N, HV, K, K]``, from the left.
+        ranges: The chunks that leave anything at a sequence's end, the first and the one past the last ``[N, HV, 2]``; of
+            sequences that are cut into segments, ``None``.
+    """
+
+    whole: Tensor
+    ranges: Tensor | None
+
+
+def transitions_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Transitions:
+    """What every sequence of a batch does to the state before it."""
     HV, K = call.v.shape[2], call.q.shape[-1]
     if segments is None:
-        whole = torch.empty((call.N, HV, K, K), dtype=torch.float32, device=call.q.device)
-        launch_state(call, call.variant["segment_fwd"], operands, None, None, None, whole, Written())
-        return whole
+        return whole_transitions(call, operands, reverse=False)
     first, *others = segments.transitions.view(call.N, -1, HV, K, K).unbind(1)
-    return functools.reduce(lambda before, after: after @ before, others, first)
+    return Transitions(functools.reduce(lambda before, after: after @ before, others, first), None)
+
+
+def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool) -> Transitions:
+    """Transitions of sequences in one piece. Gates say how many chunks, from the far end, should leave nothing of what was
+    before them. Where their own transition is zero, all of it, that is so, and the transition of the sequence is zero as well;
+    elsewhere the walk goes through all chunks. In reverse, which asks for ranges only, it need not.
+    """
+    everything = chunks_of(call)
+    ranges = ranges_by_gates(call, operands, reverse)
+    if ranges is None:
+        return Transitions(identity_walk(call, operands, None), None)
+    all_of_them = (ranges == everything).all(-1, keepdim=True)
+    nothing = torch.zeros_like(ranges)
+    first = identity_walk(call, operands, torch.where(all_of_them, nothing, ranges) if reverse else ranges)
+    proved = (first == 0).flatten(2).all(-1)[..., None]
+    found = torch.where(proved, ranges, everything)
+    if reverse:
+        return Transitions(first, found)
+    again = ~(proved | all_of_them)
+    second = identity_walk(call, operands, torch.where(again, everything, nothing))
+    return Transitions(torch.where(again[..., None], second, first), found)
+
+
+def chunks_of(call: ChunkedCall) -> Tensor:
+    """The range ``[2]`` of all chunks of each of the sequences, which are equally long."""
+    low, high = torch.zeros(1, dtype=torch.int32, device=call.q.device), call.chunks.per
+    return torch.cat((low, low + high))
+
+
+def ranges_by_gates(call: ChunkedCall, operands: StateOperands, reverse: bool) -> Tensor | None:
+    """The chunks beyond which gates leave nothing, ``[N, HV, 2]``; ``None`` without a gate."""
+    if call.gate == 0 or call.cu is not None:
+        return None
+    if call.gate == 1:
+        return ranges_of(call, call.chunks, call.chunk, operands.rates[:, :, 2, -1:], SUMS.value, reverse)
+    return ranges_of(call, call.chunks, call.chunk, operands.rates, DECAYS.value, reverse)
+
+
+def identity_walk(call: ChunkedCall, operands: StateOperands, ranges: Tensor | None) -> Tensor:
+    """Transitions of ``ranges`` of chunks of every sequence, or of all of them ``[N, HV, K, K]``."""
+    shape = call.N, call.v.shape[2], call.q.shape[-1], call.q.shape[-1]
+    far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+    launch_state(call, call.variant["segment_fwd"], operands, None, None, None, far, Written(), ranges)
+    return far
 
 
 def launch_state(
     call: ChunkedCall, stage: Stage, operands: StateOperands, y: Tensor | None, segments: Segments | None,
-    start: Tensor | None, end: Tensor | None, written: Written,
+    start: Tensor | None, end: Tensor | None, written: Written, ranges: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch a stage over whole sequences, or over ``segments``; without values, ``y``, from the identity."""
+    """Launch a stage over whole sequences, or over ``segments``; without values, ``y``, from the identity.
+
+    ``ranges`` of chunks are those of whole sequences that are gone through, if not all.
+    """
     (_, T, HV, V), K, tile = call.v.shape, call.q.shape[-1], stage.tile
     width = K if y is None else V
     count, pieces, length = (call.N, Cut(0, 0, None, None), WHOLE) if segments is None else (segments.cut.count, *segments[:2])
@@ -161,13 +224,14 @@ def launch_state(
     launch(
         stage.kernel, count * HV * programs(1, width, 1, tile.BV), call,
         operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
-        scores.A, scores.M, scores.A2, scores.L2, operands.rates, start, end, *written,
+        scores.A, scores.M, scores.A2, scores.L2, operands.rates, start, end, *written, ranges,
         pieces.owner, pieces.first, call.chunks.first, call.cu, T, pieces.per, length, call.N, HV, call.scale,
         *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
         UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None, END=end is not None,
-        KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, **stage.config,
+        KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, RANGED=ranges is not None,
+        **stage.config,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from triton.language.core import _aggregate as aggregate
 from ..lib.indexing import head_pointer, state_tile
 from ..lib.sm90 import copy_rows_async, lhs_layout, load_scalars, mma_async, mma_layout, program_parts, wait_for_predecessor
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
-from .state import chunk_range
+from .state import chunk_range, load_range
 
 
 @gluon.jit
@@ -394,12 +394,12 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def delta_state_fwd_sm90(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
-    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
-    PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+    RANGED: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state through the chunks of a segment: flags of :func:`.state.delta_state_fwd`."""
     wait_for_predecessor()
@@ -408,6 +408,8 @@ def delta_state_fwd_sm90(
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if RANGED:
+        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
     q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
@@ -447,12 +449,12 @@ def delta_state_fwd_sm90(
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def delta_state_bwd_sm90(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
-    owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
-    PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+    RANGED: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state's gradient, from the last chunk; flags as in :func:`.state.delta_state_bwd`."""
     wait_for_predecessor()
@@ -461,6 +463,8 @@ def delta_state_bwd_sm90(
         if gl.load(owner + i) >= N:
             return
     b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if RANGED:
+        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     low = low.to(gl.int32)
     limit = gl.minimum(L, high * C).to(gl.int32)
     q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)

@@ -23,7 +23,6 @@ from .memory import (
     diagonal_carries,
     diagonal_gradients_bwd,
     diagonal_outputs,
-    diagonal_reach,
     diagonal_scalar_gradients_bwd,
     diagonal_states,
 )
@@ -113,7 +112,6 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
         running_sums=Tile(0, 0, 2, 1),
         sum_matrices=Tile(0, 0, 4, 1),
         states=Tile(keys, many_values if gate else values, 4, 2 if full else 3 if gate else 4),
-        reach=Tile(0, 0, 4, 1),
         carries=Tile(fit(K, 32), fit(V, 32), 4, 2),
         outputs=Tile(keys, many_values, 4, 1 if full or gate == VECTOR.value else 3),
         gradients=Tile(keys, values, 4, 1),
@@ -178,7 +176,6 @@ def segment_stages(tiles: dict[str, Tile]) -> Stages:
     return dict(
         segment_states=Stage(diagonal_states, tiles["states"]),
         segment_carries=Stage(diagonal_carries, tiles["carries"]),
-        segment_reach=Stage(diagonal_reach, tiles["reach"]),
     )
 
 

@@ -45,68 +45,24 @@ from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, l
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand, total
 from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
 
-__all__ = [
-    "diagonal_carries",
-    "diagonal_gradients_bwd",
-    "diagonal_outputs",
-    "diagonal_reach",
-    "diagonal_scalar_gradients_bwd",
-    "diagonal_states",
-]
-
-FORGOTTEN = tl.constexpr(-280.0)  # decayed by 2 to this power, the largest float32 number is less than half of the smallest
-
-
-@triton.jit(do_not_specialize=["T", "HV"])
-def diagonal_reach(
-    g, reach, chunk_first, cu, T, HV, gb, gt, gh,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, GATE: tl.constexpr, GATE_GROUP: tl.constexpr,
-    REVERSE: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """How many chunks of a sequence, from its far end, leave anything of float32 there: of the others, all is forgotten."""
-    pid = tl.program_id(0)
-    hv = pid % HV
-    n, bos, L, b, _, chunks = locate_segment(pid // HV, cu, cu, cu, T, 1, 1, C, PACKED, True)
-    if GATE == SUMMED:
-        if PACKED:
-            chunk0 = tl.load(chunk_first + n).to(tl.int64)
-        else:
-            chunk0 = n * ((T + C - 1) // C)
-    else:
-        g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
-    columns = tl.arange(0, BK)
-    passed = tl.zeros((BK,), tl.float32)
-    found = 0
-    for step in range(0, chunks, P):
-        nth = step + tl.arange(0, P)
-        chunk = chunk_at(nth, 0, chunks, not REVERSE)
-        if GATE == SUMMED:
-            p = g + ((chunk0 + chunk) * HV + hv)[:, None] * K + columns[None, :]
-            sums = tl.load(p, mask=(nth < chunks)[:, None] & (columns < K)[None, :], other=0.0)
-        else:
-            sums = load_chunk_sum(g, chunk, L, gt, nth < chunks, C).to(tl.float32)[:, None] + tl.zeros((P, BK), tl.float32)
-        after = passed[None, :] + tl.cumsum(sums, 0) - sums
-        forgotten = tl.min(((after <= FORGOTTEN) | (columns >= K)[None, :]).to(tl.int32), 1)
-        found = tl.maximum(found, tl.max(tl.where((nth < chunks) & (forgotten == 0), nth + 1, 0), 0))
-        passed += tl.sum(sums, 0)
-    tl.store(reach + pid, found)
+__all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_states(
-    x, y, g, w, start, end, decay, value_decay, kept, reach,
+    x, y, g, w, start, end, decay, value_decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
     xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    REACH: tl.constexpr, VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    RANGED: tl.constexpr, VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Scan the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
     ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
-    ``decay`` and ``value_decay`` the sums of a segment's gates, base 2. If ``REACH``, only so many chunks of the sequence are
-    scanned, from its far end: the state there is right, and the sums of gates are where they leave anything.
+    ``decay`` and ``value_decay`` the sums of a segment's gates, base 2. If ``RANGED``, only the chunks of ``ranges`` are
+    scanned: the state at the far end is right, and so are the sums of gates as far as they leave anything.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -119,12 +75,9 @@ def diagonal_states(
         if tl.load(owner + i) >= N:
             return
     n, bos, L, b, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if REACH:
-        near = tl.load(reach + n * HV + hv)
-        if REVERSE:
-            high = tl.minimum(high, near)
-        else:
-            low = tl.maximum(low, ((L + C - 1) // C).to(tl.int32) - near)
+    if RANGED:
+        low = tl.maximum(low, tl.load(ranges + 2 * (n * HV + hv)))
+        high = tl.minimum(high, tl.load(ranges + 2 * (n * HV + hv) + 1))
     if KEEP or GATE == SUMMED:
         if PACKED:
             chunk0 = tl.load(chunk_first + n).to(tl.int64)

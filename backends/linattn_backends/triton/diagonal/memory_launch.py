@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import cut, places, state_strides, strides, type_of_products, usual_tokens
-from ..host.tiles import Tile, power_of_two, programs
+from ..host.reach import ranges_of
+from ..host.tiles import Tile, programs
 from ..host.variant import Stage
+from ..lib.reach import RUNNING, SUMS
 from ..runtime.launch import launch
 from .call import ChunkedCall, Segments, Update
 from .gate import SCALAR, SUMMED
@@ -41,21 +43,21 @@ def group_of(run: ChunkedCall, x: Tensor | None) -> int:
 
 def launch_states(
     run: ChunkedCall, stage: Stage, update: Update, reverse: bool, segments: Segments, end: Tensor | None = None,
-    decays: tuple[Tensor | None, Tensor | None] = (None, None), kept: Tensor | None = None, reach: Tensor | None = None,
+    decays: tuple[Tensor | None, Tensor | None] = (None, None), kept: Tensor | None = None, ranges: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Scan ``segments``: last states go to ``end``, sums of both gates to ``decays``, states before the chunks to ``kept``;
-    of each sequence, if ``reach`` is given, no more than so many chunks.
+    of the chunks of ``ranges`` alone, if given.
     """
     call, tile, (x, y, gate, g, gv) = run.call, stage.tile, update
     chunks = run.chunks if kept is not None or gate == SUMMED.value else None
     launch(
         stage.kernel, segments.heads(call) * programs(call.q.shape[-1], call.v.shape[-1], tile.BK, tile.BV), call,
-        x, y, g, gv, segments.start, end, *decays, kept, reach, *segments.places(run, chunks), call.scale,
+        x, y, g, gv, segments.start, end, *decays, kept, ranges, *segments.places(run, chunks), call.scale,
         *strides(x), *strides(y), *strides(g), *strides(gv), *state_strides(segments.start),
         **head_constants(run), **tile_constants(tile), GROUP=group_of(run, x),
         GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
         WHOLE=segments.pieces is None, START=segments.start is not None, END=end is not None, KEEP=kept is not None,
-        REACH=reach is not None,
+        RANGED=ranges is not None,
     )  # fmt: skip
 
 
@@ -84,31 +86,20 @@ def far_states(
 
     Chunks of which gates leave nothing there are not read, and their gates are not among the sums.
     """
-    segments, decay, value_decay = carried(run, update, start, reverse, length, reach_of(run, update, reverse))
+    segments, decay, value_decay = carried(run, update, start, reverse, length, in_reach(run, update, reverse))
     return segments.end, decay, value_decay
 
 
-def reach_of(run: ChunkedCall, update: Update, reverse: bool) -> Tensor | None:
-    """How many chunks of each sequence reach its far end, ``[N, HV]``; ``None`` where sums of gates over chunks are unknown."""
-    call, stage, (_, _, gate, g, _) = run.call, run.variant["segment_reach"], update
-    if gate not in (SCALAR.value, SUMMED.value):
-        return None
-    HV, K = call.v.shape[2], call.q.shape[-1] if gate == SUMMED.value else 1
-    reach = torch.empty((call.N, HV), dtype=torch.int32, device=call.v.device)
-    launch(
-        stage.kernel, call.N * HV, call,
-        g, reach, run.chunks.first, call.cu, call.v.shape[1], HV, *strides(g),
-        K=K, C=run.variant.chunk, BK=power_of_two(K), P=2048 // power_of_two(max(K, 16)), GATE=gate,
-        GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), REVERSE=reverse, PACKED=call.cu is not None,
-        num_warps=stage.tile.warps,
-    )  # fmt: skip
-    return reach
+def in_reach(run: ChunkedCall, update: Update, reverse: bool) -> Tensor | None:
+    """Which chunks reach the far end of each sequence; ``None`` where sums of gates over chunks are not known."""
+    kind = {SCALAR.value: RUNNING.value, SUMMED.value: SUMS.value}.get(update.gate)
+    return None if kind is None else ranges_of(run.call, run.chunks, run.variant.chunk, update.g, kind, reverse)
 
 
 def carried(
-    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, reach: Tensor | None = None
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, ranges: Tensor | None = None
 ) -> Carried:
-    """Scan every segment of ``length`` chunks from zero, those that ``reach`` the far end, then carry the states over them."""
+    """Scan every segment of ``length`` chunks from zero, of ``ranges`` of chunks if given, then carry the states over them."""
     call, (_, _, gate, g, gv) = run.call, update
     HV, V = call.v.shape[2:]
     K, N = call.q.shape[-1], call.N
@@ -119,7 +110,7 @@ def carried(
     value_decay = None if gv is None else new((pieces.count, HV, V))
     from_zero = Segments(None, pieces, length)
     stage = run.variant["segment_states"]
-    launch_states(run, stage, update, reverse, from_zero, local, (decay, value_decay), reach=reach)
+    launch_states(run, stage, update, reverse, from_zero, local, (decay, value_decay), ranges=ranges)
     stage = run.variant["segment_carries"]
     launch(
         stage.kernel, N * HV * programs(K, V, stage.tile.BK, stage.tile.BV), call,
