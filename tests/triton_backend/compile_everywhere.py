@@ -43,6 +43,7 @@ def calls():
     compiler.differentiate(
         *backend.chunk_ssd(**compiler.arrays("ssd", 1, 128, optional=True, **HEADS), output_final_state=True)
     )
+    compiler.in_stages(backend, "gated_delta_rule", torch.zeros(2, 4, 64, 64))
     token = compiler.arrays("gla", 2, 1, **HEADS)
     backend.recurrent_gla(**{name: x.detach() for name, x in token.items()})
     options = dict(chunk_size=32, output_final_state=True)

@@ -193,6 +193,8 @@ def run(family):
     differentiate(*chunk(**arrays(family, 1, 256), **packed))
     differentiate(*chunk(**arrays(family, 2, 256), output_final_state=True))
     with torch.no_grad():
+        if family != "ssd":
+            in_stages(backend, family, S.detach())
         token = arrays(family, 2, 1)
         getattr(backend, f"recurrent_{family}")(**token, initial_state=S.detach(), output_final_state=True)
         getattr(backend, f"decode_{family}")(**token, state=S.detach())
@@ -220,6 +222,19 @@ def run(family):
         differentiate(*chunk(**arrays(family, 2, 256, dict(a=torch.float32, b=torch.float32))))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(**arrays(family, 2, 256, dict(g=torch.bfloat16, u=torch.bfloat16))))
+
+
+def in_stages(backend, family, S):
+    """What runs between the exchanges of ranks."""
+    options = dict(cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
+    inputs, stages = backend.stages(family, arrays(family, 2, 256), **options)
+    made = stages.begin(inputs)
+    stages.summary(inputs, made)
+    o, end, kept = stages.finish(inputs, made, S, True)
+    made = stages.begin(inputs, kept)
+    for dfinal in (None, end):
+        stages.adjoint(inputs, made, o, dfinal, None)
+    stages.gradients(inputs, made, S, o, end)
 
 
 def maps(family):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gluon_on_numpy
+import linattn
 import pytest
 import torch
 from linattn.gates import Softplus
@@ -11,7 +12,7 @@ from linattn_backends.triton.runtime import launch
 from test_input_maps import check as check_raw
 from test_input_maps import raw
 from triton.experimental.gluon._runtime import GluonJITFunction
-from triton_cases import arrays, check, check_forward, place_of, pretend
+from triton_cases import BACKEND, arrays, check, check_forward, place_of, pretend
 
 SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
 SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
@@ -95,6 +96,29 @@ def test_wide_heads(family, kind, launched):
 def test_delta_families(family, launched):
     call(family, T=140, kind="weak")
     assert len(launched) > 2
+
+
+@pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda", "simple_gla"])
+@pytest.mark.parametrize("strength", [0.001, 2.0])
+def test_stages_between_which_ranks_talk(family, strength, launched):
+    """Of gates that forget nothing of a sequence, and of others, of which most chunks are not read."""
+    given = arrays(family, T=300, HV=2, K=64, V=64, dtype=torch.bfloat16, state=False)
+    if "g" in given:
+        given["g"] = -strength * (0.5 + torch.rand_like(given["g"]))
+    inputs, stages = BACKEND.stages(family, given, cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
+    exact = {name: x.double() for name, x in given.items()}
+    start = torch.zeros(1, 2, 64, 64, dtype=torch.float64, requires_grad=True)
+    o, end = getattr(linattn, f"chunk_{family}")(**exact, initial_state=start, output_final_state=True, backend="torch")
+    do = torch.randn_like(o).bfloat16()
+    (wanted,) = torch.autograd.grad(o, start, do.double())
+    made = stages.begin(inputs)
+    A, b = stages.summary(inputs, made)
+    found, _, kept = stages.finish(inputs, made, start.detach().float(), False)
+    d = stages.adjoint(inputs, stages.begin(inputs, kept), do, None, None)
+    for one, other in ((found, o), (b, end), (d, wanted)):
+        assert (one.double() - other).norm() < 0.02 * other.norm()
+    assert A.any() == (strength < 1 or family == "delta_rule")
+    assert launched
 
 
 @pytest.mark.parametrize("family", ["gated_delta_rule", "kda", "dplr"])

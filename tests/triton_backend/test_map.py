@@ -72,6 +72,21 @@ def matrix_state(family, **sizes):
     (o.sum() + final.sum()).backward()
 
 
+def in_stages(family):
+    """One call as ranks run it, which exchange what they found between its stages."""
+    given = arrays(family, T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16)
+    start, options = given.pop("initial_state"), dict(cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
+    yield "forward"
+    inputs, stages = BACKEND.stages(family, given, **options)
+    made = stages.begin(inputs)
+    stages.summary(inputs, made)
+    o, final, kept = stages.finish(inputs, made, start, True)
+    yield "backward"
+    made = stages.begin(inputs, kept)
+    stages.adjoint(inputs, made, o, final, None)
+    stages.gradients(inputs, made, start, o, final)
+
+
 def mapped(family):
     """One call on raw projections with every map that the kernels make, forward and backward."""
     given = {name: x.requires_grad_() for name, x in arrays(family, dtype=torch.bfloat16).items()}
@@ -179,7 +194,7 @@ MORE = {"linear_attn": [*WIDE, dict(T=4096, cu=[0, 4000])], "simple_gla": WIDE, 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 CALLS = {
     family: [lambda f=family, s=sizes: matrix_state(f, **s) for sizes in SHAPES + MORE.get(family, [])]
-    + [lambda f=family: decoding(f)]
+    + [lambda f=family: decoding(f), lambda f=family: in_stages(f)]
     for family in FAMILIES
 }
 CALLS["linear_attn"].append(both_directions)

@@ -182,6 +182,12 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     decode    zeros behind packed sequences                   tails.py:zero_tails
 
+`simple_gla`, `gla`, `rwkv6`, `gated_delta_rule`, `kda`, `dplr` in lib/, of ranks that share them::
+
+    forward   chunks that leave anything at the end           reach.py:chunks_in_reach
+
+    backward  chunks that leave anything at the beginning     reach.py:chunks_in_reach
+
 `mixed_attn` in lib/::
 
     forward   packed sequences cut into chunks and segments   pieces.py:cut_sequences
