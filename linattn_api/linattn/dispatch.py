@@ -244,8 +244,10 @@ def run(
         keywords: Every keyword of the spec.
         feature_map: Applied to the spec's ``mapped`` arguments first.
         backend: The caller's wish.
-        context: How the tokens are spread over devices, for a call on one device's own.
+        context: How the tokens are spread over devices, for a call on one device's own. Default: as the arrays' types say.
     """
+    if context is None:
+        context = framework_of(arrays[0], spec.args[0].name, f"{_name(spec, form)}: ").context(spec, arrays, keywords)
     if context is not None:
         return _spread(spec, form, context).run(spec, form, arrays, keywords, feature_map, backend)
     function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)

@@ -11,13 +11,17 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import preference
 from .errors import FrameworkError, OptionError
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .spec import OpSpec
 
 __all__ = ["FLOAT_DTYPES", "Facts", "Framework", "check_device", "framework_of", "has_tangents"]
 
@@ -91,6 +95,10 @@ class Framework:
 
     def needs_grad(self, arrays: Iterable[Any]) -> bool | None:
         """True if a gradient of these arrays will be asked for; ``None`` where nobody can say."""
+        return None
+
+    def context(self, spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) -> Context | None:
+        """How the arrays of a call are spread over devices, if their types say it."""
         return None
 
     def offsets(self, x: Any) -> Sequence[int] | None:
@@ -466,6 +474,7 @@ class Jax(Framework):
     def __init__(self) -> None:
         super().__init__()
         self.jax: Any = sys.modules["jax"]
+        self._explicit: Any = self.jax.sharding.AxisType.Explicit
         self._preference: Any = self.jax.make_user_context()  # part of jit's cache key, so a change retraces
         self.mirror(preference.context.get())
 
@@ -475,6 +484,15 @@ class Jax(Framework):
 
     def facts(self, x: Any) -> Facts:
         return super().facts(x)._replace(placed=self._placed(x))
+
+    def context(self, spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) -> Context | None:
+        for x in arrays:
+            type_of_x = getattr(x, "aval", None)
+            if type_of_x is not None and self._explicit in type_of_x.sharding.mesh.axis_types:
+                from .distributed.by_type import context_of
+
+                return context_of(spec, arrays, keywords)
+        return None
 
     def _placed(self, x: Any) -> bool:
         """False for a tracer, which runs where jit puts it, and for a ``ShapeDtypeStruct``."""

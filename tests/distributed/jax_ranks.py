@@ -6,6 +6,7 @@ device each. It prints the cases that are equal.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import linattn
 import numpy as np
+import pytest
 import torch
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -160,6 +162,95 @@ def differentiated(function: Any, weights: Any) -> Any:
     return jax.jit(both)
 
 
+FOLLOWED = ("gla", "kda", "mapped_delta", "dplr", "ssd", "mixed_biased", "short_conv", "everywhere")
+
+
+def followed_case(name: str) -> Case:
+    """The case of this name."""
+    if name == "short_conv":
+        return convolution(None, 4)
+    return everywhere(None) if name == "everywhere" else draw(name, T=T)
+
+
+def follow(name: str) -> None:
+    """Without a context, arrays whose types say that tokens lie along one axis, and heads along another."""
+    case = followed_case(name)
+    run = Run(name, case, case.family if name == "short_conv" else f"chunk_{case.family}")
+    mesh = jax.make_mesh((2, 2), ("cp", "heads"))
+    function, args = operator(run.operator), {}
+    spec = function.spec
+    keep = {"output_final_state": True} if case.options.get("causal", True) else {}
+    arrays = {name: x.astype(np.int32 if x.dtype.kind == "i" else np.float32) for name, x in case.arrays.items()}
+    expected, gradients, weights = on_one_device(run, arrays, {}, keep)
+    args = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
+    axes = {"T": "cp", "HV": "heads", "H": "heads", "D": "heads"}
+
+    def lies(name: str, x: Any) -> P:
+        symbols = next((s for s in args[name].shapes if len(s) == x.ndim), ()) if name in args else ()
+        return P(*(axes.get(symbol) if size % 2 == 0 else None for symbol, size in zip(symbols, x.shape, strict=False)))
+
+    where = {name: lies(name, x) for name, x in arrays.items()}
+    with jax.set_mesh(mesh):
+        laid = {name: jax.device_put(x, NamedSharding(mesh, where[name])) for name, x in arrays.items()}
+
+        def spread(x: dict[str, Any]) -> Any:
+            return function(**arguments(case, x, function), **keep)
+
+        both = differentiated(spread, weights)
+        found, own = both(*halves(laid))
+        program = both.lower(*halves(laid)).compile().as_text()
+    close("o", found[0], expected[0])
+    for x, y in zip(parts(found[1]), parts(expected[1]), strict=True):
+        close("final state", x, y)
+    for name, gradient in gradients.items():
+        close(f"gradient of {name}", own[name], gradient)
+    gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", program)
+    assert not [shape for shape in gathered if str(T) in shape.split(",")], f"tokens are gathered: {gathered}"
+
+
+def leave_to_the_compiler(mesh: Any) -> None:
+    """Without a context, arrays whose types say nothing of how they lie: the compiler moves them as it likes."""
+    x = np.random.default_rng(0).standard_normal((3, 1, T, 2, 4), np.float32)
+    given = [jax.device_put(each, NamedSharding(mesh, P(None, "cp"))) for each in x]
+    loss = lambda q, k, v: (linattn.chunk_linear_attn(q, k, v)[0] ** 2).sum()  # noqa: E731
+    for found, wanted in zip(*(jax.jit(jax.value_and_grad(loss))(*each) for each in (given, map(jnp.asarray, x))), strict=True):
+        close("value, gradient", found, wanted)
+
+
+def transform_followed() -> None:
+    """Transforms of calls that follow their arrays: along tokens those of reverse mode, along heads all."""
+    mesh = jax.make_mesh((2, 2), ("cp", "heads"))
+    x = np.random.default_rng(0).standard_normal((3, 2, 1, T, 2, 4), np.float32)
+    call = lambda q, k, v: linattn.chunk_linear_attn(q, k, v)[0]  # noqa: E731
+    tangent = lambda *x: jax.jvp(call, x, x)[1]  # noqa: E731
+    square = lambda *x: (jax.grad(lambda *x: (call(*x) ** 2).sum(), 1)(*x) ** 2).sum()  # noqa: E731
+    with jax.set_mesh(mesh):
+        for function, axis in ((call, "cp"), (call, None), (tangent, None), (jax.grad(square), None)):
+            given = [jax.device_put(each, NamedSharding(mesh, P(None, None, axis, "heads"))) for each in x]
+            close("mapped", jax.jit(jax.vmap(function))(*given), jax.vmap(function)(*map(jnp.asarray, x)))
+        given = [jax.device_put(each[0], NamedSharding(mesh, P(None, "cp"))) for each in x]
+        program = jax.export.export(jax.jit(call))(*given)
+        close("exported", jax.jit(program.call)(*given), call(*map(jnp.asarray, x[:, 0])))
+
+
+def refuse_to_follow() -> None:
+    """What cannot be followed is said."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"))
+    for axes, packed, text in (
+        (("a", "b"), None, "chunk_linear_attn: the tokens lie along the axes ['a', 'b'], and ranks exchange along one of them"),
+        (
+            "a",
+            jnp.array([0, 8, T]),
+            "chunk_linear_attn: the tokens lie along the axis 'a', and which sequences its ranks share must be known while "
+            "they are traced: pass context=shard_axis('a', cu_seqlens=...) with plain integers",
+        ),
+    ):
+        x = jax.device_put(jnp.ones((1, T, 2, 4)), NamedSharding(mesh, P(None, axes)))
+        with pytest.raises(linattn.errors.ContextError) as error:
+            linattn.chunk_linear_attn(x, x, x, cu_seqlens=packed)
+        assert str(error.value) == text
+
+
 def close(what: str, found: Any, expected: Any) -> None:
     """Of what this process has of it."""
     expected = np.asarray(expected, np.float64)
@@ -197,6 +288,12 @@ def main() -> None:
         jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
     mesh = jax.make_mesh((len(jax.devices()),), ("cp",), axis_types=(AxisType.Auto,))
     jobs = {run.name: partial(compare, run) for run in runs()} | {"export": export, "positions": positions}
+    jobs |= {f"followed-{name}": lambda _, name=name: follow(name) for name in FOLLOWED}
+    jobs |= {
+        "left": leave_to_the_compiler,
+        "transforms": lambda _: transform_followed(),
+        "refused": lambda _: refuse_to_follow(),
+    }
     if len(sys.argv) > 1:
         jobs = {name: jobs[name] for name in TWO_PROCESSES}
     for name, job in jobs.items():

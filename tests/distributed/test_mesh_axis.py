@@ -51,7 +51,14 @@ def assert_equal(name: str, said: str) -> None:
         raise AssertionError(said.partition(f"FAILED {name}\n")[2].partition("FAILED ")[0] or said[-3000:])
 
 
-@pytest.mark.parametrize("name", [*(run.name for run in jax_ranks.runs()), "export", "positions"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(run.name for run in jax_ranks.runs()),
+        *(f"followed-{name}" for name in jax_ranks.FOLLOWED),
+        *("export", "positions", "left", "transforms", "refused"),
+    ],
+)
 def test_ranks_give_what_one_device_gives(name: str):
     assert_equal(name, on_four_devices())
 

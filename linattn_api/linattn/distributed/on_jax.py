@@ -29,7 +29,7 @@ from . import lowering
 from .exchange import Exchange, Sources, taken
 from .layout import LAYOUTS, Chain, Layout, Shard, shard_of
 
-__all__ = ["ShardAxis", "shard_axis"]
+__all__ = ["ShardAxis", "arrays_in", "shard_axis"]
 
 Array = Any
 
@@ -125,7 +125,7 @@ class ShardAxis(Context, Exchange):
         by_token = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
         named = {**dict(zip((arg.name for arg in spec.args), arrays, strict=True)), **keywords}
         objects = {"feature_map": feature_map, **{name: keywords[name] for name, _ in spec.holders}}
-        held = {name: _arrays_in(x) for name, x in objects.items()}
+        held = {name: arrays_in(x) for name, x in objects.items()}
         given = {name: x for name, x in named.items() if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))}
         tokens, anywhere = PartitionSpec(None, self.name), PartitionSpec()
         specs = {
@@ -201,7 +201,7 @@ class ShardAxis(Context, Exchange):
         return lax.psum(_varying(x, lax.axis_index(self.name)), self.name)
 
 
-def _arrays_in(x: Any) -> dict[str, Array]:
+def arrays_in(x: Any) -> dict[str, Array]:
     """The arrays that a gate or a feature map holds, by the names of its fields."""
     if not is_dataclass(x):
         return {}
