@@ -7,6 +7,8 @@ import itertools
 import linattn
 import pytest
 import torch
+from linattn_backends.triton.delta.config import DeltaVariant
+from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.runtime import replay
 from triton_cases import BACKEND
 
@@ -71,7 +73,11 @@ def test_an_adjoint_is_the_gradient_of_the_states_before(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("offsets", [(), (0, 5, 38)])
-def test_stages_are_the_operator(name, offsets):
+@pytest.mark.parametrize("segment", [0, 1])
+def test_stages_are_the_operator(name, offsets, segment, monkeypatch):
+    """In segments of one chunk too, as where heads are few."""
+    for variant in (DeltaVariant, DiagonalVariant):
+        monkeypatch.setattr(variant, "segment", lambda *sizes: segment)
     family, x = drawn(name)
     x = {name: (y[:1] if y.shape[0] == 2 and name != "u" else y) if offsets else y for name, y in x.items()}
     stages, inputs, made, again = in_stages(family, x, offsets)

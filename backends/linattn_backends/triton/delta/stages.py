@@ -20,7 +20,7 @@ from ..runtime.replay import recorded
 from .call import ChunkedCall, DeltaCall, Scores, StateOperands
 from .chunk import gradients_of, outputs_of
 from .scores_launch import state_operands
-from .state_launch import BACKWARD, FORWARD, Segments, far_states, segments_of, transitions_of, whole_transitions
+from .state_launch import BACKWARD, FORWARD, Segments, far_states, local_states, segments_of, transitions_of, whole_transitions
 
 __all__ = ["DeltaStages"]
 
@@ -43,7 +43,7 @@ class Made(NamedTuple):
 
     Attributes:
         A, M, A2, L2, rates: As in :class:`.call.Scores`.
-        transitions: What segments do to the state before them, of sequences that are cut into some.
+        transitions, local: What segments do to the state before them, and make of zero, of sequences that are cut into some.
         read, compare, write, write2, decay, log_decays: Of a vector gate, as in :class:`.call.StateOperands`.
         uq, uk: Reciprocal lengths of queries and keys.
     """
@@ -54,6 +54,7 @@ class Made(NamedTuple):
     L2: Tensor | None
     rates: Tensor | None
     transitions: Tensor | None
+    local: Tensor | None
     read: Tensor | None
     compare: Tensor | None
     write: Tensor | None
@@ -69,7 +70,8 @@ class Made(NamedTuple):
         rows = (None,) * 6
         if call.gate == 2:
             rows = operands.read, operands.compare, operands.write, operands.write2, operands.rates, operands.log_decays
-        return cls(*operands.scores, None if segments is None else segments.transitions, *rows, *call.lengths)
+        own = (None, None) if segments is None else (segments.transitions, segments.local)
+        return cls(*operands.scores, *own, *rows, *call.lengths)
 
     def operands(self, call: ChunkedCall) -> StateOperands:
         """What carries the state of ``call``."""
@@ -84,10 +86,10 @@ class Made(NamedTuple):
             A=self.A, M=self.M, A2=self.A2, L2=self.L2, rates=self.rates, decay=self.decay, log_decays=self.log_decays
         )
         by_token = dict(read=self.read, compare=self.compare, write=self.write, write2=self.write2, uq=self.uq, uk=self.uk)
-        return Made(**part.of_chunks(by_chunk), **part.of_tokens(by_token), transitions=None)
+        return Made(**part.of_chunks(by_chunk), **part.of_tokens(by_token), transitions=None, local=None)
 
 
-KEPT = 6
+KEPT = 7
 """Of what is :class:`Made`, the arrays that the backward pass is given."""
 
 
@@ -158,7 +160,10 @@ def begin(*args: Any) -> Arrays:
     given, again = given_of(inputs, options, None), kept[0] is not None
     call = ChunkedCall.cut(given, given.backward_variant(None, kept=True) if again else given.forward_variant(keep=True))
     operands = state_operands(call, Scores(*kept[:5]) if again else None)
-    return tuple(Made.of(call, operands, segments_of(call, operands, kept[5])))
+    segments = segments_of(call, operands, *kept[5:])
+    if segments and segments.local is None:
+        segments = segments._replace(local=local_states(call, operands, FORWARD, call.v, segments))
+    return tuple(Made.of(call, operands, segments))
 
 
 @recorded
@@ -169,7 +174,7 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
     given = given_of(inputs, options, None)
     call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
     operands = made.operands(call)
-    segments = segments_of(call, operands, made.transitions)
+    segments = segments_of(call, operands, made.transitions, made.local)
     A, ranges = transitions_of(call, operands, segments)
     return A, far_states(call, operands, FORWARD, call.v, segments, None, ranges)
 
@@ -182,7 +187,7 @@ def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     given = given_of(inputs, options, start)
     call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
     operands = made.operands(call)
-    o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions), args[-1])
+    o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions, made.local), args[-1])
     zero_behind(call, options.cu, o)
     return o, end
 
@@ -208,7 +213,8 @@ def gradients(start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any) -> l
     given, do = given_of(inputs, options, start), rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
     operands = made.operands(call)
-    found = gradients_of(call, operands, segments_of(call, operands, made.transitions), do, dfinal)
+    segments = segments_of(call, operands, made.transitions, made.local)
+    found = gradients_of(call, operands, segments, do, dfinal)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias", "start")
     return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]

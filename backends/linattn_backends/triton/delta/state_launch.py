@@ -17,8 +17,8 @@ from ..runtime.launch import launch
 from .call import ChunkedCall, StateOperands
 
 __all__ = [
-    "BACKWARD", "FORWARD", "Segments", "Written", "carry_backward", "carry_forward", "far_states", "segments_of",
-    "transitions_of", "whole_transitions",
+    "BACKWARD", "FORWARD", "Segments", "Written", "carry_backward", "carry_forward", "far_states", "local_states",
+    "segments_of", "transitions_of", "whole_transitions",
 ]  # fmt: skip
 
 WHOLE = 1 << 30
@@ -50,11 +50,13 @@ class Segments(NamedTuple):
         cut: Where they lie.
         length: Chunks a segment.
         transitions: What each does to the state before it, ``[segments, HV, K, K]``.
+        local: The states that they make of zero, ``[segments, HV, K, V]``, where more than one stage asks for them.
     """
 
     cut: Cut
     length: int
     transitions: Tensor
+    local: Tensor | None = None
 
 
 class Written(NamedTuple):
@@ -85,8 +87,10 @@ def carry_backward(
     return carry(call, operands, BACKWARD, do, segments, dfinal, call.start is not None, written)
 
 
-def segments_of(call: ChunkedCall, operands: StateOperands, transitions: Tensor | None = None) -> Segments | None:
-    """Segments, if there are too few heads to fill the device; what they do to the state before them may be known."""
+def segments_of(
+    call: ChunkedCall, operands: StateOperands, transitions: Tensor | None = None, local: Tensor | None = None
+) -> Segments | None:
+    """Segments, if there are too few heads to fill the device; what they do to a state, and make of zero, may be known."""
     HV, V = call.v.shape[2:]
     K, variant = call.q.shape[-1], call.variant
     length = variant.segment(usual_tokens(call), call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
@@ -94,7 +98,7 @@ def segments_of(call: ChunkedCall, operands: StateOperands, transitions: Tensor 
         return None
     pieces = cut(call, length * call.chunk)
     if transitions is not None:
-        return Segments(pieces, length, transitions)
+        return Segments(pieces, length, transitions, local)
     segments = Segments(pieces, length, torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device))
     launch_state(call, variant["segment_fwd"], operands, None, segments, None, segments.transitions, Written())
     return segments
@@ -121,10 +125,19 @@ def starts_of(
     call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments, start: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The states before the segments, and those after the last of each sequence."""
+    known = segments.local is not None and not direction.reverse
+    local = segments.local.clone() if known else local_states(call, operands, direction, y, segments)
+    return local, chain(call, segments, local, start, direction.reverse)
+
+
+def local_states(
+    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments
+) -> Tensor:  # fmt: skip
+    """The states that segments make of zero."""
     shape = segments.cut.count, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
     local = torch.empty(shape, dtype=torch.float32, device=call.q.device)
     launch_state(call, call.variant[direction.segment], operands, y, segments, None, local, Written())
-    return local, chain(call, segments, local, start, direction.reverse)
+    return local
 
 
 def far_states(
