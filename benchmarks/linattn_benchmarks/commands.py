@@ -16,6 +16,7 @@ from rich.console import Console
 
 from . import beside, costs, grid, host, on_ranks, published, scale, sweep, warm
 from .cases import Case, parse_shape
+from .ceilings import measure
 from .environment import accelerator, document, environment, keep, read
 from .runners import RUNNERS
 from .subjects import Subject
@@ -133,12 +134,14 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     here = environment()
     told = {name: asked.settings[name] for name in ("device", "dtype", "gate_dtype", "gates")}
     told |= {name: here[name] for name in ("accelerator", "processor", "cores", "load")}
+    ceilings = measure(told["device"], told["dtype"])
+    RUNNERS["torch"](told["device"]).release()
     rows: list[Row] = []
     with bars(say) as bar:
         task = bar.add_task("timing", total=sum(len(cases) + 2 * (ranks > 1) for ranks in counts))
         for ranks in counts:
             rows += on_ranks.timed(cases, next(iter(backends), None), ranks, asked.seconds, lambda: bar.advance(task))
-    found = document("scale", {"settings": told, "sizes": sizes, "rows": rows})
+    found = document("scale", {"settings": told, "sizes": sizes, "ceilings": ceilings, "rows": rows})
     if asked.out:
         keep(asked.out, found)
     return found

@@ -145,6 +145,38 @@ def share_of_summaries(family: str, K: int, V: int) -> float:
     return 2 * one / own
 
 
+@dataclass(frozen=True)
+class Scan:
+    """One scan over a shard, by a token and head.
+
+    Attributes:
+        nbytes: Bytes of what is read.
+        flops: Operations.
+    """
+
+    nbytes: int
+    flops: int
+
+    def ms(self, count: int, ceilings: dict[str, Any]) -> float:
+        """The least time of ``count`` tokens and heads: bytes at the speed of a copy, operations at that of a product."""
+        return 1e3 * count * max(self.nbytes / ceilings["copy_bytes_per_s"], self.flops / ceilings["matmul_flops_per_s"])
+
+
+def scans(family: str, sizes: Sizes, operand: int, gate: int) -> tuple[Scan, Scan]:
+    """What a rank does for the others, as counted: a summary of keys, values and gates, and the gradient of what enters it.
+
+    ``operand`` and ``gate`` are bytes of a number.
+    """
+    K, V, C = sizes["K"], sizes["V"], CHUNK
+    gates = gate * (0 if family in ("linear_attn", "delta_rule") else K if family in (*VECTOR, "kda", "dplr") else 1)
+    strengths = operand * 2 * K if family == "dplr" else gate if family in MATRIX else 0
+    forward, backward = 2 * K * V, 2 * K * V
+    if family in MATRIX:
+        forward, backward = 4 * K * (V + K) + 2 * C * (2 * K + V), 6 * K * V + 4 * C * V
+    keys = operand * K * (family in MATRIX)
+    return Scan(operand * (K + V) + gates + strengths, forward), Scan(operand * (K + V) + keys + gates + strengths, backward)
+
+
 def efficiency_of_counts(family: str, sizes: Sizes, ranks: int, own_ms: float, bytes_per_s: float) -> float:
     """What is left of ideal if operations all take as long as a shard's own, which are ``own_ms``, and bytes go at one rate."""
     nbytes = (ranks - 1) * exchanged(family, "fwdbwd", ranks, sizes)

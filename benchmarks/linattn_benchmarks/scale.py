@@ -9,7 +9,7 @@ from typing import Any
 from linattn.errors import OptionError
 
 from . import costs
-from .cases import Case, complete
+from .cases import ITEMSIZE, Case, complete
 from .sections import Section
 
 RANKS = (1, 2, 4)
@@ -65,7 +65,8 @@ def counts(asked: Sequence[int], device: str) -> list[int]:
 def sections(results: dict[str, Any]) -> list[Section]:
     """Fitted factors, measured rows beside the fit, what it says of many ranks, and published figures beside counts."""
     fitted = costs.fit(results["rows"], results["sizes"])
-    return [factors(fitted), measured(results, fitted), *(far(results, fitted, T) for T in TOKENS), published()]
+    computed = (far(results, fitted, tokens) for tokens in TOKENS)
+    return [factors(fitted), measured(results, fitted), *shares(results), *computed, published()]
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -114,6 +115,50 @@ def measured(results: dict[str, Any], fitted: costs.Costs) -> Section:
     note = f"{machine(results)} The fit is off by a factor of {costs.worst(fitted, rows):.2f} at most."
     head = ("", "ranks", "tokens of a rank", "measured, ms", "fitted, ms", "fitted to fewer ranks, ms")
     return Section("Measured, and the fit", head, lines, note)
+
+
+def shares(results: dict[str, Any]) -> list[Section]:
+    """Of the most ranks, what is left of ideal, and what they add beside the least that it could take; if that was measured."""
+    ceilings = results.get("ceilings")
+    if ceilings is None:
+        return []
+    settings, sizes = results["settings"], results["sizes"]
+    operand, gate = (ITEMSIZE[settings[name]] for name in ("dtype", "gate_dtype"))
+    rows = [row for row in results["rows"] if row["family"]]
+    most = max(row["ranks"] for row in rows)
+    alone = {(row["family"], row["what"], row["tokens"]): row["ms"]["median"] for row in rows if row["ranks"] == 1}
+    lines = []
+    for row in rows:
+        if row["ranks"] != most:
+            continue
+        one, ms = alone[row["family"], row["what"], row["tokens"]], row["ms"]["median"]
+        passes = costs.scans(row["family"], sizes, operand, gate)[: 2 if row["what"] == "fwdbwd" else 1]
+        floor = sum(scan.ms(row["tokens"] * sizes["H"], ceilings) for scan in passes)
+        figures = (
+            f"{one:.3g}",
+            f"{ms:.3g}",
+            f"{one / ms:.0%}",
+            f"{ms - one:.3g}",
+            f"{floor:.3g}",
+            f"{one / (one + floor):.0%}",
+        )
+        lines.append((f"`{row['family']}`, {row['what']}", f"{row['tokens']:,}", *figures))
+    note = (
+        f"Gates: {settings['gates']}. The floor is one scan forward and one backward, in which every token is read, at the "
+        f"{ceilings['copy_bytes_per_s'] / 1e9:,.0f} GB/s of a copy or the {ceilings['matmul_flops_per_s'] / 1e12:,.0f} TFLOP/s "
+        f"of a product, whichever takes longer. Tokens that gates leave nothing of are not read."
+    )
+    head = (
+        "",
+        "tokens of a rank",
+        "alone, ms",
+        f"{most} ranks, ms",
+        "of ideal",
+        "added, ms",
+        "floor of that, ms",
+        "of ideal at it",
+    )
+    return [Section("Share of ideal", head, lines, note)]
 
 
 def families(results: dict[str, Any]) -> list[str]:

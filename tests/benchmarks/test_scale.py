@@ -18,7 +18,8 @@ pytest.importorskip("torch.distributed")
 PAGE = Path(__file__).parents[2] / "docs" / "performance" / "scale.md"
 SIZES = {"H": 2, "K": 32, "V": 16}
 SETTINGS = {"device": "cpu", "dtype": "float32", "gate_dtype": "float32", "gates": "model", "seed": 1}
-TOLD = {"device": "cpu", "dtype": "float32", "accelerator": None, "processor": "a processor", "cores": 2, "load": 0.5}
+TOLD = {"device": "cpu", "dtype": "float32", "gate_dtype": "float32", "gates": "model", "accelerator": None}
+TOLD |= {"processor": "a processor", "cores": 2, "load": 0.5}
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def results(true):
         for T in (512, 2048)
     ]
     rows = [row | {"ms": {"median": true.of(row)}} for row in (*exchanges, *calls)]
-    return {"settings": TOLD, "sizes": SIZES, "rows": rows}
+    ceilings = {"copy_bytes_per_s": 1e12, "matmul_flops_per_s": 1e14}
+    return {"settings": TOLD, "sizes": SIZES, "ceilings": ceilings, "rows": rows}
 
 
 def test_the_fit_finds_what_made_the_figures(true, results):
@@ -106,6 +108,25 @@ def test_the_report_shows_measured_fitted_and_computed(results, tmp_path):
     paths = plots.write_png(plots.scaling(results), tmp_path)
     assert len(paths) == 5
     assert min(path.stat().st_size for path in paths) > 10_000
+
+
+def test_the_floor_is_a_scan_a_pass(results):
+    K, V = SIZES["K"], SIZES["V"]
+    forward, backward = costs.scans("simple_gla", SIZES, 2, 4)
+    assert (forward.nbytes, backward.nbytes) == (2 * (K + V) + 4,) * 2
+    assert forward.ms(1000, results["ceilings"]) == pytest.approx(1e3 * 1000 * forward.nbytes / 1e12)
+    forward, backward = costs.scans("kda", SIZES, 2, 4)
+    assert forward.flops == 4 * K * (V + K) + 128 * (2 * K + V)
+    assert backward.nbytes == 2 * (2 * K + V) + 4 * K + 4
+    slow = results["ceilings"] | {"matmul_flops_per_s": 1e12}
+    assert forward.ms(1000, slow) == pytest.approx(1e3 * 1000 * forward.flops / 1e12)
+    (shares,) = scale.shares(results)
+    assert len(shares.lines) == len(costs.FAMILIES) * 2 * 2
+    for _, _, alone, ms, share, added, floor, at_floor in shares.lines:
+        assert float(share.rstrip("%")) == pytest.approx(100 * float(alone) / float(ms), abs=1)
+        assert float(added) > float(floor) > 0
+        assert float(at_floor.rstrip("%")) >= float(share.rstrip("%"))
+    assert scale.shares({name: x for name, x in results.items() if name != "ceilings"}) == []
 
 
 def test_ranks_that_are_started_are_measured(run, tmp_path):
