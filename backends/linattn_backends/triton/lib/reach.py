@@ -43,9 +43,10 @@ def chunks_in_reach(
             own = tl.load(p, mask=nth < chunks, other=0.0).to(tl.float32)[:, None] + tl.zeros((P, BK), tl.float32)
         else:
             p = sums + (chunk0 + chunk)[:, None] * stride0 + hv.to(tl.int64) * stride1 + columns[None, :] * stride2
-            own = tl.load(p, mask=(nth < chunks)[:, None] & (columns < K)[None, :], other=KIND == DECAYS).to(tl.float32)
+            inside = (nth < chunks)[:, None] & (columns < K)[None, :]
+            own = tl.load(p, mask=inside, other=0.0).to(tl.float32)
             if KIND == DECAYS:
-                own = tl.where(own > 0, tl.log2(tl.maximum(own, 1e-38)), FORGOTTEN)
+                own = tl.where(inside, tl.where(own > 0, tl.log2(tl.maximum(own, 2e-38)), FORGOTTEN), 0.0)
         until = passed[None, :] + tl.cumsum(own, 0) - own
         forgotten = tl.min(((until <= FORGOTTEN) | (columns >= K)[None, :]).to(tl.int32), 1)
         found = tl.maximum(found, tl.max(tl.where((nth < chunks) & (forgotten == 0), nth + 1, 0), 0))
