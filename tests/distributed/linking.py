@@ -59,7 +59,7 @@ class Staged:
     def adjoint(self, inputs: Any, made: Any, do: Any, dfinal: Any, number: int | None) -> Any:
         arrays, cut = self.only(inputs, made, number)
         K, (B, _, HV, V) = arrays["k"].shape[-1], arrays["v"].shape
-        start = torch.zeros((B, HV, K, V), dtype=do.dtype, requires_grad=True)
+        start = torch.zeros((B, HV, K, V), dtype=do.dtype, device=do.device, requires_grad=True)
         return self.derived(arrays, start, None, cut(do), dfinal, [start])[0]
 
     def gradients(self, inputs: Any, made: Any, start: Any, do: Any, dfinal: Any) -> Any:
