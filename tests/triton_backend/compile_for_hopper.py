@@ -234,7 +234,7 @@ def in_stages(backend, family, S):
     made = stages.begin(inputs, kept)
     for dfinal in (None, end):
         stages.adjoint(inputs, made, o, dfinal, None)
-    stages.gradients(inputs, made, S, o, end)
+    stages.gradients(inputs, stages.recall(inputs, made, S), S, o, end)
 
 
 def maps(family):

@@ -84,7 +84,7 @@ def in_stages(family):
     yield "backward"
     made = stages.begin(inputs, kept)
     stages.adjoint(inputs, made, o, final, None)
-    stages.gradients(inputs, made, start, o, final)
+    stages.gradients(inputs, stages.recall(inputs, made, start), start, o, final)
 
 
 def mapped(family):

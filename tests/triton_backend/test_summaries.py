@@ -90,7 +90,11 @@ def test_stages_are_the_operator(name, offsets, segment, monkeypatch):
     given = [torch.randn_like(y) for y in expected]
     if offsets:
         given[0][:, offsets[-1] :] = 0
-    gradients = [y for y in stages.gradients(inputs, again, start.detach(), *given) if y is not None]
+    gradients = [
+        y
+        for y in stages.gradients(inputs, stages.recall(inputs, again, start.detach()), start.detach(), *given)
+        if y is not None
+    ]
     names = [name for name in ("q", "k", "v", "g", "beta", "a", "b", "gv", "u") if name in leaves]
     wanted = torch.autograd.grad(expected, [*(leaves[name] for name in names), start], given)
     for one, other in zip((*found, *gradients), (*expected, *wanted), strict=True):
@@ -187,7 +191,9 @@ def test_later_calls_are_replayed(name):
     def all_of_them():
         stages, inputs, made, again = in_stages(family, x)
         outputs = stages.finish(inputs, made, start, True)[:2]
-        gradients = [y for y in stages.gradients(inputs, again, start, do, dfinal) if y is not None]
+        gradients = [
+            y for y in stages.gradients(inputs, stages.recall(inputs, again, start), start, do, dfinal) if y is not None
+        ]
         adjoint = stages.adjoint(inputs, again, do, None, None)
         summary = getattr(linattn, f"summary_{family}")(**given, backend="triton")
         return *summary, *stages.summary(inputs, made), *outputs, adjoint, *gradients

@@ -9,7 +9,7 @@ memory and fewer bytes, and a round trip for every span.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..frameworks import framework_of
 from .agreement import agree, rank_is_gone
 from .layout import remembered
 
-__all__ = ["carried", "chain", "combine", "flow_back", "total", "watch"]
+__all__ = ["carried", "chain", "combine", "flowing_back", "total", "watch"]
 
 _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 """A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
@@ -62,14 +62,25 @@ class _waiting:
             raise gone from error
 
 
-def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
-    """``[ranks, ...]``: what every rank has."""
+def _gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
+    """Begin to gather ``[ranks, ...]``, what every rank has; what is returned waits for it."""
     x = x.contiguous()
     ranks = dist.get_world_size(group)
     found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
     with _waiting(label, group):
-        _all_gather(found, x, group=group)
-    return found.view(ranks, *x.shape)
+        work = _all_gather(found, x, group=group, async_op=True)
+
+    def arrived() -> Tensor:
+        with _waiting(label, group):
+            work.wait()
+        return found.view(ranks, *x.shape)
+
+    return arrived
+
+
+def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
+    """``[ranks, ...]``: what every rank has."""
+    return _gathering(x, group, label)()
 
 
 def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
@@ -158,7 +169,12 @@ def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: 
     return found
 
 
-def flow_back(
+def flow_back(d: Tensor, A: Tensor, order: list[int], enters: list[bool], starts: list[bool], *rest: Any) -> Tensor:
+    """Gradients of the states after this rank's spans ``[spans, ...]``, from those of what entered them; ``A`` as kept."""
+    return flowing_back(d, A, order, enters, starts, *rest)()
+
+
+def flowing_back(
     d: Tensor,
     A: Tensor,
     order: list[int],
@@ -167,23 +183,28 @@ def flow_back(
     group_name: str,
     label: str,
     ring: bool,
-) -> Tensor:
-    """Gradients of the states after this rank's spans ``[spans, ...]``, from those of what entered them; ``A`` as kept."""
+) -> Callable[[], Tensor]:
+    """Begin with that, so that a device can do other work; what is returned waits for the other ranks."""
     group = _resolve_process_group(group_name)
     if ring:
-        return _handed_back(d, A, order, enters, starts, group, label)
+        after = _handed_back(d, A, order, enters, starts, group, label)
+        return lambda: after
     me, xp = dist.get_rank(group), framework_of(d)
-    all_d = _gathered(d, group, label)
-    flow = torch.zeros_like(d[0])
-    after: list[Tensor] = []
-    for j, (rank, number) in reversed(list(enumerate(_rounds(order)))):
-        if rank == me:
-            after.append(flow)
-        if len(after) == len(d):
-            break
-        before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
-        flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
-    return torch.stack(after[::-1])
+    arrived = _gathering(d, group, label)
+
+    def finish() -> Tensor:
+        all_d, flow = arrived(), torch.zeros_like(d[0])
+        after: list[Tensor] = []
+        for j, (rank, number) in reversed(list(enumerate(_rounds(order)))):
+            if rank == me:
+                after.append(flow)
+            if len(after) == len(d):
+                break
+            before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
+            flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
+        return torch.stack(after[::-1])
+
+    return finish
 
 
 def _handed_back(d: Tensor, A: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:

@@ -3,8 +3,8 @@
 
 What such a backend makes before any state is known, the scores of chunks and decayed rows, serves the summary that a span tells
 the others and then, once it is known what enters, the outputs. Backward, it serves the gradient of what entered, which follows
-from the outputs alone, and once the ranks have exchanged these, all other gradients. So forward and backward, what a span does
-for the others is one scan that writes nothing a token.
+from the outputs alone, and once the ranks have exchanged these, all other gradients; beside that exchange the states of the
+chunks are made again. So forward and backward, what a span does for the others is one scan that writes nothing a token.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Link", "Stages", "link_of"]
 
 Arrays: TypeAlias = "Sequence[Tensor | None]"
+Exchanged = Callable[[Tensor], Callable[[], Tensor]]
+"""From gradients of what entered spans, what waits for those of the states after them."""
 OPTIONS = ("scale", "chunk_size", "qk_norm", "gate", "beta_map")
 """Keywords that stages take besides arrays, where a family has them."""
 
@@ -54,6 +56,10 @@ class Stages(Protocol):
 
     def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
         """The gradient of the states before the tokens ``[N, HV, K, V]``, in float32."""
+        ...
+
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+        """What is made, and what else the backward pass needs that follows from the states before the tokens."""
         ...
 
     def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
@@ -164,8 +170,12 @@ class Link(Exchange):
         self.call, self.inputs, self.made = self.call._replace(arrays={}, keywords={}), (), ()  # autograd keeps what it needs
         return _Linked.apply(self, made, asked, initial_state, *inputs)
 
-    def after(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Tensor:
-        """The gradient of the operator's final states, from those of its outputs and of the caller's final states."""
+    def after(
+        self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None
+    ) -> Callable[[], Tensor]:  # fmt: skip
+        """What waits for the gradient of the operator's final states, which follows from those of its outputs and of the
+        caller's final states.
+        """
         transitions, *way = self.chained
         find = self._of_packed if self.call.shard.packed else self._of_rows
 
@@ -174,16 +184,21 @@ class Link(Exchange):
                 return torch.zeros_like(start if number is None else start[:1])
             return self.stages.adjoint(inputs, made, do, dfinal, number)
 
-        return find(before, dfinal, lambda d: collectives.flow_back(d.contiguous(), transitions, *way))
+        return find(before, dfinal, lambda d: collectives.flowing_back(d.contiguous(), transitions, *way))
 
-    def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Callable[[Tensor], Tensor]) -> Tensor:
+    def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
         """The spans of a rank are rows of a batch."""
         xp, spans = self.call.xp, self.call.shard.spans
         d = before(None, [span.place for span in spans] != [0], dfinal)
-        after = by_row(xp, exchanged(by_span(xp, d, len(spans))))
-        return after if dfinal is None else after + dfinal
+        arrived = exchanged(by_span(xp, d, len(spans)))
 
-    def _of_packed(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Callable[[Tensor], Tensor]) -> Tensor:
+        def rows() -> Tensor:
+            after = by_row(xp, arrived())
+            return after if dfinal is None else after + dfinal
+
+        return rows
+
+    def _of_packed(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
         """One sequence enters a span, and one leaves it."""
         shard = self.call.shard
         found: list[Tensor] = []
@@ -191,11 +206,16 @@ class Link(Exchange):
             place = shard.entry(number)
             own = None if dfinal is None else dfinal[place : place + 1]
             found.append(before(place, shard.chain.enters[span.place], own))
-        after = exchanged(torch.stack(found))
-        rows = after.new_zeros((len(shard.segments), *after.shape[2:])) if dfinal is None else dfinal.clone()
-        for number, span in enumerate(shard.spans):
-            if span.tail is not None:
-                rows[shard.segments.index(span.tail)] += after[number, 0]
+        arrived = exchanged(torch.stack(found))
+
+        def rows() -> Tensor:
+            after = arrived()
+            rows = after.new_zeros((len(shard.segments), *after.shape[2:])) if dfinal is None else dfinal.clone()
+            for number, span in enumerate(shard.spans):
+                if span.tail is not None:
+                    rows[shard.segments.index(span.tail)] += after[number, 0]
+            return rows
+
         return rows
 
 
@@ -219,5 +239,6 @@ class _Linked(torch.autograd.Function):
         inputs, kept = tuple(saved[: ctx.count]), tuple(saved[ctx.count :])
         made = link.stages.begin(inputs, kept)
         after = link.after(inputs, made, start, do, dfinal)
-        *gradients, dstart = link.stages.gradients(inputs, made, start, do, after)
+        made = link.stages.recall(inputs, made, start)  # beside the exchange
+        *gradients, dstart = link.stages.gradients(inputs, made, start, do, after())
         return None, None, None, dstart, *gradients

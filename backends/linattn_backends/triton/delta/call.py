@@ -218,12 +218,11 @@ class States(NamedTuple):
     adjoint: Tensor
 
     @classmethod
-    def empty(cls, call: ChunkedCall) -> States:
-        """Arrays for those of a call."""
+    def empty(cls, call: ChunkedCall) -> tuple[Tensor, Tensor]:
+        """Arrays for those of one way through the chunks."""
         HV, V = call.v.shape[2:]
         new = functools.partial(torch.empty, dtype=call.state_dtype, device=call.v.device)
-        chunks = call.chunks.count, HV, V, call.q.shape[-1]
-        return cls(new(chunks), new(chunks), new(call.v.shape), new(call.v.shape))
+        return new((call.chunks.count, HV, V, call.q.shape[-1])), new(call.v.shape)
 
 
 class ScoreGradients(NamedTuple):

@@ -12,7 +12,7 @@ from .gradients_launch import Gradients, operand_gradients
 from .scores_launch import state_operands
 from .state_launch import Segments, Written, carry_backward, carry_forward, segments_of
 
-__all__ = ["backward", "forward", "gradients_of", "outputs_of"]
+__all__ = ["backward", "forward", "gradients_of", "outputs_of", "states_of"]
 
 
 def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Scores | None]:
@@ -38,14 +38,23 @@ def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores |
     do = rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
     operands = state_operands(call, kept)
-    return gradients_of(call, operands, segments_of(call, operands), do, dfinal)
+    segments = segments_of(call, operands)
+    return gradients_of(call, operands, segments, states_of(call, operands, segments), do, dfinal)
+
+
+def states_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> tuple[Tensor, Tensor]:
+    """The states before chunks, and errors."""
+    states, errors = States.empty(call)
+    carry_forward(call, operands, segments, False, Written(states, errors))
+    return states, errors
 
 
 def gradients_of(
-    call: ChunkedCall, operands: StateOperands, segments: Segments | None, do: Tensor, dfinal: Tensor | None
-) -> Gradients:
-    """Gradients by the array's name, of what is made of the chunks."""
-    states = States.empty(call)
-    carry_forward(call, operands, segments, False, Written(states.states, states.errors))
-    dstart = carry_backward(call, operands, do, segments, dfinal, Written(states.dstates, states.adjoint))
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, forward: tuple[Tensor, Tensor], do: Tensor,
+    dfinal: Tensor | None,
+) -> Gradients:  # fmt: skip
+    """Gradients by the array's name, of what is made of the chunks and what the way ``forward`` through them left."""
+    dstates, adjoint = States.empty(call)
+    dstart = carry_backward(call, operands, do, segments, dfinal, Written(dstates, adjoint))
+    states = States(forward[0], dstates, forward[1], adjoint)
     return operand_gradients(call, do, operands, states) | dict(start=dstart)

@@ -18,7 +18,7 @@ from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
 from .call import ChunkedCall, DeltaCall, Scores, StateOperands
-from .chunk import gradients_of, outputs_of
+from .chunk import gradients_of, outputs_of, states_of
 from .scores_launch import state_operands
 from .state_launch import BACKWARD, FORWARD, Segments, far_states, local_states, segments_of, transitions_of, whole_transitions
 
@@ -123,9 +123,14 @@ class DeltaStages(NamedTuple):
         made, inputs, options, do = self._only(number, made, inputs, do)
         return adjoint(do, dfinal, *made, *inputs, *options)
 
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+        """What is made, the states before chunks and errors."""
+        return *made, *recall(start, *made, *inputs, *self.options)
+
     def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
         """Gradients of the inputs, and of the states before the tokens."""
-        found = iter(gradients(start, do, dfinal, *made, *inputs, *self.options))
+        *made, states, errors = made
+        found = iter(gradients(start, do, dfinal, states, errors, *made, *inputs, *self.options))
         return *(None if x is None else next(found) for x in inputs), next(found)
 
     def _only(
@@ -207,14 +212,27 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
 
 @recorded
 @precompiled()
-def gradients(start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any) -> list[Tensor]:
-    """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
+def recall(start: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """The states before the tokens; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    given = given_of(inputs, options, start)
+    call = ChunkedCall.cut(given, given.backward_variant(None, kept=True), NO_LENGTHS)
+    operands = made.operands(call)
+    return states_of(call, operands, segments_of(call, operands, made.transitions, made.local))
+
+
+@recorded
+@precompiled()
+def gradients(
+    start: Tensor, do: Tensor, dfinal: Tensor | None, states: Tensor, errors: Tensor, *args: Any
+) -> list[Tensor]:  # fmt: skip
+    """The states before the tokens, gradients of outputs and final states, what is recalled; what is made, inputs, options."""
     made, inputs, options = taken(args)
     given, do = given_of(inputs, options, start), rows_contiguous(do)
     call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
-    found = gradients_of(call, operands, segments, do, dfinal)
+    found = gradients_of(call, operands, segments, (states, errors), do, dfinal)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias", "start")
     return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]

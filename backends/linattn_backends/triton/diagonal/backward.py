@@ -19,7 +19,7 @@ from .gate_launch import chunked
 from .memory_launch import Roles
 from .resident_launch import Operands
 
-__all__ = ["backward", "gradients_of"]
+__all__ = ["backward", "gradients_of", "states_of"]
 
 Gradients = dict[str, Tensor | None]
 
@@ -37,10 +37,12 @@ def backward(
     return gradients_of(run, do, dend, made)
 
 
-def gradients_of(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands | None) -> Gradients:
-    """As :func:`backward`, of a call cut into chunks, whose gate per key channel is applied."""
+def gradients_of(
+    run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands | None, kept: Tensor | None = None
+) -> Gradients:
+    """As :func:`backward`, of a call cut into chunks, whose gate per key channel is applied; its states may be known."""
     if made is not None:
-        return with_vector_gate(run, do, dend, made)
+        return with_vector_gate(run, do, dend, made, states_of(run, made) if kept is None else kept)
     if run.variant.algorithm == "memory":
         return through_memory(run, do, dend)
     return in_registers(run, do.to(run.call.v.dtype), dend)  # of wide outputs it is float32
@@ -129,10 +131,15 @@ def scan_from_end(
     return segments, end if segments.pieces is None else segments.end, dv
 
 
-def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands) -> Gradients:
-    """States and their gradients, then the others: what passes between chunks, then what does inside them."""
+def states_of(run: ChunkedCall, made: VectorOperands) -> Tensor:
+    """The states before chunks, once a gate per key channel is applied."""
+    update = vector_launch.update(made, made.write, run.call.v)
+    return memory_launch.scan_states(run, update, run.call.start, False, False)[0]
+
+
+def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: VectorOperands, kept: Tensor) -> Gradients:
+    """Gradients of states, then the others: what passes between chunks, then what does inside them."""
     call = run.call
-    kept, _ = memory_launch.scan_states(run, vector_launch.update(made, made.write, call.v), call.start, False, False)
     dv = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     if "scan" in run.variant.stages:
         dkept = torch.empty_like(kept)

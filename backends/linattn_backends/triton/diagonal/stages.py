@@ -19,7 +19,7 @@ from ..host.tiles import programs
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
 from . import vector_launch
-from .backward import gradients_of
+from .backward import gradients_of, states_of
 from .call import ChunkedCall, DiagonalCall, Update, VectorOperands
 from .forward import outputs_of
 from .gate_launch import chunked
@@ -104,9 +104,14 @@ class DiagonalStages(NamedTuple):
         made, inputs, options, do = self._only(number, made, inputs, do)
         return adjoint(do, dfinal, *made, *inputs, *options)
 
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+        """What is made, and under a gate per key channel the states before chunks."""
+        return *made, None if made[0] is None else recall(start, *made, *inputs, *self.options)
+
     def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
         """Gradients of the inputs, and of the states before the tokens."""
-        found = iter(gradients(start, do, dfinal, *made, *inputs, *self.options))
+        *made, states = made
+        found = iter(gradients(start, do, dfinal, states, *made, *inputs, *self.options))
         return *(None if x is None else next(found) for x in inputs), next(found)
 
     def _only(
@@ -189,12 +194,23 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
 
 @recorded
 @precompiled()
-def gradients(start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any) -> list[Tensor]:
-    """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
+def recall(start: Tensor, *args: Any) -> Tensor:
+    """The states before the tokens; what is made, inputs, options."""
+    made, inputs, options = taken(args)
+    call = given_of(inputs, options, start)
+    return states_of(chunked(call, call.backward_variant(call.v), made.sums), made.operands)
+
+
+@recorded
+@precompiled()
+def gradients(
+    start: Tensor, do: Tensor, dfinal: Tensor | None, states: Tensor | None, *args: Any
+) -> list[Tensor]:  # fmt: skip
+    """The states before the tokens, gradients of outputs and final states, what is recalled; what is made, inputs, options."""
     made, inputs, options = taken(args)
     call, do = given_of(inputs, options, start), rows_contiguous(do)
     run = chunked(call, call.backward_variant(do), made.sums)
-    found = gradients_of(run, do, dfinal, made.operands)
+    found = gradients_of(run, do, dfinal, made.operands, states)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "gv")))
     names = ("q", "k", "v", "g", "gv", "u", "start")
     return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]
