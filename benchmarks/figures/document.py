@@ -45,6 +45,7 @@ PACKAGES = {
     "jax_cpu": ("jax", "torch"),
     "jax_cuda": ("jax", "triton"),
     "tpu_static": ("jax", "libtpu"),
+    "parts": ("torch", "triton", "flash-linear-attention", "mamba-ssm"),
     **dict.fromkeys(BENCHMARKS, ("torch", "triton", "transformers", "flash-linear-attention", "mamba-ssm")),
 }
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 SWEEPS = ("table", "grid")
 BESIDE = tuple(beside.BENCHMARKS)
-NAMED = ("overhead", "torch-cpu", "report", "scale", *SWEEPS, *BESIDE)
+NAMED = ("overhead", "torch-cpu", "report", "scale", "parts", *SWEEPS, *BESIDE)
 
 
 def bench(
@@ -36,8 +36,9 @@ def bench(
         list[str],
         typer.Argument(
             help="Operators, e.g. chunk_gla recurrent_kda; or one of: table FILE (run a published table again), grid [FAMILY…] "
-            "(families over heads and packings), layer [NAME…] (token mixers beside other libraries'), model NAME… (hybrid "
-            "models of transformers), scale [FAMILY…] (families over ranks, and what many ranks would take), "
+            "(families over heads and packings), parts [OPERATOR…] (what stands around the operators, and operators "
+            "that take it in), layer [NAME…] (token mixers beside other libraries'), model NAME… (hybrid models of "
+            "transformers), scale [FAMILY…] (families over ranks, and what many ranks would take), "
             "overhead (import and dispatch; with --device cuda, eager calls), torch-cpu (the PyTorch backend against "
             "torch.bmm), report FILE… (show results files again)."
         ),
@@ -47,7 +48,8 @@ def bench(
         str | None, typer.Option(help=f"Whose arrays: {', '.join(KNOWN)}. Default: the backend's first.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Kind of device: cpu, cuda, tpu or metal. Default: cpu; of table, grid and scale, cuda.")
+        str | None,
+        typer.Option(help="Kind of device: cpu, cuda, tpu or metal. Default: cpu; of table, grid, parts and scale, cuda."),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -74,10 +76,11 @@ def bench(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Time to spend on the repeats of one row. Default: 1; of table and grid, 0.2."),
+        typer.Option(min=0.01, help="Time to spend on the repeats of one row. Default: 1; of table, grid and parts, 0.2."),
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(help="Of table and grid: only rows with such a name, as in a shell; repeat for more.")
+        list[str] | None,
+        typer.Option(help="Of table, grid and parts: only rows with such a name, as in a shell; repeat for more."),
     ] = None,
     budget: Annotated[
         float | None,
@@ -91,7 +94,8 @@ def bench(
     check: Annotated[
         bool | None,
         typer.Option(
-            help="Of table and grid: hold results against float64 first; of layer and model: others against ours. Default: do."
+            help="Of table, grid and parts: hold results against float64 first; of layer and model: others against ours. "
+            "Default: do."
         ),
     ] = None,
     ranks: Annotated[
@@ -106,10 +110,11 @@ def bench(
     tune: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of layer and model: configurations that the autotuner of a peer's kernel chooses among. Default: all."
+            min=1,
+            help="Of layer, model and parts: configurations that the autotuner of a peer's kernel chooses among. Default: all.",
         ),
     ] = None,
-    small: Annotated[bool | None, typer.Option(help="Of layer and model: at reduced sizes. Default: real ones.")] = None,
+    small: Annotated[bool | None, typer.Option(help="Of layer, model and parts: at reduced sizes. Default: real ones.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Of model: how many layers it has. Default: 4.")] = None,
     modes: Annotated[
         str | None, typer.Option(help="Of layer and model, comma-separated: eager, compiled. Default: both.")
@@ -126,13 +131,16 @@ def bench(
             check_plots()
         limit_threads(threads)
         name, *words = operators
-        on_device = name in (*SWEEPS, *BESIDE, "scale") or (name == "overhead" and device not in (None, "cpu"))
-        refuse(name, SWEEPS, {"--rows": rows, "--resume": resume})
-        refuse(name, (*SWEEPS, *BESIDE), {"--budget": budget, "--check": check})
-        refuse(name, BESIDE, {"--small": small, "--modes": modes, "--tune": tune})
+        on_device = name in (*SWEEPS, *BESIDE, "scale", "parts") or (name == "overhead" and device not in (None, "cpu"))
+        refuse(name, SWEEPS, {"--resume": resume})
+        refuse(name, (*SWEEPS, "parts"), {"--rows": rows})
+        refuse(name, (*SWEEPS, *BESIDE), {"--budget": budget})
+        refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check})
+        refuse(name, BESIDE, {"--modes": modes})
+        refuse(name, (*BESIDE, "parts"), {"--small": small, "--tune": tune})
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
-        warmed = on_device and name != "scale"
+        warmed = on_device and name not in ("scale", "parts")
         refuse(name, (name,) if warmed else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--warm": warm})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
@@ -164,6 +172,14 @@ def bench(
                 warm=warm or 0,
                 tune=tune,
             )
+            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
+        elif name == "parts":
+            refuse(name, (), {"--fresh": fresh, "--framework": framework, "--gates": gates, "--dtype": dtype, "--shape": shape})
+            refuse(name, (), {"--what": what, "--backend": backend})
+            asked = commands.Asked(
+                settings, (), seconds, check is not False, rows=rows or (), out=out, small=bool(small), tune=tune
+            )
+            asked = replace(asked, peers=peer if peers else ())
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         elif on_device:
             refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})

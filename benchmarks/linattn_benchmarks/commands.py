@@ -1,8 +1,11 @@
-"""The benchmarks with names that run on a device: ``table``, ``grid``, ``layer``, ``model``, ``scale``; there, ``overhead``."""
+"""The benchmarks with names that run on a device: ``table``, ``grid``, ``parts``, ``layer``, ``model``, ``scale``; there,
+``overhead``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
-from . import beside, costs, grid, host, on_ranks, published, scale, sweep, warm
+from . import beside, costs, grid, host, on_ranks, parts, published, scale, sweep, tuning, warm
 from .cases import Case, parse_shape
 from .ceilings import measure
 from .environment import accelerator, document, environment, keep, read
@@ -27,6 +30,7 @@ DEFAULTS = {
     "grid": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
     "overhead": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.1},
     "scale": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
+    "parts": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
     **{key: {"device": "cpu", "dtype": "fp32", "gates": "model", "seconds": 1.0} for key in beside.BENCHMARKS},
 }
 """What is not said, by command."""
@@ -147,6 +151,32 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     return found
 
 
+def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of what stands around the operators, and of operators that take it in."""
+    require(asked.settings["device"])
+    try:
+        timed: Any = importlib.import_module(f"{__package__}.parts_timed")
+    except ImportError as error:
+        raise OptionError(f"parts cannot run: {error}; pip install 'linattn[torch,bench]'") from error
+    chosen = timed.selected(timed.at_small_sizes() if asked.small else timed.at_real_sizes(), words, asked.rows)
+    told = {"device": asked.settings["device"], "small": asked.small, "tune": asked.tune, "accelerator": accelerator()}
+
+    def report(results: dict[str, Any]) -> None:
+        row = results["rows"][-1]
+        figure = row["reason"] or f"{row['ms']} ms"
+        line = f"{row['part']} {row['label']} {row['dtype']}  {row['what']}  {row['library']}  {row['status']}  {figure}"
+        say.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        if asked.out:
+            keep(asked.out, document("parts", {"settings": told, **results}))
+        bar.advance(task)
+
+    with bars(say) as bar, tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder) / "turns", asked.tune):
+        task = bar.add_task("timing", total=sum(len(part.whats) * len(part.ways) for part in chosen))
+        device, seed = asked.settings["device"], asked.settings["seed"]
+        results = timed.run(chosen, device, seed, asked.seconds, asked.peers, asked.check, report)
+    return document("parts", {"settings": told, **results})
+
+
 def layer(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of token mixers beside other libraries'."""
     return side_by_side("layer", words, asked, say)
@@ -245,6 +275,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], Asked, Console], dict[str, Any]]] =
     "grid": grid_of,
     "overhead": overhead,
     "scale": scale_of,
+    "parts": parts_of,
     "layer": layer,
     "model": model,
 }
@@ -316,6 +347,7 @@ def resumed(path: Path, name: str, settings: dict[str, Any]) -> list[Row]:
 
 SUCCEEDED = {
     "host": host.succeeded,
+    "parts": parts.succeeded,
     "scale": scale.succeeded,
     **dict.fromkeys(beside.BENCHMARKS, beside.succeeded),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import beside, grid, host, published, scale
+from . import beside, grid, host, parts, published, scale
 from .sections import Section
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ SECTIONS = {
     "table": published.sections,
     "grid": grid.sections,
     "host": host.sections,
+    "parts": parts.sections,
     "scale": scale.sections,
     **dict.fromkeys(beside.BENCHMARKS, beside.sections),
 }
