@@ -272,3 +272,24 @@ def test_a_kernel_that_is_not_compiled_is_left_to_the_function(compiled, replaye
         for _ in range(3):
             call("kda", given)
     assert not replayed
+
+
+def test_memory_that_was_viewed_is_given_back(monkeypatch):
+    """A program lets go of views, too, of what it needs no more."""
+    monkeypatch.setattr(replay, "SMALL", 0)
+
+    def summed(x):
+        made = torch.empty_like(x)
+        made.copy_(x)
+        return made.view(2, -1).sum(0)
+
+    note = replay.Recording(torch.device("cpu"), (torch.ones(8),))
+    with replay.standing_in(note), note:
+        result = summed(*note.args)
+    writer = replay.Writer(note, result, torch.device("cpu"), direct=False)
+    program = writer.written()
+    held = [line.partition(" ")[0] for line in writer.lines[:-1] if "= None" not in line and not line.startswith("_")]
+    kept = writer.lines[-1].removeprefix("return ")
+    assert len(held) == 3  # memory, a view of it, and the sum
+    assert [f"{name} = None" in writer.lines for name in held] == [name != kept for name in held]
+    assert torch.equal(program(torch.device("cpu"), None, torch.arange(8.0)), torch.tensor([4.0, 6, 8, 10]))

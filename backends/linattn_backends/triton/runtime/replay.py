@@ -204,6 +204,7 @@ class Writer:
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, Any] = field(default_factory=dict[str, Any])
     bound: set[str] = field(default_factory=set[str])
+    views: dict[Value, list[str]] = field(default_factory=dict[Value, list[str]])
 
     def __post_init__(self) -> None:
         self.kept = {self.note.value(x).root for x in tensors_of(self.result)}
@@ -261,6 +262,9 @@ class Writer:
         call = f"{self.constant(x.function)}({', '.join(given)})"
         names = ["_" if y is None else y.name for y in x.results]
         self.bound.update(names)
+        for y in x.results:
+            if y is not None and y.root is not y:  # which holds the memory of its root
+                self.views.setdefault(y.root, []).append(y.name)
         self.lines.append(f"{', '.join(names)}{',' * (x.several and len(names) == 1)} = {call}")
 
     def memory(self, x: Value) -> None:
@@ -297,7 +301,8 @@ class Writer:
         for i, step in enumerate(self.note.steps):
             write[type(step)](step)
             over = [x for x, last in self.last.items() if last == i and x not in self.kept and x.name[0] == "y"]
-            self.lines += [f"{x.name} = None" for x in over if x not in self.places and size_of(x) >= SMALL]
+            large = [x for x in over if x not in self.places and size_of(x) >= SMALL]
+            self.lines += [f"{name} = None" for x in large for name in (x.name, *self.views.get(x, ()))]
         self.lines.append(f"return {self.expression(self.result)}")
         given = ", ".join(f"x{i}" for i in range(len(self.note.args)))
         source = "\n    ".join([f"def replay(device, stream, {given}):", *self.lines])
