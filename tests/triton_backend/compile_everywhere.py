@@ -40,9 +40,9 @@ def calls():
             compiler.differentiate(*chunk(**compiler.arrays(family, 2, 256, dict(q=torch.float32), **HEADS)))
     raw = compiler.arrays("gated_delta_rule", 1, 128, **HEADS)
     compiler.differentiate(*backend.chunk_gated_delta_rule(**raw, **compiler.maps("gated_delta_rule")))
-    compiler.differentiate(
-        *backend.chunk_ssd(**compiler.arrays("ssd", 1, 128, optional=True, **HEADS), output_final_state=True)
-    )
+    for softplus in (False, True):
+        given = compiler.arrays("ssd", 1, 128, optional=True, **HEADS)
+        compiler.differentiate(*backend.chunk_ssd(**given, dt_softplus=softplus, output_final_state=True))
     compiler.in_stages(backend, "gated_delta_rule", torch.zeros(2, 4, 64, 64))
     token = compiler.arrays("gla", 2, 1, **HEADS)
     backend.recurrent_gla(**{name: x.detach() for name, x in token.items()})

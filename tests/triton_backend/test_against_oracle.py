@@ -284,6 +284,6 @@ def test_gradients_of_a_group_are_summed_while_they_are_made(dtype, turns, monke
     """Value heads take turns, as many as leave the sums no larger than the values; unless too few programs would run."""
     pretend(monkeypatch, num_sms=1 if turns > 1 else 1000)
     given, shapes, empty = arrays("simple_gla", B=2, T=20, H=1, HV=4, K=32, V=16, dtype=dtype), [], backward.empty_sums
-    monkeypatch.setattr(backward, "empty_sums", lambda call, n: shapes.append(n) or empty(call, n))
+    monkeypatch.setattr(backward, "empty_sums", lambda call, n, room: shapes.append(n) or empty(call, n, room))
     check("simple_gla", given, chunk_size=16)
     assert shapes == [turns]

@@ -116,15 +116,15 @@ def test_of_a_backward_pass(call, given, algorithm, stages, reason):
     assert (found.algorithm, kernels(found), found.reason) == (algorithm, stages, reason)
 
 
-def test_two_programs_share_a_scan_of_narrow_heads_in_kernels_for_hopper():
+def test_two_programs_share_a_scan_of_narrow_values_in_kernels_for_hopper():
     """Where pairs of programs fill the device, and one each would not."""
-    narrow, wider, plain = (
-        forward_variant(facts(K=K), BF16, device) for K, device in ((64, HOPPER), (128, HOPPER), (64, AMPERE))
-    )
-    assert [narrow.shares(2048, busy) for busy in (33, 34, 66, 67)] == [False, True, True, False]
-    assert not narrow.shares(256, 66)
-    assert not wider.shares(2048, 66)
-    assert not plain.shares(2048, 54)
+    found = [forward_variant(facts(K=K, V=V), BF16, HOPPER) for K, V in ((64, 64), (128, 64), (64, 128), (256, 64))]
+    assert [variant.shares(2048, 66) for variant in found] == [True, True, False, False]
+    assert [found[0].shares(2048, busy) for busy in (33, 34, 66, 67)] == [False, True, True, False]
+    assert not found[0].shares(256, 66)
+    assert not forward_variant(facts(), BF16, AMPERE).shares(2048, 54)
+    found = [backward_variant(facts(K=128), BF16, grouped, True, HOPPER) for grouped in (True, False)]
+    assert [variant.shares(2048, 66) for variant in found] == [True, False]  # the gradients' own scan is of keys
 
 
 def test_short_sequences_take_plain_kernels_that_share_a_multiprocessor():

@@ -23,6 +23,7 @@ from linattn_backends.jax_triton.devices import HOPPER, INTERPRETER  # noqa: E40
 from linattn_backends.jax_triton.host import Host  # noqa: E402
 from linattn_backends.jax_triton.operations import OPERATIONS  # noqa: E402
 from linattn_backends.triton import TritonBackend  # noqa: E402
+from linattn_backends.triton.diagonal import backward, portions  # noqa: E402
 from linattn_backends.triton.diagonal import memory as kernels  # noqa: E402
 from linattn_backends.triton.runtime import launch as launches  # noqa: E402
 from linattn_backends.triton.runtime.device import standing_in  # noqa: E402
@@ -58,6 +59,16 @@ def test_behind_packed_sequences(op):
     for x in (o, *back(jnp.ones_like(o))):
         assert (x[:, 13:] == 0).all()
         assert (x[:, :13] != 0).any()
+
+
+def test_a_backward_pass_in_parts(monkeypatch):
+    monkeypatch.setattr(portions, "LITTLE", 0)
+    monkeypatch.setattr(portions, "LEAST", 1)
+    noted, cut = [], portions.portions_of
+    monkeypatch.setattr(backward, "portions_of", lambda *call: noted.append(cut(*call)) or noted[-1])
+    compare("chunk", "simple_gla", 2e-5, jnp.float32, BACKEND, B=1, T=70, H=1, HV=4, K=32)
+    assert noted
+    assert all(len(spans) > 1 for groups in noted for spans in groups)
 
 
 @pytest.mark.parametrize("variant", ["gla_value_gate", "bidirectional"])

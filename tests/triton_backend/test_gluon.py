@@ -11,6 +11,8 @@ from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.runtime import launch
 from test_input_maps import check as check_raw
 from test_input_maps import raw
+from test_ssd import arrays as state_space
+from test_ssd import check as check_ssd
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton_cases import BACKEND, arrays, check, check_forward, place_of, pretend
 
@@ -82,6 +84,22 @@ def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
     pretend(monkeypatch, num_sms=4)
     call(family, T=700, HV=2, H=2, kind=kind or "plain")
     assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
+
+
+@pytest.mark.parametrize(
+    "sizes", [dict(K=128), dict(z=None), dict(K=128, H=2, T=300, z=None, cu=[0, 5, 290]), dict(z=None, D=2)]
+)
+def test_weights_of_values(sizes, launched):
+    """``ssd``, whose step sizes and skip are the core's."""
+    check_ssd(state_space(**dict(T=140, H=1, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes))
+    assert launched == {SCAN}
+
+
+@pytest.mark.parametrize("K", [64, 128])
+def test_two_programs_that_share_a_walk_of_weighted_values(K, launched, monkeypatch):
+    pretend(monkeypatch, num_sms=4)
+    check_ssd(state_space(T=600, HV=2, K=K, V=64, z=None, dtype=torch.bfloat16))
+    assert launched == {SCAN}
 
 
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])

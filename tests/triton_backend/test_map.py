@@ -110,11 +110,12 @@ def many_heads(family):
 
 
 def state_space(form="chunk", bare=False, **sizes):
-    """One call of ``ssd``, without skip and gate if ``bare``, forward and backward; or a step of decoding."""
+    """One call of ``ssd``, if ``bare`` without skip and gate, of steps that are a softplus; or a step of decoding."""
     given = arrays("simple_gla", **dict(T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16) | sizes)
     keywords = {name: given.pop(name, None) for name in ("initial_state", "cu_seqlens")}
     C, B, x, dt = given.values()
-    inputs, around = (x, dt, torch.randn(x.shape[2]), B, C), {} if bare else dict(D=torch.randn(x.shape[2]), z=x)
+    inputs = x, dt, torch.randn(x.shape[2]), B, C
+    around = dict(dt_softplus=True) if bare else dict(D=torch.randn(x.shape[2]), z=x)
     yield "forward" if form == "chunk" else "decode"
     if form == "decode":
         BACKEND.decode_ssd(*inputs, **around, state=keywords["initial_state"])

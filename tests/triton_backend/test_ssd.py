@@ -75,11 +75,51 @@ SIZES = [
     dict(T=40, dtype=torch.bfloat16, D=2),
     dict(T=40, dtype=torch.float16),
 ]
+WEIGHTED = [
+    dict(z=None),
+    dict(z=None, D=2),
+    dict(z=None, D=None),
+    dict(B=2, H=2, HV=2, z=None),
+    dict(T=150, H=2, HV=6, K=16, V=70, z=None),
+    dict(T=90, z=None, cu=[0, 5, 5, 80]),
+    dict(T=90, cu=[0, 80]),
+    dict(T=40),
+]
+"""Calls whose step sizes the core takes as weights of values; and those whose skip, or gate, it leaves to others."""
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_sizes(sizes):
     check(arrays(**sizes))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", WEIGHTED, ids=str)
+def test_weights_in_the_core(sizes, dtype):
+    check(arrays(dtype=dtype, **dict(T=70) | sizes))
+
+
+def test_weights_of_steps_that_are_no_softplus():
+    """Whose gradients at zero do not follow from those of keys."""
+    given = arrays(dtype=torch.bfloat16, z=None, dt_bias=None)
+    given["dt"][:, ::3] = 0
+    check(given, dt_softplus=False, dt_limit=(0.0, 1.0))
+
+
+def test_weights_of_zero():
+    """Step sizes that softplus cannot tell from none, and those that are cut off there."""
+    given = arrays(dtype=torch.bfloat16, z=None)
+    given["dt"][:, ::3] = -300
+    check(given, dt_limit=(0.0, float("inf")))
+    check(arrays(dtype=torch.bfloat16, z=None), dt_limit=(-1.0, 0.0))
+
+
+@pytest.mark.parametrize("dt", [-2.0, 3.0])
+def test_weights_under_gates_that_are_weak_or_strong(dt):
+    given = arrays(dtype=torch.bfloat16, T=150, z=None, dt_bias=None)
+    given["dt"] += dt
+    given["A"] *= 8
+    check(given, dt_limit=(0.0, float("inf")))
 
 
 @pytest.mark.parametrize("cu", [None, [0, 3, 12, 12]])
@@ -150,17 +190,21 @@ def test_slots_of_padding(around):
     assert torch.equal(pool[[0, 2]], before[[0, 2]])
 
 
-def test_nothing_is_made_that_is_larger_than_the_largest_input(monkeypatch):
-    """And beside the core's, forward, but one of them."""
+@pytest.mark.parametrize("D", [1, 2])
+def test_nothing_is_made_that_is_larger_than_the_largest_input(D, monkeypatch):
+    """Forward nothing as large but the outputs; backward, with a skip a head, but one gradient."""
     sizes, new = [], torch.empty
-    given = arrays(T=128, H=1, HV=8, K=16, V=64, dtype=torch.bfloat16, D=2)
+    given = arrays(T=128, H=1, HV=8, K=16, V=64, dtype=torch.bfloat16, D=D, z=None)
     largest = given["x"].numel() * 2
     monkeypatch.setattr(torch, "empty", lambda *a, **o: sizes.append(new(*a, **o)) or sizes[-1])
     run(given, **STEPS)
-    assert sum(x.numel() * x.element_size() >= largest for x in sizes) == 2
+    assert sum(x.numel() * x.element_size() >= largest for x in sizes) == 1
     given = {name: x.requires_grad_() for name, x in given.items()}
+    sizes.clear()
     run(given, **STEPS)[0].sum().backward()
-    assert max(x.numel() * x.element_size() for x in sizes) == largest
+    sizes = [x.numel() * x.element_size() for x in sizes]
+    assert max(sizes) == largest
+    assert sum(size >= largest for size in sizes) == D + 1
 
 
 def test_it_is_no_longer_lowered():

@@ -152,9 +152,14 @@ class Host(TorchDispatchMode):
         return memory
 
     def _write(self, x: Tensor, value: Array) -> None:
-        memory = self._numbers(x)
-        whole = x.is_contiguous() and x.numel() == memory.size
-        memory.array = value.reshape(-1) if whole else memory.read().at[places(x)].set(value)
+        memory, dense = self._numbers(x), x.is_contiguous()
+        if dense and x.numel() == memory.size:
+            memory.array = value.reshape(-1)
+        elif dense:
+            begin = x.storage_offset()
+            memory.array = memory.read().at[begin : begin + x.numel()].set(value.reshape(-1))
+        else:
+            memory.array = memory.read().at[places(x)].set(value)
 
     def _pointer(self, x: Tensor) -> Pointer:
         return Pointer(self.memory(x), x.storage_offset(), tuple(x.shape), x.stride())

@@ -46,6 +46,7 @@ OPERATIONS: dict[str, Callable[..., Array]] = {
     "add": lambda x, y, alpha=1, *, like: x + alpha * y,
     "arange": _arange,
     "bitwise_not": lambda x, *, like: ~x,
+    "cat": lambda parts, axis=0, *, like: jnp.concatenate(parts, axis),
     "clamp_": _clamp,
     "clone": _same,
     "copy_": lambda x, y, *_, like: y,

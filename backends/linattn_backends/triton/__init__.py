@@ -149,12 +149,15 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
 `ssd` in ssd/, around those of diagonal/ and recurrent/::
 
-    forward   values and log decays of step sizes             kernels.py:ssd_inputs_fwd
+    forward   step sizes and log decays                       kernels.py:ssd_steps_fwd
+              or values, in float32 and of wide heads         kernels.py:ssd_inputs_fwd
               skip and gate                                   kernels.py:ssd_outputs_fwd
 
-    backward  values and log decays of step sizes             kernels.py:ssd_inputs_fwd
+    backward  step sizes and log decays                       kernels.py:ssd_steps_fwd
+              or values, in float32 and of wide heads         kernels.py:ssd_inputs_fwd
               gradients through the gate                      kernels.py:ssd_outputs_bwd
-              dx, ddt, parts of dA, dD and of the bias's      kernels.py:ssd_inputs_bwd
+              ddt, parts of dA, dD and of the bias's          kernels.py:ssd_steps_bwd
+              or dx and all these                             kernels.py:ssd_inputs_bwd
 
     decode    values and log decays of step sizes             kernels.py:ssd_inputs_fwd
               skip and gate                                   kernels.py:ssd_outputs_fwd

@@ -65,12 +65,25 @@ def with_scalar_maps(call: Call, forward: Variant, backward: Variant | None) -> 
 
 def with_surroundings(call: Call, forward: Variant, backward: Variant | None) -> tuple[Variant, Variant | None]:
     """The core's variants between the stages of ``ssd`` that make what it takes, and go on with what it gives."""
-    ahead, behind = (ssd.variant(call.V, call.has("D"), call.has("z"), back).stages for back in (False, True))
-    forward = replace(forward, stages={"ssd_inputs": ahead["inputs"], **forward.stages, **after(ahead)})
+    skip, gated = call.ranks.get("D", 0), call.has("z")
+    ahead = ssd.variant(call.V, skip, gated, False, takes_weights(forward)).stages
+    forward = replace(forward, stages={**before(ahead), **forward.stages, **after(ahead)})
     if backward is None:
         return forward, None
-    around = {"ssd_made_again": ahead["inputs"], **after(behind), **backward.stages, "ssd_inputs": behind["inputs"]}
-    return forward, replace(backward, stages=around)
+    weighted = takes_weights(backward) and skip < 2 and bool(call.option("dt_softplus"))
+    again, behind = (ssd.variant(call.V, skip, gated, back, weighted).stages for back in (False, True))
+    made = {f"{name}_again": stage for name, stage in before(again).items()}
+    return forward, replace(backward, stages={**made, **after(behind), **backward.stages, **before(behind)})
+
+
+def takes_weights(core: Variant) -> bool:
+    """Whether kernels of the diagonal core take weights of values; those of the recurrent form do not."""
+    return isinstance(core, diagonal.DiagonalVariant) and core.takes_weights
+
+
+def before(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """The stage of step sizes, or of the values that are made with them."""
+    return {f"ssd_{name}": stages[name] for name in ("inputs", "steps") if name in stages}
 
 
 def after(stages: Mapping[str, Stage]) -> dict[str, Stage]:
@@ -127,7 +140,7 @@ def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant 
     forward = diagonal.forward_variant(facts, out, device)
     if not call.needs_grad:
         return forward, None
-    return forward, diagonal.backward_variant(facts, out, call.HV > call.H, True, device)
+    return forward, diagonal.backward_variant(facts, out, call.HV > call.H or call.op == "ssd", True, device)
 
 
 def value_width(call: Call) -> int:

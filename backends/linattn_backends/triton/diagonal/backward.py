@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,16 +14,34 @@ from ..host.chunks import over_group
 from ..host.tiles import programs
 from ..host.variant import Stage
 from . import memory_launch, resident_launch, vector_launch
-from .call import ChunkedCall, DiagonalCall, Segments, Update, VectorOperands
+from .call import ChunkedCall, DiagonalCall, Portion, Segments, Update, VectorOperands
 from .config import DiagonalVariant
 from .gate import NONE, SCALAR, VECTOR
 from .gate_launch import chunked
-from .memory_launch import Roles
+from .memory_launch import NumbersAToken, Roles
+from .portions import portions_of
 from .resident_launch import Operands
 
 __all__ = ["backward", "gradients_of", "states_of"]
 
 Gradients = dict[str, Tensor | None]
+
+
+class Room(NamedTuple):
+    """Where the gradients of ``q, k, v`` are written, ``[B, T, …]`` without gaps, in their dtypes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def of(cls, call: DiagonalCall) -> Room:
+        """For a whole call."""
+        return cls(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v)))
+
+    def part(self, part: Portion) -> Room:
+        """For a part of it."""
+        return Room(*map(part.tokens_of, self))
 
 
 def backward(
@@ -43,21 +63,55 @@ def gradients_of(
     """As :func:`backward`, of a call cut into chunks, whose gate per key channel is applied; its states may be known."""
     if made is not None:
         return with_vector_gate(run, do, dend, made, states_of(run, made) if kept is None else kept)
-    if run.variant.algorithm == "memory":
-        return through_memory(run, do, dend)
-    return in_registers(run, do.to(run.call.v.dtype), dend)  # of wide outputs it is float32
+    call, variant = run.call, run.variant
+    if variant.algorithm == "resident":
+        do = do.to(call.v.dtype)  # of wide outputs it is float32
+    room, groups = Room.of(call), portions_of(call, variant)
+    if len(groups) == len(groups[0]) == 1:
+        return written(run, do, dend, room)
+    found = [in_spans(run, spans, do, dend, room) for spans in groups]
+    return dict(q=room.q, k=room.k, v=room.v, gv=None, u=None, **joined(found, 0, (*NumbersAToken._fields, "start")))
 
 
-def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradients:
+def in_spans(run: ChunkedCall, spans: Sequence[Portion], do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
+    """Write the gradients of some sequences, a span of tokens after the other, and return those of numbers and the start."""
+    first, *others = spans
+    end, found = first.states_of(dend), []
+    starts = [first.states_of(run.call.start)]
+    if others:
+        whole = run.part(first._replace(high=spans[-1].high), starts[0])
+        length = (first.high - first.low) // run.variant.chunk
+        states = memory_launch.segment_starts(whole, Update.of_values(whole), starts[0], False, length).start
+        starts += [states[i : i + 1] for i in range(1, len(spans))]
+    for part in reversed(spans):
+        found.append(written(run.part(part, starts.pop()), part.tokens_of(do), end, room.part(part)))
+        end = found[-1]["start"]
+    return joined(found[::-1], 1, NumbersAToken._fields) | dict(start=end)
+
+
+def joined(found: Sequence[Gradients], axis: int, names: Sequence[str]) -> Gradients:
+    """Gradients of portions, one after the other."""
+    given = {name: [x.get(name) for x in found] for name in names}
+    return {name: x[0] if len(x) == 1 or x[0] is None else torch.cat(x, axis) for name, x in given.items()}
+
+
+def written(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
+    """The gradients of a call, or of a portion of one, of which those of ``q, k, v`` are in ``room``."""
+    algorithm = through_memory if run.variant.algorithm == "memory" else in_registers
+    return dict(q=room.q, k=room.k, v=room.v) | algorithm(run, do, dend, room)
+
+
+def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
     """States, their gradients, then all others chunk by chunk."""
     call, stages = run.call, run.variant.stages
-    kept, _ = memory_launch.scan_states(run, Update(call.k, call.v, call.gate, run.g, call.gv), call.start, False, False)
-    dkept, dstart, dv = state_gradients(run, do, dend)
+    kept, _ = memory_launch.scan_states(run, Update.of_values(run), call.start, False, False)
+    dkept, dstart = state_gradients(run, do, dend, room.v)
     scalar = stages.get("scalar_gradients")
-    dq, dk = empty_sums(call, turns_of(run, stages["gradients"]) if scalar is None else together(run, scalar))
-    dg = dgv = None
+    sums = empty_sums(call, turns_of(run, stages["gradients"]) if scalar is None else together(run, scalar), room)
+    dg, dgv, more = None, None, {}
     if scalar is not None:
-        dg = sum_of_parts(memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk))
+        more = memory_launch.scalar_gradients(run, do, kept, dkept, *sums)._asdict()
+        dg = more.pop("g")
     else:
         stage = stages["gradients"]
         if call.gate == SCALAR.value:
@@ -65,70 +119,74 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradien
         elif call.gate == VECTOR.value:
             dg = empty_vector_gradient(call)
         roles = Roles(call.q, call.k, call.v, do, run.g, call.gv)
-        memory_launch.gradients(run, stage, roles, kept, dkept, dq, dk, dg)
+        memory_launch.gradients(run, stage, roles, kept, dkept, *sums, dg)
         if call.gate != NONE.value:
             dg = sum_of_parts(dg) if call.gate == SCALAR.value else sum_over_group(call, dg)
     if call.gv is not None:
         dgv = torch.empty(call.v.shape, dtype=call.gv.dtype, device=call.v.device)
         roles = Roles(do, call.v, call.k, call.q, call.gv, run.g)
-        memory_launch.gradients(run, stages["value_gradients"], roles, kept, dkept, None, dv, dgv)
-    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, gv=dgv, u=None, start=dstart)
+        memory_launch.gradients(run, stages["value_gradients"], roles, kept, dkept, None, room.v, dgv)
+    add_up(call, sums, room)
+    return dict(g=dg, gv=dgv, u=None, start=dstart, **more)
 
 
-def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The states' gradients at the chunks' ends, that of the initial state, and ``dv`` unless it has a gate."""
+def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None, dv: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The states' gradients at the chunks' ends and that of the initial state; ``dv`` is written, unless it has a gate."""
     call = run.call
     if "scan_dv" in run.variant.stages:
         dkept = empty_states(run)
-        _, dstart, dv = scan_from_end(run, do, dend, dkept)
-        return dkept, dstart, dv
+        return dkept, scan_from_end(run, do, dend, dv, dkept)[1]
     update = Update(call.q, do, call.gate, run.g, call.gv)
     dkept, dstart = memory_launch.scan_states(run, update, dend, True, call.start is not None)
-    dv = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     if call.gv is None:
         memory_launch.outputs(run, do, dkept, dv, True)
-    return dkept, dstart, dv
+    return dkept, dstart
 
 
-def in_registers(run: ChunkedCall, do: Tensor, dend: Tensor | None) -> Gradients:
+def in_registers(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
     """A scan from the end for ``dv``; then one each for ``dk`` and ``dq``, or the gradients of a scalar gate's chunks."""
     call, stages = run.call, run.variant.stages
-    heads = together(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1
-    (dq, dk), dg, update = empty_sums(call, heads), None, Update(call.k, call.v, call.gate, run.g)
+    sums = empty_sums(call, together(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1, room)
+    (dq, dk), found, update = sums, dict(g=None), Update.of_values(run)
     if call.gate == NONE.value:
-        segments, dstart, dv = scan_from_end(run, do, dend, None)
-        from_start = resident_launch.scan_segments(run, stages["scan_dq"], update, call.start, False)
+        segments, dstart = scan_from_end(run, do, dend, room.v, None)
+        from_start = resident_launch.scan_segments(run, stages["scan_dq"], update, call.start, False, widest(call))
         to_dk, to_dq = Operands(call.v, do, call.q), Operands(do, call.v, call.k)
         resident_launch.scan(run, stages["scan_dk"], to_dk, dk, segments, reverse=True, transposed=True)
         resident_launch.scan(run, stages["scan_dq"], to_dq, dq, from_start, transposed=True)
     else:
         dkept = empty_states(run)
-        _, dstart, dv = scan_from_end(run, do, dend, dkept)
+        _, dstart = scan_from_end(run, do, dend, room.v, dkept)
         if "scan_gradients" in stages:
-            parts = resident_launch.gradients(run, do, dkept, dq, dk)
+            found = dict(g=sum_of_parts(resident_launch.gradients(run, do, dkept, dq, dk)))
         else:
             kept, _ = memory_launch.scan_states(run, update, call.start, False, False)
-            parts = memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk)
-        dg = sum_of_parts(parts)
-    return dict(q=over_group(call.q, dq), k=over_group(call.q, dk), v=dv, g=dg, gv=None, u=None, start=dstart)
+            found = memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk)._asdict()
+    add_up(call, sums, room)
+    return dict(found, gv=None, u=None, start=dstart)
+
+
+def widest(call: DiagonalCall) -> int:
+    """Channels of keys or values, whichever are more."""
+    return max(call.q.shape[-1], call.v.shape[-1])
 
 
 def scan_from_end(
-    run: ChunkedCall, do: Tensor, dend: Tensor | None, dkept: Tensor | None
-) -> tuple[Segments, Tensor | None, Tensor]:
-    """The scan that gives ``dv``: what it scanned at once, the initial state's gradient, if there is one, and ``dv``.
+    run: ChunkedCall, do: Tensor, dend: Tensor | None, dv: Tensor, dkept: Tensor | None
+) -> tuple[Segments, Tensor | None]:
+    """The scan that writes ``dv``: what it scanned at once, and the initial state's gradient, if there is one.
 
     The states' gradients at the chunks' ends go to ``dkept``.
     """
     call, stage = run.call, run.variant["scan_dv"]
-    new = functools.partial(torch.empty, device=do.device)
-    segments = resident_launch.scan_segments(run, stage, Update(call.q, do, call.gate, run.g), dend, True)
+    width = widest(call) if call.gate == NONE.value else call.v.shape[-1]  # without a gate dk comes of the same segments
+    segments = resident_launch.scan_segments(run, stage, Update(call.q, do, call.gate, run.g), dend, True, width)
     end = None
     if call.start is not None and segments.pieces is None:
-        end = new((call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]), dtype=torch.float32)
-    dv = new(call.v.shape, dtype=call.v.dtype)
+        shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
+        end = torch.empty(shape, dtype=torch.float32, device=do.device)
     resident_launch.scan(run, stage, Operands(call.k, call.q, do), dv, segments, end, reverse=True, kept=dkept)
-    return segments, end if segments.pieces is None else segments.end, dv
+    return segments, end if segments.pieces is None else segments.end
 
 
 def states_of(run: ChunkedCall, made: VectorOperands) -> Tensor:
@@ -186,16 +244,26 @@ def turns_of(run: ChunkedCall, stage: Stage) -> int:
     return call.group
 
 
-def empty_sums(call: DiagonalCall, heads: int) -> tuple[Tensor, Tensor]:
-    """Room for ``dq, dk``: sums over ``heads`` value heads, in float32 where they share a query/key head."""
+def empty_sums(call: DiagonalCall, heads: int, room: Room) -> tuple[Tensor, Tensor]:
+    """Where ``dq, dk`` are summed over ``heads`` value heads: in float32, but in place where no two share a query/key head."""
+    if call.group == 1:
+        return room.q, room.k
     B, T, HV = call.v.shape[:3]
     shape = B, T, HV // heads, call.q.shape[-1]
-    new = functools.partial(torch.empty, dtype=call.q.dtype if call.group == 1 else torch.float32, device=call.v.device)
+    new = functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
     return new(shape), new(shape)
 
 
+def add_up(call: DiagonalCall, sums: tuple[Tensor, Tensor], room: Room) -> None:
+    """Write ``dq, dk``, unless they are the sums themselves."""
+    if call.group > 1:
+        for x, into in zip(sums, room, strict=False):
+            B, T, H, K = into.shape
+            into.copy_(x if x.shape[2] == H else x.view(B, T, H, x.shape[2] // H, K).sum(3))
+
+
 def sum_of_parts(dg: Tensor) -> Tensor:
-    """A scalar gate's gradient from those of the tiles of key channels."""
+    """A gradient from those of the tiles of key channels."""
     return dg[0] if dg.shape[0] == 1 else dg.sum(0)
 
 

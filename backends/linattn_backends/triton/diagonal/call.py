@@ -7,21 +7,21 @@ graph. Packed sequences are cut on the device, see :mod:`..host.chunks`.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
-from ..host.chunks import Cut, room_for, rows_contiguous, usual_tokens
+from ..host.chunks import Cut, cut, room_for, rows_contiguous, usual_tokens
 from ..host.tiles import programs
 from ..host.variant import Facts
 from ..runtime.device import properties
 from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, is_short, scores_tile
 from .gate import VECTOR
 
-__all__ = ["ChunkedCall", "DiagonalCall", "Segments", "Update", "VectorOperands"]
+__all__ = ["ChunkedCall", "DiagonalCall", "Portion", "Segments", "Update", "VectorOperands"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class DiagonalCall(MatrixStateCall):
         cu: Offsets of packed sequences, or ``None``.
         scale: Factor on the outputs.
         chunk: Tokens a chunk.
+        weight: Under a scalar gate, factors on values, float32 ``[B, T, HV]``, not negative; ``None`` for values as they come.
+        skip: Under a scalar gate, a factor a value head with which ``v``, as it comes, is added to the output; or ``None``.
     """
 
     q: Tensor
@@ -49,6 +51,8 @@ class DiagonalCall(MatrixStateCall):
     cu: Tensor | None
     scale: float
     chunk: int
+    weight: Tensor | None = None
+    skip: Tensor | None = None
 
     @classmethod
     def of(
@@ -92,13 +96,36 @@ class DiagonalCall(MatrixStateCall):
         device = properties(self.q.device)
         divides = 2**-60 < abs(self.scale) < 2**60
         complaints = unaligned(device, self.facts, self._copied(do))
-        return backward_variant(self.facts, do.dtype, self.group > 1, divides, device, complaints)
+        plain = self.group > 1 or self.weight is not None or self.skip is not None
+        return backward_variant(self.facts, do.dtype, plain, divides, device, complaints)
 
     def _copied(self, do: Tensor | None = None) -> dict[str, Tensor | None]:
         """The arrays that kernels copy in whole lines."""
         if self.applies_gate:
             return dict(q=self.q, k=self.k, g=self.g)
         return dict(q=self.q, k=self.k, v=self.v, do=do)
+
+
+class Portion(NamedTuple):
+    """Sequences ``first … last`` of a batch and, of one alone, the tokens ``low … high``."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+
+    def tokens_of(self, x: Tensor) -> Tensor:
+        """Its part of an array ``[B, T, …]``."""
+        return x[self.first : self.last, self.low : self.high]
+
+    def states_of(self, x: Tensor | None) -> Tensor | None:
+        """Its part of an array ``[N, …]``."""
+        return None if x is None else x[self.first : self.last]
+
+    def call_of(self, call: DiagonalCall, start: Tensor | None) -> DiagonalCall:
+        """Its part of a call, from states of its own."""
+        tokens = dict(q=call.q, k=call.k, v=call.v, g=call.g, weight=call.weight)
+        return replace(call, **{name: x if x is None else self.tokens_of(x) for name, x in tokens.items()}, start=start)
 
 
 @dataclass(frozen=True)
@@ -110,12 +137,20 @@ class ChunkedCall:
         variant: What runs.
         chunks: Where chunks lie; ``None`` where nothing asks, for no gate and the state in registers.
         g: The gate as kernels read it: a scalar one as running sums within its chunks, a vector as it came.
+        late: For gradients of values with weights, running sums less the logarithms of the weights, base 2.
     """
 
     call: DiagonalCall
     variant: DiagonalVariant
     chunks: Cut | None
     g: Tensor | None
+    late: Tensor | None = None
+
+    def part(self, part: Portion, start: Tensor | None) -> ChunkedCall:
+        """A part of it, whose sequences are not packed, from states of its own."""
+        call = part.call_of(self.call, start)
+        g, late = (None if x is None else part.tokens_of(x) for x in (self.g, self.late))
+        return ChunkedCall(call, self.variant, cut(call, self.variant.chunk), g, late)
 
 
 class Update(NamedTuple):
@@ -127,6 +162,7 @@ class Update(NamedTuple):
         gate: How kernels read ``g``, as in :mod:`.gate`.
         g: The gate on the keys, or ``None``.
         gv: The gate on the values, or ``None``.
+        weight: Factors on ``y``, or ``None``.
     """
 
     x: Tensor
@@ -134,6 +170,13 @@ class Update(NamedTuple):
     gate: int
     g: Tensor | None
     gv: Tensor | None = None
+    weight: Tensor | None = None
+
+    @classmethod
+    def of_values(cls, run: ChunkedCall) -> Update:
+        """The one of keys and values."""
+        call = run.call
+        return cls(call.k, call.v, call.gate, run.g, call.gv, call.weight)
 
 
 class VectorOperands(NamedTuple):

@@ -54,6 +54,13 @@ SHORT = 128
 and one loads while another computes. 1,000 sequences of 33 tokens take half the time."""
 
 
+TAKE_WEIGHTS = frozenset((
+    "diagonal_running_sums_fwd", "diagonal_scan", "diagonal_scan_sm90", "diagonal_states", "diagonal_carries",
+    "diagonal_scalar_gradients_bwd",
+))  # fmt: skip
+"""Kernels that take values with weights; other kernels are given the products."""
+
+
 @dataclass(frozen=True)
 class DiagonalVariant(Variant):
     """A variant of the diagonal core, and the numbers that its kernels share.
@@ -75,6 +82,11 @@ class DiagonalVariant(Variant):
     precision: str
     num_sms: int
     shareable: bool
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether all kernels take weights of values, and a skip."""
+        return all(stage.kernel.__name__ in TAKE_WEIGHTS for stage in self.stages.values())
 
     def segment(self, tokens: int, busy: int) -> int:
         """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; else 0.
@@ -212,7 +224,7 @@ def forward_variant(facts: Facts, out: torch.dtype, device: Properties, unaligne
     stages, why = gate_stages(facts, tiles), why_plain(facts, out, device, unaligned, ("q", "k", "v"))
     if in_registers(facts, device) and (why is None or not is_wide(facts)):
         stages |= dict(scan=scan_stage(facts, tiles, why)) | segment_stages(tiles)
-        shareable = why is None and max(facts.K, facts.V) <= 64  # wider: not measured
+        shareable = why is None and facts.V <= 64 and not is_wide(facts)  # wider: not measured
         return DiagonalVariant(stages, why, "resident", shareable=shareable, **numbers)
     stages |= dict(states=Stage(diagonal_states, tiles["states"]), outputs=Stage(diagonal_outputs, tiles["outputs"]))
     return DiagonalVariant(stages | segment_stages(tiles), why, "memory", shareable=False, **numbers)
@@ -227,7 +239,8 @@ def backward_variant(
     Args:
         facts: What is static of the call.
         do: Dtype of the outputs' gradient.
-        grouped: Whether value heads share query/key heads, whose gradients are summed in float32.
+        grouped: Whether value heads share query/key heads, whose gradients are summed in float32, or values have weights:
+            either is for kernels that do not have the state in registers.
         divides: Whether a state's gradient may be divided by the scale: one very small, or large, could take it out of
             float32's range.
         device: What is chosen by, of the device.
@@ -278,7 +291,9 @@ def resident_backward(facts: Facts, grouped: bool, device: Properties, unaligned
             states=Stage(diagonal_states, tiles["states"]),
             scalar_gradients=Stage(diagonal_scalar_gradients_bwd, tiles["scalar_gradients"]),
         )
-    shareable = everywhere is None and max(facts.K, facts.V) <= 64  # wider: not measured
+    shareable = max(facts.K, facts.V) <= 64 and everywhere is None  # wider: not measured
+    if "scalar_gradients" in stages:
+        shareable = dv is None and facts.V <= 64
     return DiagonalVariant(stages, dv, "resident", shareable=shareable, **common_numbers(facts, device))
 
 

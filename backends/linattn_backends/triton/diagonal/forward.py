@@ -36,7 +36,7 @@ def outputs_of(run: ChunkedCall, made: VectorOperands | None, out_dtype: torch.d
 def through_memory(run: ChunkedCall, out: Tensor, final: bool) -> Result:
     """States first, then outputs from them."""
     call = run.call
-    kept, end = memory_launch.scan_states(run, Update(call.k, call.v, call.gate, run.g, call.gv), call.start, False, final)
+    kept, end = memory_launch.scan_states(run, Update.of_values(run), call.start, False, final)
     memory_launch.outputs(run, call.v, kept, out, False)
     return out, end
 
@@ -44,7 +44,7 @@ def through_memory(run: ChunkedCall, out: Tensor, final: bool) -> Result:
 def in_registers(run: ChunkedCall, out: Tensor, final: bool) -> Result:
     """One scan."""
     call, stage = run.call, run.variant["scan"]
-    segments = resident_launch.scan_segments(run, stage, Update(call.k, call.v, call.gate, run.g), call.start, False)
+    segments = resident_launch.scan_segments(run, stage, Update.of_values(run), call.start, False, call.v.shape[-1])
     operands, end = Operands(call.q, call.k, call.v), None
     if final and segments.pieces is None:
         shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]

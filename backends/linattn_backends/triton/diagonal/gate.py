@@ -32,9 +32,13 @@ LEVELS = tl.constexpr(10)
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def diagonal_running_sums_fwd(
-    g, G, owner, first, cu, T, PER, N, HV, gb, gt, gh, Gb, Gt, Gh, C: tl.constexpr, BH: tl.constexpr, PACKED: tl.constexpr,
+    g, weight, G, late, owner, first, cu, T, PER, N, HV, gb, gt, gh, mb, mt, mh, Gb, Gt, Gh,
+    C: tl.constexpr, BH: tl.constexpr, WEIGHTED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """``G`` of one chunk and ``BH`` heads, base 2, in ``G``'s dtype."""
+    """``G`` of one chunk and ``BH`` heads, base 2, in ``G``'s dtype; and ``late``, which lies as ``G`` does, of weights ``m``.
+
+    ``late = G - log2 m``: in its place for the token of a value, ``e^{G_t - G_s}`` has the value's weight.
+    """
     pid = tl.program_id(0)
     blocks = (HV + BH - 1) // BH
     i = pid // blocks
@@ -47,8 +51,12 @@ def diagonal_running_sums_fwd(
     inside = (rows < L) & (heads < HV)
     bg = tl.load(g + b * gb + (bos + rows) * gt + heads * gh, mask=inside, other=0.0).to(tl.float32)
     bg = tl.maximum(bg, FLOOR, propagate_nan=tl.PropagateNan.ALL).to(G.dtype.element_ty)
-    p = G + b * Gb + (bos + rows) * Gt + heads * Gh
-    tl.store(p, tl.cumsum(bg * LOG2E, 0), mask=inside)
+    at = b * Gb + (bos + rows) * Gt + heads * Gh
+    sums = tl.cumsum(bg * LOG2E, 0)
+    tl.store(G + at, sums, mask=inside)
+    if WEIGHTED:
+        m = tl.load(weight + b * mb + (bos + rows) * mt + heads * mh, mask=inside, other=1.0)
+        tl.store(late + at, tl.where(m == 0.0, float("inf"), sums - tl.log2(tl.maximum(m, 1e-45))), mask=inside)
 
 
 @triton.jit
@@ -98,3 +106,9 @@ def load_chunk_decay(decay, chunk0, chunk, hv, HV, columns, there, K: tl.constex
 def load_chunk_sum(G, chunk, L, stride, there, C: tl.constexpr):
     """``G_C`` of a scalar gate's chunk, which scans load a chunk ahead."""
     return tl.load(G + (tl.minimum(chunk * C + C, L) - 1) * stride, mask=there, other=0.0)
+
+
+@triton.jit
+def load_numbers(p, rows, stride, L):
+    """One number a token of a chunk, ``[C]``; zeros past its sequence."""
+    return tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,23 +25,29 @@ def chunked(call: DiagonalCall, variant: DiagonalVariant, sums: Tensor | None = 
     if call.gate == NONE.value and variant.algorithm == "resident":
         return ChunkedCall(call, variant, None, None)
     chunks = cut(call, variant.chunk)
+    g, late = call.g, None
     if call.gate == SCALAR.value:
-        return ChunkedCall(call, variant, chunks, running_sums(call, variant, chunks) if sums is None else sums)
-    return ChunkedCall(call, variant, chunks, call.g)
+        g, late = running_sums(call, variant, chunks) if sums is None else (sums, None)
+    return ChunkedCall(call, variant, chunks, g, late)
 
 
-def running_sums(call: DiagonalCall, variant: DiagonalVariant, chunks: Cut) -> Tensor:
-    """A scalar gate's sums from the start of each chunk, ``[B, T, HV]``, which lie as ``[HV, B, T]``."""
+def running_sums(call: DiagonalCall, variant: DiagonalVariant, chunks: Cut) -> tuple[Tensor, Tensor | None]:
+    """A scalar gate's sums from the start of each chunk, ``[B, T, HV]``, which lie as ``[HV, B, T]``.
+
+    And, for gradients of values with weights, those less the logarithms of the weights.
+    """
     B, T, HV = call.g.shape
     exact = torch.float64 if variant.split == 3 else torch.float32  # differences of sums must be right to a rounding
-    sums = torch.empty((HV, B, T), dtype=exact, device=call.g.device).permute(1, 2, 0)
-    stage = variant["running_sums"]
+    weighted = call.weight is not None and "scalar_gradients" in variant.stages
+    new = functools.partial(torch.empty, (HV, B, T), dtype=exact, device=call.g.device)
+    sums, late = new().permute(1, 2, 0), new().permute(1, 2, 0) if weighted else None
+    stage, weight = variant["running_sums"], call.weight if weighted else None
     launch(
         stage.kernel, chunks.count * programs(HV, 1, HEADS, 1), call,
-        call.g, sums, *places(call, chunks), *strides(call.g), *strides(sums),
-        C=variant.chunk, BH=HEADS, PACKED=call.cu is not None, num_warps=stage.tile.warps,
+        call.g, weight, sums, late, *places(call, chunks), *strides(call.g), *strides(weight), *strides(sums),
+        C=variant.chunk, BH=HEADS, WEIGHTED=weighted, PACKED=call.cu is not None, num_warps=stage.tile.warps,
     )  # fmt: skip
-    return sums
+    return sums, late
 
 
 def sum_matrices(run: ChunkedCall) -> Tensor:

@@ -115,6 +115,8 @@ class GradientConstants:
     REVERSE: bool
     SHARE: int
     RATED: bool
+    WEIGHTED: bool
+    SKIP: bool
     START: bool
     STAGES: int
 
@@ -349,13 +351,14 @@ def diagonal_scalar_gradients_bwd_sm90(
     span = Span(low=low, high=high, skip=skip)
     arrays = GradientArrays(do=do, v=v, k=k, q=q, dkept=dkept, G=G, dq=dq, dk=dk, dg=dg)
     c = GradientConstants(
-        K=K, V=V, C=C, BK=BK, GATE=SCALAR, REVERSE=False, SHARE=SHARE, RATED=False, START=START, STAGES=STAGES
-    )
+        K=K, V=V, C=C, BK=BK, GATE=SCALAR, REVERSE=False, SHARE=SHARE, RATED=False, WEIGHTED=False, SKIP=False, START=START,
+        STAGES=STAGES,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (query_partition, (c, rings, barriers, span, start, sk, sv, scale, ik)),
             (key_partition, (c, rings, barriers, span)),
-            (scores_partition, (c, of_scores, barriers, span, scale, 0)),
+            (scores_partition, (c, of_scores, barriers, span, scale, scale, 0)),
             (load_store_partition, (
                 c, rings, barriers, arrays, span, limit, HV, GradientStrides(ot=ot, vt=vt, kt=kt, qt=qt, gt=gt),
             )),

@@ -29,7 +29,9 @@ from ..lib.gates import (
     block_decays,
     decay_from_sums,
     decay_rows,
+    decay_to_queries,
     decayed_values,
+    decays_of_values,
     level_masks,
     level_pairs_transposed,
     level_scores,
@@ -43,26 +45,28 @@ from ..lib.gates import (
 )
 from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, locate_sequence, state_offsets
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand, total
-from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum
+from .gate import NONE, SCALAR, SUMMED, VECTOR, load_chunk_decay, load_chunk_sum, load_numbers
 
 __all__ = ["diagonal_carries", "diagonal_gradients_bwd", "diagonal_outputs", "diagonal_scalar_gradients_bwd", "diagonal_states"]
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_states(
-    x, y, g, w, start, end, decay, value_decay, kept, ranges,
+    x, y, g, w, weight, start, end, decay, value_decay, kept, ranges,
     owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh, sn, sh, sk, sv,
+    xb, xt, xh, yb, yt, yh, gb, gt, gh, wb, wt, wh, mb, mt, mh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, GATE_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    RANGED: tl.constexpr, VALUE_GATE: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
+    RANGED: tl.constexpr, VALUE_GATE: tl.constexpr, WEIGHTED: tl.constexpr, SPLIT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Scan the chunks of a segment with a ``[BK, BV]`` tile of the state in registers.
 
     ``x, y`` are ``k, v``, or ``q, do`` in reverse. ``start`` and ``end`` hold a state a segment, ``kept`` one a chunk,
     ``decay`` and ``value_decay`` the sums of a segment's gates, base 2. If ``RANGED``, only the chunks of ``ranges`` are
     scanned: the state at the far end is right, and so are the sums of gates as far as they leave anything.
+
+    Under a scalar gate values may have weights.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -92,6 +96,8 @@ def diagonal_states(
         g = head_pointer(g, b, bos, hv, gb, gt, gh, GATE_GROUP)
     if VALUE_GATE:
         w = head_pointer(w, b, bos, hv, wb, wt, wh, 1)
+    if WEIGHTED:
+        weight = head_pointer(weight, b, bos, hv, mb, mt, mh, 1)
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     S = tl.zeros((BK, BV), tl.float32)
     if START:
@@ -123,6 +129,8 @@ def diagonal_states(
             xd = bx.to(tl.float32)
         if GATE == SCALAR:
             to_start, to_end, all = scalar_decays(g, rows, load_chunk_sum(g, chunk, L, gt, True, C), gt, L)
+            if WEIGHTED:
+                to_end *= load_numbers(weight, rows, mt, L)
             if REVERSE:
                 xd = xd * to_start[:, None]
             else:
@@ -505,16 +513,21 @@ def one_sided_products(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV", "tiles_stride"])
 def diagonal_scalar_gradients_bwd(
-    q, k, v, do, G, kept, dkept, dq, dk, dg, owner, first, cu, T, PER, N, HV, scale, tiles_stride,
+    q, k, v, do, G, late, kept, dkept, dq, dk, dg, dweight, dskip,
+    owner, first, cu, T, PER, N, HV, scale, tiles_stride,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
-    HEADS: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    HEADS: tl.constexpr, WEIGHTED: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    DT: tl.constexpr,
 ):  # fmt: skip
     """One chunk of ``dq, dk [C, BK]``, and these channels' part of ``dg``. ``G`` are running sums.
 
     Both sides come from one pass over the value channels. ``dg_j`` is the sum over ``t ≥ j`` of ``q·dq - k·dk``, and all that
     passes through the chunk; what both have, ``dA_tt q_t·k_t``, is in float32 on either side. ``HEADS`` value heads that share
     a query/key head come one after the other, and ``dq, dk`` are their sums.
+
+    Where values have weights, ``late`` stands for ``G`` at the token of a value, and the gradient of a weight's logarithm is
+    ``k·dk``, ``dweight``; that of a skip's factor is a sum of ``do·v``, ``dskip``.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -541,17 +554,32 @@ def diagonal_scalar_gradients_bwd(
         # Not before the loop: kept in registers as float32, they would leave no room for the sums.
         bk = load_tile(head_pointer(k, b, bos, hv, kb, kt, kh, GROUP), rows, kt, columns, L, K, BK)
         bq = load_tile(head_pointer(q, b, bos, hv, qb, qt, qh, GROUP), rows, qt, columns, L, K, BK)
-        to_start, to_end, all = scalar_decays(gates, rows, load_chunk_sum(gates, piece, L, gt, True, C), gt, L)
+        end = load_chunk_sum(gates, piece, L, gt, True, C)
+        if WEIGHTED:
+            of_values = head_pointer(late, b, bos, hv, gb, gt, gh, 1)
+            to_start, to_end, all = decays_of_values(gates, of_values, rows, end, gt, L)
+        else:
+            to_start, to_end, all = scalar_decays(gates, rows, end, gt, L)
+        if SKIP:
+            same = tl.arange(0, C)[:, None] == tl.arange(0, C)[None, :]
+            own = tl.sum(tl.where(same, below, 0.0), 1)
+            tl.store(dskip + (b * T + bos + rows) * HV + hv, own, mask=(rows < L) & (ik == 0))
         bdk = bdk * to_end[:, None]
         through = met * tl.exp2(all) + total(tl.sum(bk.to(tl.float32) * bdk, 1))
-        pairs = to_operand(below * scale * decay_from_sums(gates, rows, gt, L, False), DT, PREC)
+        if WEIGHTED:
+            pairs = to_operand(below * scale * decay_to_queries(gates, of_values, rows, gt, L), DT, PREC)
+        else:
+            pairs = to_operand(below * scale * decay_from_sums(gates, rows, gt, L, False), DT, PREC)
         bdq = dot_add(pairs, bk.to(DT), bdq * (to_start * scale)[:, None], PREC)
         across = tl.sum(bq.to(tl.float32) * bdq, 1)
         bdk = dot_add(tl.trans(pairs), bq.to(DT), bdk, PREC)
-        across -= tl.sum(bk.to(tl.float32) * bdk, 1)
-        across = tl.cumsum(across, 0, reverse=True) + through
+        of_keys = tl.sum(bk.to(tl.float32) * bdk, 1)
+        at = (b * T + bos + rows) * HV + hv
+        if WEIGHTED:
+            tl.store(dweight + ik * tiles_stride + at, of_keys, mask=rows < L)
+        across = tl.cumsum(across - of_keys, 0, reverse=True) + through
         across = tl.where(reset_tokens(gates, rows, gt, L, C), 0.0, across)
-        tl.store(dg + ik * tiles_stride + (b * T + bos + rows) * HV + hv, across, mask=rows < L)
+        tl.store(dg + ik * tiles_stride + at, across, mask=rows < L)
         sum_dq += bdq
         sum_dk += bdk
     keep = (rows < L)[:, None] & (columns < K)[None, :]

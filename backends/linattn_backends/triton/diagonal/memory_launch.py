@@ -18,7 +18,8 @@ from .call import ChunkedCall, Segments, Update
 from .gate import SCALAR, SUMMED
 
 __all__ = [
-    "Roles", "empty_gate_parts", "far_states", "gradients", "outputs", "scalar_gradients", "scan_states", "segment_starts",
+    "NumbersAToken", "Roles", "empty_gate_parts", "far_states", "gradients", "outputs", "scalar_gradients", "scan_states",
+    "segment_starts",
 ]  # fmt: skip
 
 
@@ -48,14 +49,15 @@ def launch_states(
     """Scan ``segments``: last states go to ``end``, sums of both gates to ``decays``, states before the chunks to ``kept``;
     of the chunks of ``ranges`` alone, if given.
     """
-    call, tile, (x, y, gate, g, gv) = run.call, stage.tile, update
+    call, tile, (x, y, gate, g, gv, weight) = run.call, stage.tile, update
     chunks = run.chunks if kept is not None or gate == SUMMED.value else None
     launch(
         stage.kernel, segments.heads(call) * programs(call.q.shape[-1], call.v.shape[-1], tile.BK, tile.BV), call,
-        x, y, g, gv, segments.start, end, *decays, kept, ranges, *segments.places(run, chunks), call.scale,
-        *strides(x), *strides(y), *strides(g), *strides(gv), *state_strides(segments.start),
+        x, y, g, gv, weight, segments.start, end, *decays, kept, ranges, *segments.places(run, chunks), call.scale,
+        *strides(x), *strides(y), *strides(g), *strides(gv), *strides(weight), *state_strides(segments.start),
         **head_constants(run), **tile_constants(tile), GROUP=group_of(run, x),
-        GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate, VALUE_GATE=gv is not None, REVERSE=reverse,
+        GATE_GROUP=1 if gate == SUMMED.value else group_of(run, g), GATE=gate, VALUE_GATE=gv is not None,
+        WEIGHTED=weight is not None, REVERSE=reverse,
         WHOLE=segments.pieces is None, START=segments.start is not None, END=end is not None, KEEP=kept is not None,
         RANGED=ranges is not None,
     )  # fmt: skip
@@ -100,7 +102,7 @@ def carried(
     run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, ranges: Tensor | None = None
 ) -> Carried:
     """Scan every segment of ``length`` chunks from zero, of ``ranges`` of chunks if given, then carry the states over them."""
-    call, (_, _, gate, g, gv) = run.call, update
+    call, (_, _, gate, g, gv, _) = run.call, update
     HV, V = call.v.shape[2:]
     K, N = call.q.shape[-1], call.N
     new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
@@ -184,22 +186,42 @@ def gradients(
         )  # fmt: skip
 
 
-def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
-    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the parts of ``dg``.
+class NumbersAToken(NamedTuple):
+    """Gradients of which each token and value head has one.
+
+    Attributes:
+        g: Of a scalar gate.
+        weight: Of the logarithms of the values' weights; ``None`` without any.
+        skip: A token's part of those of the skip's factors, times its weight; or ``None``.
+    """
+
+    g: Tensor
+    weight: Tensor | None
+    skip: Tensor | None
+
+
+def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> NumbersAToken:
+    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the others.
 
     A program goes through the value heads that share a sum in ``dq`` and ``dk``.
     """
     call, stage = run.call, run.variant["scalar_gradients"]
     B, T, HV, V = call.v.shape
-    K, dg = call.q.shape[-1], empty_gate_parts(run, stage.tile)
+    K, weighted = call.q.shape[-1], run.late is not None
+    tiles, new = programs(K, 1, stage.tile.BK, 1), functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
+    parts = new((tiles, 1 + weighted, B, T, HV))  # of a tile of key channels each
+    dskip = None if call.skip is None else new((B, T, HV))
     launch(
-        stage.kernel, run.chunks.count * dk.shape[2] * programs(K, 1, stage.tile.BK, 1), call,
-        call.q, call.k, call.v, do, run.g, kept, dkept, dq, dk, dg, *places(call, run.chunks), call.scale, B * T * HV,
+        stage.kernel, run.chunks.count * dk.shape[2] * tiles, call,
+        call.q, call.k, call.v, do, run.g, run.late, kept, dkept, dq, dk, parts[:, 0], parts[:, 1] if weighted else None, dskip,
+        *places(call, run.chunks), call.scale, parts.stride(0),
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g),
-        K=K, V=V, C=run.variant.chunk, GROUP=call.group, HEADS=HV // dk.shape[2], PACKED=call.cu is not None,
-        PREC=run.variant.precision, DT=type_of_products(call.v), **tile_constants(stage.tile),
+        K=K, V=V, C=run.variant.chunk, GROUP=call.group, HEADS=HV // dk.shape[2], WEIGHTED=weighted,
+        SKIP=dskip is not None, PACKED=call.cu is not None, PREC=run.variant.precision, DT=type_of_products(call.v),
+        **tile_constants(stage.tile),
     )  # fmt: skip
-    return dg
+    found = parts[0] if tiles == 1 else parts.sum(0)
+    return NumbersAToken(found[0], found[1] if weighted else None, dskip)
 
 
 def empty_gate_parts(run: ChunkedCall, tile: Tile) -> Tensor:

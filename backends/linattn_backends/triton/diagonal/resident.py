@@ -10,6 +10,9 @@ With ``D_ts = e^{G_t - G_s}``::
     o  = forwards(q, k, v)         dq = forwards(do, v, k), with the state transposed
     dv = backwards(k, q, do)       dk = backwards(v, do, q), with the state transposed
 
+Values may have weights, and skip the state: forwards ``m_s y_s`` stands for ``y_s`` above, and ``D y_t`` is added to what comes
+out. Backwards ``m_s`` is a factor on what comes out, to which ``D y_s`` is added.
+
 Backwards, ``scale R`` is the state's gradient. A program holds a ``[W, BV]`` tile of ``S`` or ``R`` for all ``W`` channels of
 ``a`` and ``b``: no state is read, and none written but those that a gate's gradient needs.
 
@@ -26,7 +29,7 @@ import triton.language as tl
 from ..lib.gates import decay_from_sums
 from ..lib.indexing import chunk_at, head_pointer, load_state, locate_segment, state_offsets
 from ..lib.tiles import dot, dot_add, load_tile
-from .gate import NONE, SCALAR, load_chunk_sum
+from .gate import NONE, SCALAR, load_chunk_sum, load_numbers
 
 __all__ = ["diagonal_scan"]
 
@@ -58,11 +61,12 @@ def prefetch_sums(G, step, low, high, L, stride, C: tl.constexpr, REVERSE: tl.co
 
 @triton.jit
 def scan_chunks(
-    S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, columns_k, columns_v,
+    S, a, b, y, G, weight, factor, out, kept, chunk0, low, high, L, HV, scale, at, bt, yt, gt, mt, columns_k, columns_v,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr,
+    GATE: tl.constexpr, STRONG: tl.constexpr, REVERSE: tl.constexpr, WEIGHTED: tl.constexpr, SKIP: tl.constexpr,
+    KEEP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Scan the chunks ``low … high`` of one head, from ``S`` to the state returned.
+    """Scan the chunks ``low … high`` of one head, from ``S`` to the state returned; ``factor`` is that of the skip.
 
     The head's states go to ``kept``, where ``chunk0`` is the sequence's first chunk.
     """
@@ -83,13 +87,16 @@ def scan_chunks(
                 coming_end, coming_sums = prefetch_sums(G, step, low, high, L, gt, C, REVERSE)
         if KEEP:
             tile, inside = state_offsets(columns_k, columns_v, W, V)
-            rate = scale * tl.exp2(c)
-            tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, (S * rate).to(kept.dtype.element_ty), mask=inside)
+            held = S * (scale * tl.exp2(c))
+            tl.store(kept + (chunk0 + chunk) * HV * (W * V) + tile, held.to(kept.dtype.element_ty), mask=inside)
         ba = load_tile(a, rows, at, columns_k, L, W, BK)
         bb = load_tile(b, rows, bt, columns_k, L, W, BK)
         by = load_tile(y, rows, yt, columns_v, L, V, BV)
         later = by
         near = by
+        m = tl.full((C,), 1.0, tl.float32)
+        if WEIGHTED:
+            m = load_numbers(weight, rows, mt, L)
         if GATE == SCALAR:
             if not REVERSE:  # which order is faster was measured
                 coming_end, coming_sums = prefetch_sums(G, step, low, high, L, gt, C, REVERSE)
@@ -98,12 +105,16 @@ def scan_chunks(
             if REVERSE:
                 to_start, to_end = to_end, to_start
             if STRONG:
-                later = (by.to(tl.float32) * tl.exp2(to_end)[:, None]).to(by.dtype)
+                rate = tl.exp2(to_end)
             else:
                 shift = bG - 0.5 * G_C
                 if REVERSE:
                     shift = 0.5 * G_C - bG
-                later = (by.to(tl.float32) * tl.exp2(-shift)[:, None]).to(by.dtype)
+                rate = tl.exp2(-shift)
+            if WEIGHTED and not REVERSE:
+                rate *= m
+            later = (by.to(tl.float32) * rate[:, None]).to(by.dtype)
+            if not STRONG:
                 near = later
                 S = S * tl.exp2(c + 0.5 * G_C)
                 c = 0.5 * G_C
@@ -114,6 +125,8 @@ def scan_chunks(
             acc = dot(ba, S.to(ba.dtype), PREC)
         if GATE == SCALAR and STRONG:
             A = A * decay_from_sums(G, rows, gt, L, REVERSE)
+            if WEIGHTED and not REVERSE:
+                A = A * m[None, :]
             acc = acc * tl.exp2(to_start)[:, None]
             S = S * tl.exp2(G_C)
         elif REVERSE:
@@ -129,6 +142,10 @@ def scan_chunks(
             acc = acc * (tl.exp2(shift) * scale)[:, None]
         else:
             acc = acc * scale
+        if WEIGHTED and REVERSE:
+            acc = acc * m[:, None]
+        if SKIP:
+            acc += factor * by.to(tl.float32)
         tl.store(
             out + rows.to(tl.int64)[:, None] * HV * V + columns_v[None, :],
             acc.to(out.dtype.element_ty),
@@ -139,12 +156,12 @@ def scan_chunks(
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan(
-    a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr,
-    RANGE: tl.constexpr, PREC: tl.constexpr, SHARE: tl.constexpr, STAGES: tl.constexpr,
+    WEIGHTED: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, SHARE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scan one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk.
 
@@ -167,6 +184,11 @@ def diagonal_scan(
     out += ((row * T + bos) * HV + hv) * V
     if GATE != NONE:
         G = head_pointer(G, row, bos, hv, gb, gt, gh, 1)
+    factor = 0.0
+    if WEIGHTED:
+        weight = head_pointer(weight, row, bos, hv, mb, mt, mh, 1)
+    if SKIP:
+        factor = tl.load(skip + hv).to(tl.float32)
     tile, inside = state_offsets(columns_k, columns_v, W, V)
     if TRANSPOSED:
         tile = columns_v[None, :] * W + columns_k[:, None]
@@ -190,13 +212,13 @@ def diagonal_scan(
             strong = strongest_decay(G, low, high, L, gt, C) <= -RANGE
     if strong:
         S = scan_chunks(
-            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
-            GATE, True, REVERSE, KEEP, PREC
+            S, a, b, y, G, weight, factor, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, mt, columns_k, columns_v,
+            W, V, C, BK, BV, GATE, True, REVERSE, WEIGHTED, SKIP, KEEP, PREC
         )  # fmt: skip
     else:
         S = scan_chunks(
-            S, a, b, y, G, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, columns_k, columns_v, W, V, C, BK, BV,
-            GATE, False, REVERSE, KEEP, PREC
+            S, a, b, y, G, weight, factor, out, kept, chunk0, low, high, L, HV, scale, at, et, yt, gt, mt, columns_k, columns_v,
+            W, V, C, BK, BV, GATE, False, REVERSE, WEIGHTED, SKIP, KEEP, PREC
         )  # fmt: skip
     if END:
         if REVERSE:

@@ -28,10 +28,14 @@ class Operands(NamedTuple):
     y: Tensor
 
 
-def scan_segments(run: ChunkedCall, stage: Stage, update: Update, start: Tensor | None, reverse: bool) -> Segments:
-    """What to scan at once: sequences are cut if there are too few heads to fill the device, or two programs share each."""
+def scan_segments(
+    run: ChunkedCall, stage: Stage, update: Update, start: Tensor | None, reverse: bool, width: int
+) -> Segments:  # fmt: skip
+    """What to scan at once: sequences are cut if there are too few heads to fill the device, or two programs share each.
+
+    ``width`` are the channels that come out.
+    """
     call, variant = run.call, run.variant
-    width = max(call.q.shape[-1], call.v.shape[-1])
     busy = call.N * call.v.shape[2] * programs(1, width, 1, stage.tile.BV)
     if call.cu is None and variant.shares(call.v.shape[1], busy):
         return Segments(start, shared=True)
@@ -58,10 +62,11 @@ def scan(
     start = None if segments.start is None else segments.start.mT if transposed else segments.start
     launch(
         stage.kernel, count, call,
-        a, b, y, run.g, start, out, end, kept, *segments.places(run, chunks), call.scale,
-        *strides(a), *strides(b), *strides(y), *strides(run.g), *state_strides(start),
+        a, b, y, run.g, call.weight, call.skip, start, out, end, kept, *segments.places(run, chunks), call.scale,
+        *strides(a), *strides(b), *strides(y), *strides(run.g), *strides(call.weight), *state_strides(start),
         W=a.shape[-1], V=V, C=variant.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
-        GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, PACKED=call.cu is not None, WHOLE=segments.pieces is None,
+        GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, WEIGHTED=call.weight is not None,
+        SKIP=call.skip is not None, PACKED=call.cu is not None, WHOLE=segments.pieces is None,
         START=start is not None, END=end is not None, KEEP=kept is not None, RANGE=variant.range,
         PREC=variant.precision, SHARE=FIRST * segments.shared, STAGES=ring(segments, a.shape[-1], 6),
         num_warps=tile.warps,
@@ -73,7 +78,7 @@ def gradients(run: ChunkedCall, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tenso
     """Write ``dq`` and ``dk`` under a scalar gate in a scan from the first chunk, and return the parts of ``dg``."""
     call, stage = run.call, run.variant["scan_gradients"]
     (B, T, HV, V), K, dg = call.v.shape, call.q.shape[-1], empty_gate_parts(run, stage.tile)
-    segments = scan_segments(run, run.variant["scan_dv"], Update(call.k, call.v, call.gate, run.g), call.start, False)
+    segments = scan_segments(run, run.variant["scan_dv"], Update.of_values(run), call.start, False, max(K, V))
     launch(
         stage.kernel, segments.heads(call) * programs(K, 1, stage.tile.BK, 1), call,
         call.q, call.k, call.v, do, run.g, segments.start, dkept, dq, dk, dg, *segments.places(run, run.chunks),

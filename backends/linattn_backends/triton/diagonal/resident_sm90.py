@@ -35,7 +35,8 @@ class Rings(NamedTuple):
         others: What the state is made of, ``b [C, W]``.
         ys: ``y [C, BV]``, and then in its place what comes out.
         scores: Scores inside the chunk, ``[C, C]``.
-        rates: A gate's factors from the chunk's start, with the scale, and to its end, and its sums: ``[4C]``.
+        rates: A gate's factors from the chunk's start, with the scale, and to its end, its sums, and the weights of values:
+            ``[4C]``.
         state: A copy of the state, ``[W, BV]``.
     """
 
@@ -79,12 +80,13 @@ class Span(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What a scan loads, from a head's first token on; ``G`` are a gate's running sums."""
+    """What a scan loads, from a head's first token on; ``G`` are a gate's running sums, ``weight`` the factors on values."""
 
     a: gl.tensor
     b: gl.tensor
     y: gl.tensor
     G: gl.tensor
+    weight: gl.tensor
 
 
 class Strides(NamedTuple):
@@ -94,6 +96,7 @@ class Strides(NamedTuple):
     bt: gl.tensor
     yt: gl.tensor
     gt: gl.tensor
+    mt: gl.tensor
 
 
 @constants
@@ -103,6 +106,8 @@ class ScanConstants:
     Attributes:
         RAW: They are not made by who loads the sums.
         RATED: They are made by who makes the scores.
+        WEIGHTED: Values have weights, which go with the factors to the end; then they are ``RATED``.
+        SKIP: A multiple of what goes in is added to what comes out.
     """
 
     W: int
@@ -115,6 +120,8 @@ class ScanConstants:
     SHARE: int
     RAW: bool
     RATED: bool
+    WEIGHTED: bool
+    SKIP: bool
     START: bool
     END: bool
     KEEP: bool
@@ -136,7 +143,7 @@ def scan_rings(
     rates = ys
     state = ys.index(0)
     if GATE == SCALAR:
-        rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)  # three lines, and a size that is a power of two
+        rates = gl.allocate_shared_memory(gl.float32, [STAGES, 4 * C], line)
     if KEEP:
         state = gl.allocate_shared_memory(gl.bfloat16, [W, BV], square)
     return Rings(rows=rows, others=others, ys=ys, scores=scores, rates=rates, state=state)
@@ -158,7 +165,7 @@ def token_layout():
 
 @gluon.jit
 def copy_sums(line, G, row, count, gt, C: gl.constexpr):
-    """Begin to copy the running sums of the chunk from ``row`` on; the last one stands for tokens past it as well."""
+    """Begin to copy the numbers of the chunk from ``row`` on; the last one stands for tokens past it as well."""
     t = gl.arange(0, C, token_layout())
     async_copy.async_copy_global_to_shared(line, G + (row + gl.minimum(t, count - 1)) * gt, mask=t < C)
 
@@ -181,8 +188,8 @@ def load_partition(c, rings, barriers, arrays, span, limit, scale, strides):
     Which order is faster was measured.
     """
     low, high, skip = span
-    a, b, y, G = arrays
-    at, bt, yt, gt = strides
+    a, b, y, G, weight = arrays
+    at, bt, yt, gt, mt = strides
     if c.GATE == SCALAR and not c.RAW:
         found, last = load_sums(G, chunk_at(low, low, high, c.REVERSE), limit, gt, low < high, c.C)
     for n in range(high - low):
@@ -195,6 +202,8 @@ def load_partition(c, rings, barriers, arrays, span, limit, scale, strides):
             copy_rows_async(rings.rows.index(stage), a + far * at, at, count, c.C, c.W)
         elif c.GATE == SCALAR:
             copy_sums(rings.rates.index(stage).slice(2 * c.C, c.C), G, far, count, gt, c.C)
+            if c.WEIGHTED:
+                copy_sums(rings.rates.index(stage).slice(3 * c.C, c.C), weight, far, count, mt, c.C)
         copy_rows_async(rings.others.index(stage), b + far * bt, bt, count, c.C, c.W)
         copy_rows_async(rings.ys.index(stage), y + far * yt, yt, count, c.C, c.BV)
         if c.RAW:
@@ -210,21 +219,27 @@ def load_partition(c, rings, barriers, arrays, span, limit, scale, strides):
 
 
 @gluon.jit
-def store_rates(line, rated, scale, C: gl.constexpr):
-    """Make of a chunk's sums, the third of three lines, the factors from its start, with the scale, and to its end."""
+def store_rates(line, rated, scale, C: gl.constexpr, WEIGHTED: gl.constexpr):
+    """Make of a chunk's sums, the third of four lines, the factors from its start, with the scale, and to its end.
+
+    Those to the end belong to the token of a value, and have its weight.
+    """
     found = line.slice(2 * C, C).load(token_layout())
     last = line.slice(3 * C - 1, 1).load(token_layout())
     line.slice(0, C).store(gl.exp2(found) * scale)
-    line.slice(C, C).store(gl.exp2(gl.minimum(last - found, 0.0)))
+    to_end = gl.exp2(gl.minimum(last - found, 0.0))
+    if WEIGHTED:
+        to_end = to_end * line.slice(3 * C, C).load(token_layout())
+    line.slice(C, C).store(to_end)
     gl.thread_barrier()
     mbarrier.arrive(rated, count=1)
 
 
 @gluon.jit
-def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
-    """Make ``scale D_ts (a_t·b_s)``, with the transposed mask and decays in reverse.
+def scores_partition(c, rings, barriers, span, scale, factor, SUMS: gl.constexpr):
+    """Make ``scale D_ts (a_t·b_s)``, with the transposed mask and decays in reverse; ``factor`` is that of a skip.
 
-    ``rates`` have the gate's sums from ``SUMS`` on; if ``RATED``, places for factors before them.
+    ``rates`` have the gate's sums from ``SUMS`` on; if ``RATED``, places for factors before them, and weights behind.
     """
     low, high, skip = span
     square: gl.constexpr = mma_layout(c.C)
@@ -235,7 +250,7 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
         if c.RATED:
             for n in range(skip):
                 mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)
-                store_rates(rings.rates.index(n % c.STAGES), barriers.rated.index(n % c.STAGES), scale, c.C)
+                store_rates(rings.rates.index(n % c.STAGES), barriers.rated.index(n % c.STAGES), scale, c.C, c.WEIGHTED)
         mbarrier.wait(barriers.begun, 0)
     for n in range(skip, high - low):
         stage = n % c.STAGES
@@ -243,7 +258,7 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
         fence_async_shared()
         A = mma_async(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
         if c.RATED:
-            store_rates(rings.rates.index(stage), barriers.rated.index(stage), scale, c.C)
+            store_rates(rings.rates.index(stage), barriers.rated.index(stage), scale, c.C, c.WEIGHTED)
         if c.GATE == SCALAR:
             sums_t = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(1, square))
             sums_s = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(0, square))
@@ -251,6 +266,11 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
             if c.REVERSE:
                 between = -between
             D = gl.exp2(gl.minimum(between, 0.0)) * scale
+            if c.WEIGHTED:
+                if c.REVERSE:
+                    D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(1, square))[:, None]
+                else:
+                    D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(0, square))[None, :]
         else:
             D = scale
         A = warpgroup_mma_wait(0, [A])
@@ -258,6 +278,8 @@ def scores_partition(c, rings, barriers, span, scale, SUMS: gl.constexpr):
             A = gl.where(t[:, None] <= s[None, :], A * D, 0.0)
         else:
             A = gl.where(s[None, :] <= t[:, None], A * D, 0.0)
+        if c.SKIP:
+            A = gl.where(s[None, :] == t[:, None], A + factor, A)
         rings.scores.index(stage).store(A.to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
@@ -394,12 +416,12 @@ def shared_span(low, high, second, REVERSE: gl.constexpr, SHARE: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan_sm90(
-    a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
-    PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
-    RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
+    WEIGHTED: gl.constexpr, SKIP: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Scan as :func:`.resident.diagonal_scan`; with ``SHARE``, two programs a sequence, the first ``SHARE`` 16ths of it."""
     NV: gl.constexpr = V // BV
@@ -411,7 +433,7 @@ def diagonal_scan_sm90(
         if gl.load(owner + i) >= N:
             return
     n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low, high, skip = shared_span(low, high, second, REVERSE, SHARE)
+    low, high, ahead = shared_span(low, high, second, REVERSE, SHARE)
     limit = gl.minimum(L, high * C).to(gl.int32)
     a += row * ab + bos * at + hv // GROUP * ah
     b += row * eb + bos * et + hv // GROUP * eh
@@ -419,6 +441,11 @@ def diagonal_scan_sm90(
     out += ((row * T + bos) * HV + hv) * V + iv * BV
     if GATE == SCALAR:
         G += row * gb + bos * gt + hv * gh
+    factor = scale
+    if WEIGHTED:
+        weight += row * mb + bos * mt + hv * mh
+    if SKIP:
+        factor = gl.load(skip + hv).to(gl.float32)
     chunk0 = n * 0
     if KEEP:
         if PACKED:
@@ -435,7 +462,7 @@ def diagonal_scan_sm90(
     scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(scored.index(stage), count=1)
-    RAW: gl.constexpr = SHARE > 0 or W == 64
+    RAW: gl.constexpr = SHARE > 0 or W == 64 or WEIGHTED
     RATED: gl.constexpr = RAW and GATE == SCALAR
     rated = scored
     if RATED:
@@ -450,18 +477,18 @@ def diagonal_scan_sm90(
         ready=usual.ready, rated=rated, begun=begun, scored=scored, free=usual.free, made=usual.made,
         state_full=usual.state_full, state_free=usual.state_free,
     )  # fmt: skip
-    span = Span(low=low, high=high, skip=skip)
-    arrays = Arrays(a=a, b=b, y=y, G=G)
+    span = Span(low=low, high=high, skip=ahead)
+    arrays = Arrays(a=a, b=b, y=y, G=G, weight=weight)
     c = ScanConstants(
         W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=TRANSPOSED, SHARE=SHARE, RAW=RAW, RATED=RATED,
-        START=START, END=END, KEEP=KEEP, STAGES=STAGES,
+        WEIGHTED=WEIGHTED, SKIP=SKIP, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (mma_partition, (c, rings, barriers, span, start, sk, sv, end, second, scale, to, iv)),
-            (scores_partition, (c, rings, barriers, span, scale, 2 * C)),
+            (scores_partition, (c, rings, barriers, span, scale, factor, 2 * C)),
             (load_partition, (
-                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt),
+                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt, mt=mt),
             )),
             (store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
         ], [4, 4, 4], [112, 72, 72],

@@ -185,15 +185,18 @@ def wide_store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV)
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
 def diagonal_scan_wide_sm90(
-    a, b, y, G, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
-    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, sn, sh, sk, sv,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
-    PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr,
-    RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
+    WEIGHTED: gl.constexpr, SKIP: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Scan as :func:`.resident_sm90.diagonal_scan_sm90`; nobody shares a scan, and the state is never ``TRANSPOSED``."""
-    gl.static_assert(not TRANSPOSED and not SHARE)
+    """Scan as :func:`.resident_sm90.diagonal_scan_sm90`.
+
+    Nobody shares a scan, the state is never ``TRANSPOSED``, and values are taken as they come.
+    """
+    gl.static_assert(not TRANSPOSED and not SHARE and not WEIGHTED and not SKIP)
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
@@ -253,17 +256,17 @@ def diagonal_scan_wide_sm90(
     rings = WideRings(rows=rows, others=others, ys=ys, outs=outs, rates=rates, state=state)
     barriers = WideBarriers(ready=ready, free=free, made=made, stored=stored, copied=copied, read=read)
     span = Span(low=low, high=high, skip=low * 0)
-    arrays = Arrays(a=a, b=b, y=y, G=G)
+    arrays = Arrays(a=a, b=b, y=y, G=G, weight=G)
     c = ScanConstants(
         W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=False, SHARE=0, RAW=True, RATED=False,
-        START=START, END=END, KEEP=KEEP, STAGES=STAGES,
+        WEIGHTED=False, SKIP=False, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (state_partition, (c, rings, barriers, span, start, sk, sv, end, scale, to, iv)),
             (output_partition, (c, rings, barriers, span, scale)),
             (load_partition, (
-                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt),
+                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt, mt=gt),
             )),
             (wide_store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
         ], [4, 4, 4], [144, 72, 64],

@@ -117,6 +117,23 @@ def decay_from_sums(p, rows, stride, L, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def decays_of_values(p, late, rows, end, stride, L):
+    """As :func:`scalar_decays`, with ``late`` sums for the tokens of values, which have their weights."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    of_values = tl.load(late + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    return tl.exp2(G.to(tl.float32)), tl.exp2((end - of_values).to(tl.float32)), end.to(tl.float32)
+
+
+@triton.jit
+def decay_to_queries(p, late, rows, stride, L):
+    """As :func:`decay_from_sums`, likewise: ``[C, C]``, zero where a value comes after the query."""
+    G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=-float("inf"))
+    of_values = tl.load(late + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
+    between = tl.where(rows[None, :] <= rows[:, None], G[:, None] - of_values[None, :], -float("inf"))
+    return tl.exp2(between.to(tl.float32))
+
+
+@triton.jit
 def reset_tokens(p, rows, stride, L, C: tl.constexpr):
     """Which tokens ``[C]`` forget everything before them: ``e^g`` is zero, and so is the gradient of ``g``."""
     G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)

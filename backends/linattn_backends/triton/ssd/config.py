@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..host.tiles import power_of_two
 from ..host.variant import Stage, Variant
-from .kernels import ssd_inputs_bwd, ssd_inputs_fwd, ssd_outputs_bwd, ssd_outputs_fwd
+from .kernels import ssd_inputs_bwd, ssd_inputs_fwd, ssd_outputs_bwd, ssd_outputs_fwd, ssd_steps_bwd, ssd_steps_fwd
 
 __all__ = ["RowTile", "variant", "walks_for"]
 
@@ -21,14 +21,31 @@ class RowTile(NamedTuple):
     stages: int = 1
 
 
+class StepTile(NamedTuple):
+    """A program's ``R`` tokens of ``BH`` heads, and its warps; of rows that are a token of a head, ``BH`` is one."""
+
+    BH: int
+    R: int
+    warps: int
+    stages: int = 1
+
+
 @functools.lru_cache(maxsize=1024)
-def variant(V: int, skip: bool, gated: bool, backward: bool) -> Variant:
-    """The kernels of a forward or a backward pass over heads of ``V`` channels: sixteen numbers a thread."""
+def variant(V: int, skip: int, gated: bool, backward: bool, weighted: bool = False) -> Variant:
+    """The kernels of a forward or a backward pass over heads of ``V`` channels: sixteen numbers a thread.
+
+    ``skip`` are the dimensions of ``D``. ``weighted`` is whether the core takes weights of values; then it takes a skip of
+    a number a head, too, unless there is a gate after it.
+    """
     columns = power_of_two(V)
     tile = RowTile(columns, max(2048 // columns, 1), 4)
     before, after = (ssd_inputs_bwd, ssd_outputs_bwd) if backward else (ssd_inputs_fwd, ssd_outputs_fwd)
     stages = {"inputs": Stage(before, tile)}
-    if gated or (skip and not backward):
+    if weighted:
+        stages = {
+            "steps": Stage(ssd_steps_bwd, StepTile(16, 64, 4)) if backward else Stage(ssd_steps_fwd, StepTile(1, 1024, 4))
+        }
+    if gated or (skip > weighted and not backward):
         stages["outputs"] = Stage(after, tile)
     return Variant(stages, None)
 

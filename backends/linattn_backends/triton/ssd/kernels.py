@@ -11,6 +11,9 @@
     dx = Δ dv + D∘do
     dA = Σ dg Δ                    dbias = Σ ddt                     dD = Σ do ∘ x
 
+A core that takes weights of values, and a skip, is given ``Δ`` and ``x`` in the place of ``v``, and ``D``, if there is no gate
+after it; and it gives ``dx``, and for each token ``Δ Σ_v dv ∘ x`` and ``Σ_v do ∘ x``.
+
 Numbers are ``[M, HV, V]``, ``M`` the tokens of all sequences: ``x``, ``z``, ``dt`` and the outputs' gradient as they lie, and
 what kernels make without gaps. Behind packed sequences, and of slots that are padding, all that is stored is zero, whatever
 lies there. Backward, a program walks over tokens of one head, and adds up its part of the parameters' gradients.
@@ -22,7 +25,7 @@ import triton.language as tl
 from ..lib.activations import sigmoid, silu_slope
 from ..lib.input_maps import softplus
 
-__all__ = ["ssd_inputs_bwd", "ssd_inputs_fwd", "ssd_outputs_bwd", "ssd_outputs_fwd"]
+__all__ = ["ssd_inputs_bwd", "ssd_inputs_fwd", "ssd_outputs_bwd", "ssd_outputs_fwd", "ssd_steps_bwd", "ssd_steps_fwd"]
 
 
 @triton.jit
@@ -109,6 +112,20 @@ def ssd_inputs_fwd(
     inside = (tokens < M)[:, None] & (columns < V)[None, :]
     tl.store(v + rows[:, None] * V + columns[None, :], (tile * step[:, None]).to(v.dtype.element_ty), mask=inside)
     tl.store(g + rows, step * load_of_heads(A, heads, live), mask=tokens < M)
+
+
+@triton.jit(do_not_specialize=["M", "T", "HV", "N"])
+def ssd_steps_fwd(
+    dt, A, bias, step, g, cu, M, T, HV, N, least, most, db, dt_stride, dh, R: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """``Δ`` and ``g`` of ``R`` rows, each a token of a head."""
+    rows, tokens, heads = rows_of_program(HV, R)
+    live = tokens < live_rows(cu, M, N)
+    shift = load_of_heads(bias, heads, live)
+    raw = tl.load(dt + place_of(tokens, heads, T, db, dt_stride, dh), mask=live, other=0.0).to(tl.float32)
+    found = tl.where(live, step_of(raw + shift, least, most, SOFTPLUS), 0.0)
+    tl.store(step + rows, found, mask=tokens < M)
+    tl.store(g + rows, found * load_of_heads(A, heads, live), mask=tokens < M)
 
 
 @triton.jit(do_not_specialize=["M", "T", "HV", "N", "P"])
@@ -211,3 +228,46 @@ def ssd_inputs_bwd(
         tl.store(parts + 2, tl.sum(tl.sum(by_skip, 1), 0))
     if SKIP == 2:
         tl.store(parts + 2 + columns, tl.sum(by_skip, 0), mask=columns < V)
+
+
+@triton.jit(do_not_specialize=["M", "T", "HV", "N"])
+def ssd_steps_bwd(
+    dg, dlog, dskip, dt, A, bias, ddt, parts, cu, M, T, HV, N, least, most, db, dt_stride, dh,
+    R: tl.constexpr, BH: tl.constexpr, SKIP: tl.constexpr, SOFTPLUS: tl.constexpr,
+):  # fmt: skip
+    """``ddt`` of every so many tokens of ``BH`` heads, and their ``parts [WIDTH, walks, HV]`` of the parameters' gradients.
+
+    Of ``A``, of the bias, and of ``D`` if there is one. ``dlog`` is the gradient of ``log Δ`` as a weight of values, ``dskip``
+    a token's part of that of ``D``.
+    """
+    pid = tl.program_id(0)
+    blocks = tl.cdiv(HV, BH)
+    heads = pid % blocks * BH + tl.arange(0, BH)
+    there = heads < HV
+    end = live_rows(cu, M, N)
+    rate = tl.load(A + heads, mask=there, other=0.0).to(tl.float32)[None, :]
+    shift = load_of_heads(bias, heads, there)[None, :]
+    by_rate = tl.zeros((R, BH), tl.float32)
+    by_bias = tl.zeros((R, BH), tl.float32)
+    by_skip = tl.zeros((R, BH), tl.float32)
+    for block in range(pid // blocks, tl.cdiv(M, R), tl.num_programs(0) // blocks):
+        tokens = block * R + tl.arange(0, R)
+        live = (tokens < end)[:, None] & there[None, :]
+        rows = tokens.to(tl.int64)[:, None] * HV + heads[None, :]
+        place = place_of(tokens, tokens * 0, T, db, dt_stride, dh)[:, None] + heads.to(tl.int64)[None, :] * dh
+        raw = tl.load(dt + place, mask=live, other=0.0).to(tl.float32) + shift
+        of_decay = tl.load(dg + rows, mask=live, other=0.0)
+        step = step_of(raw, least, most, SOFTPLUS)
+        through = tl.load(dlog + rows, mask=live, other=0.0) / tl.where(step == 0.0, 1.0, step) + of_decay * rate
+        through = tl.where(live, through * step_slope(raw, least, most, SOFTPLUS), 0.0)
+        by_rate += tl.where(live, of_decay * step, 0.0)
+        by_bias += through
+        if SKIP:
+            by_skip += tl.load(dskip + rows, mask=live, other=0.0)
+        tl.store(ddt + rows, through.to(ddt.dtype.element_ty), mask=(tokens < M)[:, None] & there[None, :])
+    walks = tl.num_programs(0) // blocks
+    parts += pid // blocks * HV + heads
+    tl.store(parts, tl.sum(by_rate, 0), mask=there)
+    tl.store(parts + walks * HV, tl.sum(by_bias, 0), mask=there)
+    if SKIP:
+        tl.store(parts + 2 * walks * HV, tl.sum(by_skip, 0), mask=there)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from linattn_backends.torch.transforms import asks_for_gradients, register
 from ..diagonal.backward import backward
 from ..diagonal.call import DiagonalCall
 from ..diagonal.forward import forward
+from ..diagonal.memory_launch import NumbersAToken
 from ..host.chunks import rows_contiguous
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
@@ -22,15 +25,35 @@ __all__ = ["decode_ssd", "ssd"]
 
 
 def core(
-    C: Tensor, B: Tensor, v: Tensor, g: Tensor, start: Tensor | None, cu: Tensor | None, form: str, chunk: int, final: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Outputs of the recurrence, whatever behind packed sequences, and final states if asked for."""
+    around: Surroundings, C: Tensor, B: Tensor, start: Tensor | None, cu: Tensor | None, form: str, chunk: int, final: bool
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Outputs of the recurrence, whatever behind packed sequences, final states if asked for, and whether the skip is added."""
+    x = around.x
     if form == "recurrent":
-        end = v.new_empty(final_shape(C, v, cu, True), dtype=torch.float32) if final else None
-        return recurrent_forward(Tokens(C, B, v, g), start, end, 1.0, v.dtype, cu), end
-    call = DiagonalCall.of(C, B, v, g, None, None, start, cu, 1.0, chunk)
-    o, end, _ = forward(call, call.forward_variant(v.dtype), v.dtype, final)
-    return o, end
+        end = x.new_empty(final_shape(C, x, cu, True), dtype=torch.float32) if final else None
+        return recurrent_forward(Tokens(C, B, *around.inputs()), start, end, 1.0, x.dtype, cu), end, False
+    call = call_of(around, C, B, start, cu, chunk)
+    weighted = call.forward_variant(x.dtype).takes_weights
+    skip = around.D if weighted and around.skip == 1 and around.z is None else None
+    call = filled_in(call, around, weighted, skip)
+    o, end, _ = forward(call, call.forward_variant(x.dtype), x.dtype, final)
+    return o, end, skip is not None
+
+
+def call_of(
+    around: Surroundings, C: Tensor, B: Tensor, start: Tensor | None, cu: Tensor | None, chunk: int
+) -> DiagonalCall:  # fmt: skip
+    """The core's call as far as kernels are chosen by it: step sizes stand for log decays, which have their shape."""
+    return DiagonalCall.of(C, B, around.x, around.dt, None, None, start, cu, 1.0, chunk)
+
+
+def filled_in(call: DiagonalCall, around: Surroundings, weighted: bool, skip: Tensor | None) -> DiagonalCall:
+    """The same with what is made for it: step sizes as weights of ``x``, or values."""
+    if weighted:
+        weight, g = around.steps()
+        return replace(call, g=g, weight=weight, skip=skip)
+    v, g = around.inputs()
+    return replace(call, v=v, g=g)
 
 
 @torch.library.custom_op("linattn::triton_ssd_backward", mutates_args=())
@@ -61,17 +84,22 @@ def ssd_backward(
     What the core takes is made again, and what it gave (``inner``) if it was not kept.
     """
     around = Surroundings.of(x, dt, rate, skip, z, bias, cu_seqlens, softplus, least, most)
-    v, g = around.inputs()
     do, dz = rows_contiguous(dy), None
     if z is not None:
         if inner is None:
-            inner, _ = core(C, B, v, g, initial_state, cu_seqlens, "chunk", chunk, False)
+            inner, _, _ = core(around, C, B, initial_state, cu_seqlens, "chunk", chunk, False)
         do, dz = around.output_gradients(do, inner)
-    call = DiagonalCall.of(C, B, v, g, None, None, initial_state, cu_seqlens, scale, chunk)
+    call = call_of(around, C, B, initial_state, cu_seqlens, chunk)
+    weighted = around.has_slopes and replace(call, weight=around.dt).backward_variant(do).takes_weights
+    call = filled_in(call, around, weighted, around.D)
     grads = backward(call, call.backward_variant(do), do, dfinal, None)
-    zero_behind(call, cu_seqlens, grads["q"], grads["k"])
-    found = around.input_gradients(do, grads["v"], grads["g"].contiguous())
-    found |= dict(C=grads["q"], B=grads["k"], z=dz, start=grads["start"])
+    found = dict(C=grads["q"], B=grads["k"], z=dz, start=grads["start"])
+    if weighted:
+        zero_behind(call, cu_seqlens, grads["q"], grads["k"], grads["v"])
+        found |= dict(x=grads["v"]) | around.step_gradients(*(grads[name] for name in NumbersAToken._fields))
+    else:
+        zero_behind(call, cu_seqlens, grads["q"], grads["k"])
+        found |= around.input_gradients(do, grads["v"], grads["g"].contiguous())
     given = dict(C=C, B=B, x=x, dt=dt, A=rate, D=skip, z=z, bias=bias, start=initial_state)
     return [found[name].to(a.dtype) for name, a in given.items() if a is not None]
 
@@ -95,9 +123,8 @@ def computed(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What :func:`state_space` returns, and ``None`` for what is not wanted."""
     around = Surroundings.of(x, dt, rate, skip, z, bias, cu_seqlens, softplus, least, most)
-    v, g = around.inputs()
-    o, end = core(C, B, v, g, initial_state, cu_seqlens, form, chunk, final)
-    if skip is None and z is None:
+    o, end, skipped = core(around, C, B, initial_state, cu_seqlens, form, chunk, final)
+    if z is None and (skip is None or skipped):
         zero_behind(around, cu_seqlens, o)
         return o, end, None
     kept = keep and z is not None

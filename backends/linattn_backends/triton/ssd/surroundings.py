@@ -61,10 +61,18 @@ class Surroundings:
         """Dimensions of ``D``."""
         return 0 if self.D is None else self.D.dim()
 
-    def stage(self, name: str, backward: bool = False) -> Stage | None:
+    @property
+    def has_slopes(self) -> bool:
+        """Whether gradients of weights say those of step sizes: a weight of zero, which says nothing, has no slope.
+
+        And ``D`` has one number a head, if there is one.
+        """
+        return self.softplus and self.skip < 2
+
+    def stage(self, name: str, backward: bool = False, weighted: bool = False) -> Stage | None:
         """That of a name, or ``None`` where nothing is to be done."""
         V = int(self.x.shape[-1])
-        return variant(V, self.D is not None, self.z is not None, backward).stages.get(name)
+        return variant(V, self.skip, self.z is not None, backward, weighted).stages.get(name)
 
     @property
     def places(self) -> tuple[Tensor | None, int, int, int, int]:
@@ -88,6 +96,18 @@ class Surroundings:
             V=V, BV=stage.tile.BV, R=stage.tile.R, SOFTPLUS=self.softplus, **stage.config,
         )  # fmt: skip
         return v, g
+
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Step sizes, which are weights of values for the core, and log decays."""
+        B, T, HV, _ = self.x.shape
+        step, g = (torch.empty((B, T, HV), dtype=torch.float32, device=self.x.device) for _ in range(2))
+        stage = self.stage("steps", weighted=True)
+        launch(
+            stage.kernel, programs(B * T * HV, 1, stage.tile.R, 1), self,
+            self.dt, self.A, self.bias, step, g, *self.places, self.least, self.most, *strides(self.dt),
+            R=stage.tile.R, SOFTPLUS=self.softplus, **stage.config,
+        )  # fmt: skip
+        return step, g
 
     def outputs(self, o: Tensor, y: Tensor, slots: Tensor | None = None, P: int = 0) -> Tensor:
         """``y``, written, of the core's outputs; it may be them. ``slots`` are of ``P`` states, others' outputs are zero."""
@@ -131,3 +151,23 @@ class Surroundings:
         if self.bias is not None:
             found["bias"] = parts[..., 1].sum(0)
         return found
+
+    def step_gradients(self, dg: Tensor, dlog: Tensor, dskip: Tensor | None) -> dict[str, Tensor]:
+        """Gradients of ``dt`` and of the parameters.
+
+        From those of what :meth:`steps` made, of step sizes' logarithms, and a token's parts of ``dD``.
+        """
+        B, T, HV, _ = self.x.shape
+        stage = self.stage("steps", True, True)
+        new = functools.partial(torch.empty, device=self.x.device)
+        blocks = programs(HV, 1, stage.tile.BH, 1)
+        walks = walks_for(int(programs(B * T, 1, stage.tile.R, 1)), int(blocks), properties(self.x.device).num_sms)
+        ddt, parts = new((B, T, HV), dtype=self.dt.dtype), new((2 + (dskip is not None), walks, HV), dtype=torch.float32)
+        launch(
+            stage.kernel, walks * blocks, self,
+            dg, dlog, dskip, self.dt, self.A, self.bias, ddt, parts, *self.places, self.least, self.most, *strides(self.dt),
+            R=stage.tile.R, BH=stage.tile.BH, SKIP=dskip is not None, SOFTPLUS=self.softplus, **stage.config,
+        )  # fmt: skip
+        sums = parts.sum(1)
+        found = {name: x.clone() for name, x in zip(("A", "bias", "D"), sums, strict=False)}  # results have memory of their own
+        return dict(dt=ddt) | found
