@@ -346,7 +346,7 @@ def test_through_the_command(run, tmp_path):
         (("layer", "--modes", "compile"), "--modes: unknown 'compile': did you mean 'compiled'? known are eager, compiled"),
         (("layer", "--layers", "2"), "--layers goes with model, not with layer"),
         (("layer", "--gates", "weak"), "--gates does not go with layer"),
-        (("grid", "--small"), "--small goes with layer and model, not with grid"),
+        (("grid", "--small"), "--small goes with layer, model and parts, not with grid"),
         (("model",), "model: name at least one of qwen3_next, qwen3_5, kimi_linear, bamba, nemotron_h, olmo_hybrid"),
     ],
 )

@@ -341,7 +341,7 @@ def test_evenness_packing_and_peers():
         (("table", "TABLE", "--shape", "T=8"), "--shape does not go with table"),
         (("grid", "glaa"), "grid: unknown family 'glaa': did you mean 'gla'? known are gated_delta_rule, kda,"),
         (("grid", "gla", "--what", "fwd"), "--what does not go with grid"),
-        (("chunk_gla", "--rows", "x"), "--rows goes with table and grid, not with chunk_gla"),
+        (("chunk_gla", "--rows", "x"), "--rows goes with table, grid and parts, not with chunk_gla"),
         (("overhead", "--budget", "20"), "--budget goes with table, grid, layer and model, not with overhead"),
         (
             ("overhead", "--warm", "2"),
