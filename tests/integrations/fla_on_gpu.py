@@ -1,23 +1,30 @@
 """A plug-in of pytest's: fla's tests on a GPU, with linattn's functions in fla.
 
-A call that linattn refuses does not go to fla's kernels, and a test in which none of linattn's functions ran does not pass.
+A call that linattn refuses does not count as fla's: the test fails, unless fla refuses it as well. Neither does a test pass in
+which none of linattn's functions ran. What is left of fla's kernels is not tuned. After the time ``JUDGED_UNTIL``, in seconds
+since the epoch, no more tests are begun.
 """
 
 import functools
+import os
+import time
 
 import pytest
 
 ran: set[str] = set()
 """The functions of linattn's that the present test has called."""
+reasons: list[str] = []
+"""Why linattn refused calls, the last one last."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests():
     """Before fla's tests import its functions by name."""
-    from judged_on_cpu import refused
     from linattn.integrations import fla, seams
 
-    seams._warn_once = refused
+    serving = seams.serving
+    seams._warn_once = lambda name, reason: reasons.append(reason)
+    seams.serving = lambda before, ours, name: serving(answered(before, name), ours, name)
     fla.FUNCTIONS.update({name: seen(function) for name, function in fla.FUNCTIONS.items()})
     fla.enable()
 
@@ -31,6 +38,30 @@ def seen(function):
         return function(*args, **kwargs)
 
     return run
+
+
+def answered(before, name):
+    """A function of fla's in the place of which linattn has refused a call: what it answers does not count."""
+
+    @functools.wraps(before)
+    def run(*args, **kwargs):
+        before(*args, **kwargs)
+        raise AssertionError(f"refused by linattn: {name}: {reasons[-1]}")
+
+    return run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def untuned():
+    from linattn_benchmarks import tuning
+
+    with tuning.untuned():
+        yield
+
+
+def pytest_runtest_setup(item):
+    if time.time() > float(os.environ["JUDGED_UNTIL"]):
+        pytest.skip("not run: no time was left")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 ``--checkout``, a clone of transformers at the same version, ``tests/models/FAMILY/test_modeling_FAMILY.py`` runs as it is.
 
 ``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla:
-all of them where there is a GPU, ``--jobs`` at a time, and those of short sequences on a CPU;
+those of short sequences on a CPU, and all of them where there is a GPU, ``--jobs`` at a time; those for which ``--seconds`` do
+not suffice run next time, if ``--more`` names what was written;
 ``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
@@ -22,12 +23,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -132,10 +135,44 @@ def judge_fla(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((name.partition("::")[0], outcome) for name, outcome in outcomes.items())
 
 
-def judge_fla_on_gpu(checkout: Path, jobs: int) -> dict[str, Counter[str]]:
-    """What becomes of all of fla's operator tests of linattn's families on a GPU, ``jobs`` at a time, by file."""
-    cases = suites.run([*fla_files(), "-pxdist.plugin", f"-n{jobs}"], checkout, "fla_on_gpu")
-    return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
+def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """What becomes of all of fla's operator tests of linattn's families on a GPU, ``jobs`` at a time.
+
+    Args:
+        checkout: A clone of fla's.
+        jobs: Processes.
+        seconds: After which no more tests are begun.
+        earlier: What a run of this found that left tests for this one; empty if there was none.
+
+    Returns:
+        ``judges``, counts by file, and ``exceptions``, the cases that did not pass, by what became of them.
+    """
+    counted = {name: Counter(counts) for name, counts in earlier.get("judges", {}).items()}
+    exceptions = dict(earlier.get("exceptions", {}))
+    tests = exceptions.pop("not run", fla_files())
+    for counts in counted.values():
+        counts.pop("not run", None)
+    together = ["-pxdist.plugin", f"-n{jobs}", "--dist=worksteal"]  # neighbours in a file compile the same kernels
+    cases = suites.run([*tests, *together], checkout, "fla_on_gpu", JUDGED_UNTIL=str(time.time() + seconds))
+    for name, counts in _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases).items():
+        counted[name] = counted.get(name, Counter()) + counts
+    for case in cases:
+        if (reason := _reason(case)) is not None:
+            exceptions[reason] = [*exceptions.get(reason, []), _node(case)]
+    return {"judges": counted, "exceptions": exceptions}
+
+
+def _reason(case: suites.Case) -> str | None:
+    """Why a case did not pass; None if it did."""
+    found, skipped = kernel_judges.outcome(case), case.find("skipped")
+    if found == "skipped" and skipped is not None:
+        return f"skipped: {skipped.get('message')}"
+    return None if found == "passed" else found
+
+
+def _node(case: suites.Case) -> str:
+    """What pytest calls a case in its arguments."""
+    return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
 
 
 def fla_files() -> list[str]:
@@ -153,10 +190,10 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
 
 
-def _fla(checkout: Path) -> dict[str, str]:
+def _fla(checkout: Path, commit: str | None) -> dict[str, str]:
     """What git calls the commit of a clone, by the last release before it (tests import what lies there), and the device."""
     command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
-    commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    commit = commit or subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     return {"fla": commit, "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
 
 
@@ -181,17 +218,23 @@ def main() -> None:
         "--fla", type=Path, help="a clone of fla: run its operator tests instead, with linattn's functions in it"
     )
     parser.add_argument("--fla-models", type=Path, help="a clone of fla: run its tests of models instead")
+    parser.add_argument("--commit", help="what to call the commit of fla, where the tests lie there without their history")
     parser.add_argument("--jobs", type=int, default=1, help="processes for fla's operator tests on a GPU")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no more of these are begun")
+    parser.add_argument("--more", type=Path, help="what was written of these, to go on with the tests that did not run")
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     if options.fla or options.fla_models:
         checkout = (options.fla or options.fla_models).resolve()
-        record: dict[str, Any] = _fla(checkout)
+        record: dict[str, Any] = _fla(checkout, options.commit)
         if not options.fla:
             record["judges"] = judge_fla_models(checkout)
+        elif torch.cuda.is_available():
+            earlier = json.loads(options.more.read_text()) if options.more else {}
+            record |= judge_fla_on_gpu(checkout, options.jobs, options.seconds, earlier)
         else:
-            record["judges"] = judge_fla_on_gpu(checkout, options.jobs) if torch.cuda.is_available() else judge_fla(checkout)
+            record["judges"] = judge_fla(checkout)
         print(*(f"{name}: {dict(counts)}" for name, counts in record["judges"].items()), sep="\n")
     else:
         record = transformers_record(options)

@@ -38,7 +38,7 @@ def run(tests: list[Path], packages: list[Path], every: int = 1) -> Counter[str]
 
 
 def outcome(case: suites.Case) -> str:
-    """What became of a case; of one that linattn refuses, by which reason."""
+    """What became of a case: of one that linattn refuses, by which reason; that it did not run, where no time was left."""
     for child in case:
         message = child.get("message", "")
         if "refused by linattn: " in message:
@@ -46,7 +46,7 @@ def outcome(case: suites.Case) -> str:
         if child.tag in ("failure", "error"):
             return f"failed: {message[:120]}"
         if child.tag == "skipped":
-            return "skipped"
+            return "not run" if message.startswith("not run") else "skipped"
     return "passed"
 
 
