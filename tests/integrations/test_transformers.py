@@ -49,7 +49,10 @@ def functions_of(family: str) -> list[Any]:
     return [getattr(module_of(family), seam.name) for seam in integration.seams_of_models() if seam.model == family]
 
 
-FUSED = ("bailing_hybrid", "glm5_next", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+FUSED = (
+    *("bailing_hybrid", "glm5_next", "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    *("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"),
+)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -186,7 +189,32 @@ def test_packed_sequences_are_kept_apart_without_fla() -> None:
     assert ids.shape == (1, 12)
 
 
-@pytest.mark.parametrize(("family", "fuse"), [("olmo_hybrid", False), ("qwen3_5", True)])
+@pytest.mark.parametrize(
+    "norm",
+    [{}, {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, {"mamba_rms_norm": True, "mamba_norm_before_gate": False}],
+)
+def test_a_fused_mixer_norms_gates_and_pads_as_its_own_forward(norm: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    config = tiny_models.config_of("falcon_h1")
+    config.update(norm)
+    mixer = transformers.FalconH1Model(config).layers[0].mamba
+    x, mask = torch.randn(2, 12, 32), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0  # on the left, as in generation
+    theirs = mixer(x, attention_mask=mask)
+    with integration.enable(fuse=True):
+        ours = mixer(x, attention_mask=mask)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_packed_sequences_of_a_fused_mixer_are_kept_apart() -> None:
+    mixer = tiny_models.model_of("bamba").model.layers[0].mamba
+    x, seq_idx = torch.randn(1, 12, 32), torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)
+    with integration.enable(fuse=True), torch.no_grad():
+        packed, alone = mixer(x, seq_idx=seq_idx), torch.cat([mixer(x[:, :5]), mixer(x[:, 5:])], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "fuse"), [("olmo_hybrid", False), ("qwen3_5", True), ("bamba", True)])
 def test_a_step_is_one_graph(family: str, fuse: bool) -> None:
     model = tiny_models.model_of(family)
     ids = torch.randint(3, 99, (1, 12))

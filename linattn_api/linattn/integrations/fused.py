@@ -1,8 +1,8 @@
 """Forwards of transformers' mixers in which norm, gate and sigmoid are the operator's: ``enable(fuse=True)``.
 
 A mixer of transformers makes log decays and writing strengths out of its projections before it calls a recurrence, and norms
-what comes out after it. The forwards here give the projections to the operator as they are, so that a kernel may map them while
-it loads, and norm and gate the output in one pass. They compute the same; what is rounded in between may differ.
+and gates what comes out after it. The forwards here give the projections to the operator as they are, so that a kernel may map
+them while it loads, and norm and gate the output in one pass. They compute the same; what is rounded in between may differ.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from ..gates import BoundedSigmoid, Softplus
 from ..ops import gated_delta_rule, gated_rms_norm, kda
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from .mamba_ssm import mamba_chunk_scan_combined, rmsnorm_fn, selective_state_update
 
 __all__ = ["FORWARDS"]
 
@@ -42,6 +43,60 @@ def kimi_delta_attention(
     z = (layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))).unflatten(-1, heads)
     o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
     return layer.o_proj(o.flatten(2))
+
+
+def mamba_2(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+    """The forward of Mamba-2's mixer, and of the models that have it, ``[B, T, D]`` to ``[B, T, D]``."""
+    x, widths = _masked(hidden_states, attention_mask), [layer.intermediate_size, layer.conv_dim, layer.num_heads]
+    z, xBC, dt = _scaled_projection(layer, x).split(widths, -1)
+    xBC, state = _convolved(layer, xBC, cache_params, kwargs)
+    normed = hasattr(layer.norm, "weight")  # else the gate alone follows the scan, as a part of it
+    y = _scanned(layer, _masked(xBC, attention_mask), dt, None if normed else z, state, cache_params, kwargs)
+    if normed:
+        size, first = layer.intermediate_size // layer.n_groups, getattr(layer.norm, "norm_before_gate", False)
+        y = rmsnorm_fn(y, layer.norm.weight, None, z, layer.norm.variance_epsilon, size, first)
+    return layer.out_proj(y)
+
+
+def _scaled_projection(layer: Any, x: Any) -> Any:
+    """What Mamba-2's mixer is made of, side by side; Falcon-H1 multiplies before and after."""
+    if not hasattr(layer, "mup_vector"):
+        return layer.in_proj(x)
+    return layer.in_proj(x * layer.ssm_in_multiplier) * layer.mup_vector
+
+
+def _scanned(layer: Any, xBC: Any, dt: Any, z: Any, state: Any, cache: Any, kwargs: dict[str, Any]) -> Any:
+    """Mamba-2's scan ``[B, T, H P]``, multiplied by ``silu(z)`` where that is given. The state it ends in is the cache's."""
+    (heads, P), (groups, N) = (layer.num_heads, layer.head_dim), (layer.n_groups, layer.ssm_state_size)
+    x, keys, queries = xBC.split([heads * P, groups * N, groups * N], -1)
+    x, z = x.unflatten(-1, (heads, P)), z if z is None else z.unflatten(-1, (heads, P))
+    keys, queries = (part.unflatten(-1, (groups, N)) for part in (keys, queries))
+    rate = -layer.A_log.float().exp()
+    if state is not None and x.shape[1] == 1:
+        x, dt, keys, queries = (part[:, 0] for part in (x, dt, keys, queries))
+        z, rate = z if z is None else z[:, 0], rate[:, None, None].expand(-1, P, N)
+        dt, D, bias = (part[..., None].expand(*part.shape, P) for part in (dt, layer.D, layer.dt_bias))
+        return selective_state_update(state, x, dt, rate, keys, queries, D, z, bias, dt_softplus=True).flatten(1)[:, None]
+    found = mamba_chunk_scan_combined(
+        x,
+        dt,
+        rate,
+        keys,
+        queries,
+        layer.chunk_size,
+        layer.D,
+        z,
+        layer.dt_bias,
+        state,
+        kwargs.get("seq_idx"),
+        dt_softplus=True,
+        dt_limit=layer.time_step_limit,
+        return_final_states=cache is not None,
+    )
+    if cache is None:
+        return found.flatten(2)
+    cache.update_recurrent_state(found[1], layer.layer_idx)
+    return found[0].flatten(2)
 
 
 def _decays(forget: Any, x: Any, heads: tuple[int, int]) -> tuple[Any, Softplus | BoundedSigmoid]:
@@ -117,11 +172,17 @@ def _recurrence(
 
 FORWARDS: dict[str, Callable[..., Any]] = {
     "BailingHybridDeltaAttention": kimi_delta_attention,
+    "BambaMixer": mamba_2,
+    "FalconH1Mixer": mamba_2,
     "Glm5NextTextLinearAttention": kimi_delta_attention,
+    "GraniteMoeHybridMambaLayer": mamba_2,
     "KimiLinearDeltaAttention": kimi_delta_attention,
+    "Mamba2Mixer": mamba_2,
+    "NemotronHMamba2Mixer": mamba_2,
     "OlmoHybridGatedDeltaNet": gated_delta_net,
     "Qwen3NextGatedDeltaNet": gated_delta_net,
     "Qwen3_5GatedDeltaNet": gated_delta_net,
     "Qwen3_5MoeGatedDeltaNet": gated_delta_net,
+    "Zamba2MambaMixer": mamba_2,
 }
 """Class names of transformers' mixers, and the forwards here that compute the same."""
