@@ -41,8 +41,11 @@ BENCHMARKS = {"layer": f"{__package__}.layers", "model": f"{__package__}.models"
 MODES = ("eager", "compiled")
 OURS = "linattn"
 """The library that the others are held against."""
-SAID = {"fwd": "forward", "fwdbwd": "with backward", "train": "training step"}
+WHOLE, REST = "train", "rest"
+"""A training step, and one without the mixers: the difference is theirs."""
+SAID = {"fwd": "forward", "fwdbwd": "with backward", WHOLE: "training step", REST: "training step without the mixers"}
 """What is done, to a reader, where that is another word."""
+MIXERS = "mixers of a training step"
 KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 """Packages that models of transformers call by themselves where they are installed."""
 PROOF = "float32"
@@ -151,11 +154,13 @@ class Prepared(NamedTuple):
         proof: Computes arrays in float32 that are the same with every library, by name.
         calls: By what is done, makes the call that is timed.
         timed: What to be in while calls are made and timed.
+        idle: Gives back what a call left behind, while others are timed.
     """
 
     proof: Callable[[], Mapping[str, Tensor]]
     calls: Mapping[str, Callable[[Compile], Callable[[], Any]]]
     timed: Callable[[], AbstractContextManager[Any]]
+    idle: Callable[[], None] = lambda: None
 
 
 # -- in the process of a library ---------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ def measured(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
             made = [first_call(job, prepared, mode, what, deadline) for mode, what in job.ways]
         yield {"unproved": unproved}
         for row, call in made:
-            yield row | timed(job, call) if call else row
+            yield row | timed(job, prepared, call) if call else row
 
 
 def prove(prepared: Prepared, kept: Path, deadline: Deadline) -> str | None:
@@ -235,11 +240,12 @@ def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Dea
     except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
         return row | {"status": "failed", "reason": said(error)}, None
     finally:
+        prepared.idle()
         runner.release()
     return row | {"first_call_s": time.perf_counter() - start}, call
 
 
-def timed(job: Job, call: Call) -> Row:
+def timed(job: Job, prepared: Prepared, call: Call) -> Row:
     """Times and memory of a call."""
     runner = RUNNERS["torch"](job.device)
     try:
@@ -247,6 +253,7 @@ def timed(job: Job, call: Call) -> Row:
     except Exception as error:  # as above
         return {"status": "failed", "reason": said(error)}
     finally:
+        prepared.idle()
         runner.release()
 
 
@@ -367,7 +374,7 @@ def sections(results: dict[str, Any]) -> list[Section]:
     for subject in dict.fromkeys(map(subject_of, rows)):
         mine = [row for row in rows if subject_of(row) == subject]
         title = f"{subject}, {results['settings']['dtype']}"
-        found.append(pivot(f"{title}: ms", mine, lambda row: milliseconds(row["ms"]["median"])))
+        found.append(pivot(f"{title}: ms", [*mine, *mixers(mine)], lambda row: milliseconds(row["ms"]["median"])))
         found.append(pivot(f"{title}: memory beyond parameters and inputs", mine, peak))
     return [section for section in found if section.lines] + troubles(rows)
 
@@ -380,6 +387,16 @@ def pivot(title: str, rows: Sequence[Row], show: Callable[[Row], str]) -> Sectio
     ways = [said for said in dict.fromkeys(map(way, rows)) if any((said, name) in cells for name in libraries)]
     lines = [(said, *(cells.get((said, name), "–") for name in libraries)) for said in ways]
     return Section(title, ("what", *libraries), lines)
+
+
+def mixers(rows: Sequence[Row]) -> list[Row]:
+    """What the mixers take of a training step, by library and mode, where the step was also timed without them."""
+    medians = {(row["what"], row["library"], row["mode"]): row["ms"]["median"] for row in rows if row["ms"]}
+    return [
+        row | {"what": MIXERS, "ms": {"median": row["ms"]["median"] - medians[REST, row["library"], row["mode"]]}}
+        for row in rows
+        if row["ms"] and row["what"] == WHOLE and (REST, row["library"], row["mode"]) in medians
+    ]
 
 
 def subject_of(row: Row) -> str:
@@ -438,6 +455,7 @@ def trouble(row: Row) -> str | None:
 def heatmaps(results: dict[str, Any]) -> Iterator[Heatmap]:
     """Our time over each other library's."""
     timed = [row for row in results["rows"] if row["status"] == "ok" and row["ms"]]
+    timed = [row for row in timed if row["what"] != REST] + mixers(timed)
     subjects = [*dict.fromkeys(map(subject_of, timed))]
     timed.sort(key=lambda row: subjects.index(subject_of(row)))
     cells = {(f"{subject_of(row)}, {way(row)}", row["library"]): row["ms"]["median"] for row in timed}

@@ -2,12 +2,14 @@
 
 A model runs five ways: on linattn as :func:`linattn.integrations.transformers.enable` puts it there, and with the mixers'
 forwards replaced as well; with the package that transformers calls by itself, fla or mamba_ssm; and on transformers' own code,
-as where no package is installed. Parameters are random. A training step is a forward pass, the loss and a backward pass.
+as where no package is installed. Parameters are random. A training step is a forward pass, the loss and a backward pass. One
+without the mixers, which then hand on what they are given, says how much of it is theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ from typing import Any
 
 import torch
 from linattn.integrations import transformers as integration
-from torch import Tensor
+from torch import Tensor, nn
 
-from .beside import KERNELS, OURS, Compile, Job, Library, Prepared, hide
+from .beside import KERNELS, OURS, REST, WHOLE, Compile, Job, Library, Prepared, hide
 
 Options = Mapping[str, Any]
 
@@ -83,7 +85,7 @@ MODELS = {
     ),
 }
 NAMES = tuple(MODELS)
-WHATS = ("train", "prefill", "decode")
+WHATS = (WHOLE, REST, "prefill", "decode")
 """What can be done; decoding is one token of every sequence, after ``T``."""
 SHAPES = {"cpu": {"B": 1, "T": 1024}, "cuda": {"B": 2, "T": 4096}}
 PROVED = 65
@@ -129,9 +131,9 @@ def prepared(job: Job) -> Prepared:
         model = made(job, job.small, getattr(torch, job.dtype))
         return model, tokens(model, job.B, job.T)
 
-    def train(compile_: Compile) -> Callable[[], Any]:
+    def train(compile_: Compile, changed: Callable[[Any], Any] = lambda model: model) -> Callable[[], Any]:
         model, ids = whole()
-        run = compile_(model)
+        run = compile_(changed(model))
 
         def step() -> Any:
             model.zero_grad(set_to_none=True)
@@ -140,6 +142,9 @@ def prepared(job: Job) -> Prepared:
             return loss.detach()
 
         return step
+
+    def rest(compile_: Compile) -> Callable[[], Any]:
+        return train(compile_, without_mixers)
 
     def prefill(compile_: Compile) -> Callable[[], Any]:
         model, ids = whole()
@@ -153,7 +158,12 @@ def prepared(job: Job) -> Prepared:
         run, token = compile_(model), ids[:, -1:]
         return torch.no_grad()(lambda: run(token, past_key_values=cache, use_cache=True).logits)
 
-    return Prepared(proof, {"train": train, "prefill": prefill, "decode": decode}, lambda: way(job.library))
+    def idle() -> None:
+        if whole.cache_info().currsize:
+            whole()[0].zero_grad(set_to_none=True)
+
+    calls = {WHOLE: train, REST: rest, "prefill": prefill, "decode": decode}
+    return Prepared(proof, calls, lambda: way(job.library), idle)
 
 
 def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
@@ -170,6 +180,24 @@ def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
             return cls(found.config(job.layers, small)).to(job.device, dtype).train()
     finally:
         torch.set_default_dtype(usual)
+
+
+class HandsOn(nn.Module):
+    """In the place of a mixer: nothing."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+
+def without_mixers(model: Any) -> Any:
+    """A model of the same parameters whose recurrent mixers hand on what they are given."""
+    shared = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    found = copy.deepcopy(model, shared)
+    for module in list(found.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ in integration.FORWARDS:
+                setattr(module, name, HandsOn())
+    return found
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ def prepared(job: Job) -> Prepared:
 
 def timed(job: Job, ready: Prepared, what: str) -> beside.Row:
     row, call = beside.first_call(job, ready, "eager", what, beside.Deadline(600))
-    return row | (beside.timed(job, call) if call else {})
+    return row | (beside.timed(job, ready, call) if call else {})
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
         assert beside.compared(tmp_path / "linattn.npz", kept)["ok"]
         with ready.timed():
             rows = [timed(job, ready, what) for what in models.WHATS]
-        assert [(row["status"], row["reason"]) for row in rows] == [("ok", None)] * 3
+        assert [(row["status"], row["reason"]) for row in rows] == [("ok", None)] * 4
 
 
 def test_models_have_the_published_sizes_and_as_many_layers_as_asked():
@@ -137,7 +137,42 @@ def test_models_have_the_published_sizes_and_as_many_layers_as_asked():
         assert config.num_hidden_layers == 4, name
         assert config.hidden_size >= 2048, name
     assert models.MODELS["bamba"].config(2, small=True).hidden_size == 1024
-    assert models.libraries("bamba") == ("linattn", "mamba_ssm", "transformers")
+    assert models.libraries("bamba") == ("linattn", "linattn, fused", "mamba_ssm", "transformers")
+
+
+def test_without_its_mixers_a_model_has_the_same_parameters_and_teaches_none_of_theirs(monkeypatch, without_kernels):
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "mamba_n_heads": 4, "mamba_d_head": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    monkeypatch.setitem(models.MODELS, "bamba", replace(models.MODELS["bamba"], small={**sizes, **heads}))
+    job = replace(JOB, benchmark="model", name="bamba", whats=models.WHATS, layers=2)
+    model = models.made(job, True, torch.float32)
+    rest = models.without_mixers(model)
+    assert [type(layer.mamba).__name__ for layer in model.model.layers[:1]] == ["BambaMixer"]
+    assert type(rest.model.layers[0].mamba) is models.HandsOn
+    ids = torch.randint(1, 64, (1, 9))
+    rest(ids, labels=ids).loss.backward()
+    taught = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert {name for name, _ in model.named_parameters()} - taught == {
+        f"model.layers.0.mamba.{name}" for name, _ in model.model.layers[0].mamba.named_parameters()
+    }
+
+
+def test_between_calls_a_model_keeps_no_gradients(monkeypatch, without_kernels):
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(models, "made", lambda *_: model)
+    ready = models.prepared(replace(JOB, benchmark="model", name="bamba"))
+    ready.idle()  # before there is a model
+    model.config = SimpleNamespace(vocab_size=9)
+    ready.calls["train"](lambda model: model)
+    model(torch.ones(2)).sum().backward()
+    ready.idle()
+    assert model.weight.grad is None
 
 
 # -- one library in a process of its own -------------------------------------------------------------------------------
@@ -282,6 +317,27 @@ def test_tables_and_ratios():
     assert (title, lines, columns) == ("time of linattn over that of", ["GLA, B1 T8, forward, eager"], ["transformers"])
     assert cells == {("GLA, B1 T8, forward, eager", "transformers"): 0.25}
     assert not beside.succeeded(found)
+
+
+def test_what_a_step_takes_longer_with_its_mixers_is_theirs():
+    ours = [
+        row("linattn", 9.0, what="train"),
+        row("linattn", 5.0, what="rest"),
+        row("linattn", 7.0, what="train", mode="compiled"),
+    ]
+    found = results(*ours, row("fla", 13.0, what="train"), row("fla", 5.0, what="rest"))
+    times, *_ = beside.sections(found)
+    assert times.lines == [
+        ("training step, eager", "9", "13"),
+        ("training step without the mixers, eager", "5", "5"),
+        ("training step, compiled", "7", "–"),
+        ("mixers of a training step, eager", "4", "8"),
+    ]
+    ((_, _, _, cells),) = beside.heatmaps(found)
+    assert cells == {
+        ("GLA, B1 T8, training step, eager", "fla"): 9 / 13,
+        ("GLA, B1 T8, mixers of a training step, eager", "fla"): 0.5,
+    }
 
 
 def test_two_shapes_of_one_layer_have_a_table_each():
