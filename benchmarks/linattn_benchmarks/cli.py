@@ -86,8 +86,8 @@ def bench(
         float | None,
         typer.Option(
             min=10,
-            help="Of table and grid: seconds for everything; of layer and model: for one library's first calls. What is left "
-            "then is not timed.",
+            help="Of table, grid and overhead on a device: seconds for everything, half of them for --warm; of layer and "
+            "model: for one library's first calls. What is left then is not timed.",
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Of table and grid: a results file to go on with.")] = None,
@@ -111,7 +111,8 @@ def bench(
         int | None,
         typer.Option(
             min=1,
-            help="Of layer, model and parts: configurations that the autotuner of a peer's kernel chooses among. Default: all.",
+            help="Of table, grid, layer, model and parts: configurations that the autotuner of a peer's kernel chooses among. "
+            "Default: all.",
         ),
     ] = None,
     small: Annotated[bool | None, typer.Option(help="Of layer, model and parts: at reduced sizes. Default: real ones.")] = None,
@@ -134,14 +135,13 @@ def bench(
         on_device = name in (*SWEEPS, *BESIDE, "scale", "parts") or (name == "overhead" and device not in (None, "cpu"))
         refuse(name, SWEEPS, {"--resume": resume})
         refuse(name, (*SWEEPS, "parts"), {"--rows": rows})
-        refuse(name, (*SWEEPS, *BESIDE), {"--budget": budget})
-        refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check})
+        refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check, "--tune": tune})
         refuse(name, BESIDE, {"--modes": modes})
-        refuse(name, (*BESIDE, "parts"), {"--small": small, "--tune": tune})
+        refuse(name, (*BESIDE, "parts"), {"--small": small})
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
         warmed = on_device and name not in ("scale", "parts")
-        refuse(name, (name,) if warmed else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--warm": warm})
+        refuse(name, (name,) if warmed else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--warm": warm, "--budget": budget})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -186,7 +186,7 @@ def bench(
             refuse(name, (), {"--what": what, "--fresh": fresh, "--framework": framework})
             timed = wanted_subjects(backend or ["auto"], "torch", (peer or commands.PEERS[name]) if peers else [])
             asked = commands.Asked(settings, timed, seconds, check is not False, budget, resume, rows or (), warm or 0, out)
-            asked = replace(asked, shape=shape, ranks=ranks or ())
+            asked = replace(asked, shape=shape, ranks=ranks or (), tune=tune)
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         else:
             chosen = wanted_cases(

@@ -43,6 +43,8 @@ PEERS = {
 """Who is timed beside, by command, where nobody is named."""
 SAVED_EVERY = 5.0
 """Seconds after which the file is written again."""
+SPOKEN_EVERY = 5.0
+"""Seconds after which it is said, where no bar is seen, how many first calls are made."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Asked:
         subjects: Backends and peers.
         seconds: Time to spend on the repeats of one call.
         check: Whether results are held against float64.
-        budget: Seconds for everything, of layers and models for one library's first calls; None without end.
+        budget: Seconds for everything, half of them for what ``warm`` does; of layers and models for one library's first calls;
+            None without end.
         resume: A file of a run to go on with.
         rows: Patterns of names; empty for every row.
         warm: Processes that make first calls at once, before anything is timed; 0 for none.
@@ -110,16 +113,22 @@ def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
         raise OptionError(f"overhead takes no operators, got {', '.join(words)}")
     require(asked.settings["device"])
 
-    def report(row: Row) -> None:
+    started = time.monotonic()
+
+    def report(row: Row, results: dict[str, Any]) -> None:
         figures = "  ".join(f"{label} {us:.0f} µs" for label, us in row["us"].items())
         say.print(f"{row['family']}  {row['way']}  {figures}", style="dim", highlight=False, markup=False, soft_wrap=True)
         bar.advance(task)
+        if asked.out:
+            keep(asked.out, document("host", results))
 
     if asked.warm:
-        heat([*host.cases(asked.settings).values()], asked, say)
+        heat([*host.cases(asked.settings).values()], asked, say, host.CONFIGURATIONS)
+    budget = None if asked.budget is None else asked.budget - (time.monotonic() - started)
     with bars(say) as bar:
         task = bar.add_task("timing", total=len(host.cases(asked.settings)))
-        found = document("host", host.run(asked.subjects, asked.settings, seconds=asked.seconds, report=report))
+        results = host.run(asked.subjects, asked.settings, seconds=asked.seconds, budget=budget, report=report)
+    found = document("host", results)
     if asked.out:
         keep(asked.out, found)
     return found
@@ -295,7 +304,7 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     told = {key: x for key, x in settings.items() if key != "seed"} | {"accelerator": accelerator()}
     earlier = resumed(asked.resume, name, told) if asked.resume else []
     if asked.warm:
-        heat([entry.case for entry in chosen], asked, say)
+        heat([entry.case for entry in chosen], asked, say, asked.tune)
     saved = time.monotonic()
 
     def results(progress: Progress) -> dict[str, Any]:
@@ -316,7 +325,7 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
         bar.update(task, total=progress.calls, completed=progress.done)
 
     budget = None if asked.budget is None else asked.budget - (time.monotonic() - started)
-    with bars(say) as bar:
+    with bars(say) as bar, tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder, "turns"), asked.tune):
         task = bar.add_task("timing", total=None)
         found = results(sweep.run(chosen, asked.subjects, asked.seconds, asked.check, budget, earlier, report))
     if asked.out:
@@ -324,13 +333,24 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     return found
 
 
-def heat(cases: Sequence[Case], asked: Asked, say: Console) -> None:
-    """Make first calls, and say how long they took."""
-    started = time.monotonic()
+def heat(cases: Sequence[Case], asked: Asked, say: Console, tune: int | None) -> None:
+    """Make first calls within half of the budget, and say how far they are, how long they took, and which were left."""
+    started = spoke = time.monotonic()
+    seconds = None if asked.budget is None else asked.budget / 2
+
+    def told(done: int, of: int) -> None:
+        nonlocal spoke
+        bar.update(task, completed=done, total=of)
+        if bar.disable and time.monotonic() - spoke > SPOKEN_EVERY:
+            spoke = time.monotonic()
+            say.print(f"first calls: {done} of {of} in {spoke - started:.0f} s", style="dim", highlight=False)
+
     with bars(say) as bar:
         task = bar.add_task("first calls", total=None)
-        count = warm.first_calls(cases, asked.subjects, asked.warm, lambda done, of: bar.update(task, completed=done, total=of))
-    say.print(f"{count} first calls in {time.monotonic() - started:.0f} s", style="dim", highlight=False)
+        found = warm.first_calls(cases, asked.subjects, asked.warm, told, seconds=seconds, tune=tune)
+    say.print(f"{found.calls} first calls in {time.monotonic() - started:.0f} s", style="dim", highlight=False)
+    if found.left:
+        say.print(f"not waited for: {', '.join(found.left)}", style="dim", highlight=False, soft_wrap=True)
 
 
 def resumed(path: Path, name: str, settings: dict[str, Any]) -> list[Row]:

@@ -2,19 +2,24 @@
 
 Calls are queued one after another, a few at a time, and only the queueing is timed: the device is waited for in between. A
 backward pass runs in autograd's own thread, as a training step's does. Each family is called four ways, beside the peers that
-have them: forward; forward with backward; one token from a state, which is returned; one token, its state overwritten.
+have them: forward; forward with backward; one token from a state, which is returned; one token, its state overwritten. What a
+peer's autotuner would choose is not waited for.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from linattn.errors import Unsupported
 from linattn.spec import DECODING
 
-from . import fresh
+from . import fresh, tuning
 from .cases import TIMED, Case, complete
 from .clocks import queueing_times
 from .sections import Section
@@ -29,6 +34,9 @@ WAYS = {
 }
 """What is done, to the form that does it and a case's word for it."""
 
+CONFIGURATIONS = 1
+"""That an autotuner may choose among: which it is makes no difference to the host."""
+
 Row = dict[str, Any]
 
 
@@ -37,7 +45,8 @@ def run(
     settings: dict[str, Any],
     families: Sequence[str] = (),
     seconds: float = 0.1,
-    report: Callable[[Row], None] = lambda row: None,
+    budget: float | None = None,
+    report: Callable[[Row, dict[str, Any]], None] = lambda row, results: None,
 ) -> dict[str, Any]:
     """Microseconds of a call, by family, way and subject.
 
@@ -46,13 +55,18 @@ def run(
         settings: Of every case: device, dtypes, gates, seed.
         families: Those of :data:`~linattn_benchmarks.cases.TIMED` by default.
         seconds: Time to spend on one figure.
-        report: Called with each row as it is done.
+        budget: Seconds after which no row is begun; None without end.
+        report: Called with each row as it is done, and with everything so far.
     """
-    rows = []
-    for (family, way), case in cases(settings, families).items():
-        rows.append({"family": family, "way": way, **one_row(case, subjects, seconds)})
-        report(rows[-1])
-    return {"sizes": SIZES, "settings": settings, "rows": rows}
+    rows: list[Row] = []
+    found = {"sizes": SIZES, "settings": settings, "rows": rows}
+    end = math.inf if budget is None else time.monotonic() + budget
+    with tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder, "turns"), CONFIGURATIONS):
+        for (family, way), case in cases(settings, families).items():
+            if time.monotonic() < end:
+                rows.append({"family": family, "way": way, **one_row(case, subjects, seconds)})
+                report(rows[-1], found)
+    return found
 
 
 def cases(settings: dict[str, Any], families: Sequence[str] = ()) -> dict[tuple[str, str], Case]:

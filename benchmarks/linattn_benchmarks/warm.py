@@ -5,33 +5,79 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from . import fresh
+from . import fresh, tuning
 from .cases import Case
 from .subjects import Subject, subject_named
 
 
-def first_calls(
-    cases: Sequence[Case], subjects: Sequence[Subject], processes: int, told: Callable[[int, int], None] = lambda done, of: None
-) -> int:
-    """Call every subject on every case once, and return how many calls there were. ``told`` hears how many of them are done.
+class Warmed(NamedTuple):
+    """What came of first calls.
 
-    A call that fails here fails again where it is timed, and is reported there.
+    Attributes:
+        calls: How many there were to make.
+        left: Who had not answered when the time was over: library, operator and what is done, each once.
     """
-    jobs = [
-        json.dumps({"case": case.as_json(), "subject": identity(subject)})
-        for case in cases
-        for subject in subjects
-        if subject.refusal(case) is None
-    ]
-    random.Random(0).shuffle(jobs)  # neighbours compile the same kernels, and should not do so at once
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for done, _ in enumerate(pool.map(first_call, jobs), start=1):
-            told(done, len(jobs))
-    return len(jobs)
+
+    calls: int
+    left: list[str]
+
+
+def first_calls(
+    cases: Sequence[Case],
+    subjects: Sequence[Subject],
+    processes: int,
+    told: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    seconds: float | None = None,
+    tune: int | None = None,
+) -> Warmed:
+    """Call every subject on every case once. A call that fails here fails again where it is timed, and is reported there.
+
+    Args:
+        cases: What to call.
+        subjects: Who is called.
+        processes: How many do it at once.
+        told: Hears how many calls are done, of how many.
+        seconds: After which no more is waited for; None for as long as it takes.
+        tune: Configurations that a kernel's autotuner may choose among; None for all.
+    """
+    pairs = [(case, subject) for case in cases for subject in subjects if subject.refusal(case) is None]
+    random.Random(0).shuffle(pairs)  # neighbours compile the same kernels, and should not do so at once
+    with tempfile.TemporaryDirectory() as folder:
+        begun = (str(Path(folder, "turns")), tune)
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
+        waiting = {pool.submit(first_call, request(case, subject)): spoken(case, subject) for case, subject in pairs}
+        try:
+            for done, call in enumerate(as_completed(waiting, timeout=seconds), start=1):
+                told(done, len(pairs))
+                del waiting[call]
+        except TimeoutError:
+            for process in multiprocessing.active_children():  # none but these: who compiles does not listen
+                process.kill()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return Warmed(len(pairs), sorted(set(waiting.values())))
+
+
+def tune_together(turns: str, at_most: int | None) -> None:
+    """Have autotuners in this process tune as :func:`.tuning.together` has them."""
+    tuning.together(Path(turns), at_most).__enter__()
+
+
+def spoken(case: Case, subject: Subject) -> str:
+    """Who is called on what."""
+    return f"{subject.label} {case.operator} {case.what}"
+
+
+def request(case: Case, subject: Subject) -> str:
+    """Both, for another process."""
+    return json.dumps({"case": case.as_json(), "subject": identity(subject)})
 
 
 def identity(subject: Subject) -> dict[str, Any]:

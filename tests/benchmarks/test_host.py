@@ -34,7 +34,8 @@ def test_waiting_for_the_device_is_not_timed():
 def test_every_family_is_called_every_way(monkeypatch, family):
     monkeypatch.setattr(host, "SIZES", {"B": 1, "T": 20, "H": 2, "K": 8, "V": 8, "C": 16})
     seen = []
-    found = host.run([Linattn("torch"), PEERS[SOFTMAX]()], SETTINGS, [family], seconds=1e-6, report=seen.append)
+    told = {"seconds": 1e-6, "report": lambda row, results: seen.append(results["rows"][-1])}
+    found = host.run([Linattn("torch"), PEERS[SOFTMAX]()], SETTINGS, [family], **told)
     ways = [way for way in host.WAYS if way != "one token in place" or family in DECODING]
     assert [row["way"] for row in found["rows"]] == ways
     assert seen == found["rows"]
@@ -55,6 +56,12 @@ def test_a_failure_is_said_and_fails_the_run(monkeypatch):
     assert not host.succeeded(found)
     *_, failed = host.sections(found)
     assert failed.lines[0] == ("gla", "forward", "linattn:torch", "ZeroDivisionError: no heads")
+
+
+def test_after_its_time_no_row_is_begun(monkeypatch):
+    monkeypatch.setattr(host, "microseconds", lambda case, subject, seconds: 12.0)
+    assert host.run([Linattn("torch")], SETTINGS, ["gla"], budget=-1.0)["rows"] == []
+    assert len(host.run([Linattn("torch")], SETTINGS, ["gla"], budget=60.0)["rows"]) == 4
 
 
 def test_tables_of_the_ways():

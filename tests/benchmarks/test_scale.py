@@ -152,7 +152,10 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
         (("scale", "--device", "cpu", "--shape", "T=64/128,B=2"), "scale: expected shapes that differ in T alone"),
         (("scale", "--device", "cpu", "--ranks", "1"), "scale: expected two ranks or more to compare with one, got 1"),
         (("grid", "--device", "cpu", "--ranks", "2"), "--ranks goes with scale, not with grid"),
-        (("scale", "--device", "cpu", "--budget", "20"), "--budget goes with table, grid, layer and model, not with scale"),
+        (
+            ("scale", "--device", "cpu", "--budget", "20"),
+            "--budget goes with table, grid, layer, model and overhead --device cuda, not with scale",
+        ),
     ],
 )
 def test_what_it_does_not_take_is_said(run, words, message):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import multiprocessing
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from linattn.errors import OptionError, Unsupported
-from linattn_benchmarks import beside, commands, environment, fresh, grid, packing, published, reports, sections, sweep
+from linattn_benchmarks import beside, commands, environment, fresh, grid, packing, published, reports, sections, sweep, warm
 from linattn_benchmarks.runners import Torch
 from linattn_benchmarks.subjects import Fla, Linattn
 from linattn_benchmarks.sweep import Entry
@@ -342,7 +344,10 @@ def test_evenness_packing_and_peers():
         (("grid", "glaa"), "grid: unknown family 'glaa': did you mean 'gla'? known are gated_delta_rule, kda,"),
         (("grid", "gla", "--what", "fwd"), "--what does not go with grid"),
         (("chunk_gla", "--rows", "x"), "--rows goes with table, grid and parts, not with chunk_gla"),
-        (("overhead", "--budget", "20"), "--budget goes with table, grid, layer and model, not with overhead"),
+        (
+            ("overhead", "--budget", "20"),
+            "--budget goes with table, grid, layer, model and overhead --device cuda, not with overhead",
+        ),
         (
             ("overhead", "--warm", "2"),
             "--warm goes with table, grid, layer, model and overhead --device cuda, not with overhead",
@@ -426,6 +431,33 @@ def test_grid_through_the_command(run, tmp_path, monkeypatch):
     assert len(list((tmp_path / "plots").iterdir())) == 4
     text = sections.markdown(reports.sections("grid", environment.read(path)["results"]))
     assert text.count("| packing |") == 4
+
+
+def test_first_calls_are_not_waited_for_longer_than_they_may_take(case):
+    heard = []
+    found = warm.first_calls([case("chunk_gla", T=8)], [Linattn("torch")], 1, lambda *done: heard.append(done), seconds=0.01)
+    assert found == warm.Warmed(1, ["linattn:torch chunk_gla fwd"])
+    assert (heard, multiprocessing.active_children()) == ([], [])
+
+
+def test_first_calls_say_where_they_are(monkeypatch):
+    """On a terminal that is a bar; in a log, lines."""
+
+    def first_calls(cases, subjects, processes, told, *, seconds, tune):
+        assert (processes, seconds, tune) == (3, 30.0, 1)
+        told(1, 2)
+        return warm.Warmed(2, ["fla chunk_gla fwd"])
+
+    monkeypatch.setattr(warm, "first_calls", first_calls)
+    monkeypatch.setattr(commands, "SPOKEN_EVERY", -1.0)
+    log = io.StringIO()
+    asked = commands.Asked({}, (), 0.1, budget=60.0, warm=3)
+    commands.heat([], asked, commands.Console(file=log, width=80), 1)
+    assert log.getvalue().splitlines() == [
+        "first calls: 1 of 2 in 0 s",
+        "2 first calls in 0 s",
+        "not waited for: fla chunk_gla fwd",
+    ]
 
 
 def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
