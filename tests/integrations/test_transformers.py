@@ -206,6 +206,18 @@ def test_a_fused_mixer_norms_gates_and_pads_as_its_own_forward(norm: dict[str, b
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("gate", ["silu", "sigmoid"])
+def test_a_fused_mixer_gates_its_output_as_its_configuration_says(gate: str) -> None:
+    """The attention of this family has no small configuration: its mixer is made alone."""
+    config = transformers.Qwen4ExpTextConfig(**tiny_models.COMMON | tiny_models.GDN | {"output_gate_type": gate})
+    torch.manual_seed(0)
+    mixer, x = module_of("qwen4_exp").Qwen4ExpTextGatedDeltaNet(config, 0), torch.randn(2, 12, 32)
+    theirs = mixer(x)
+    with integration.enable(fuse=True):
+        ours = mixer(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_packed_sequences_of_a_fused_mixer_are_kept_apart() -> None:
     mixer = tiny_models.model_of("bamba").model.layers[0].mamba
     x, seq_idx = torch.randn(1, 12, 32), torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)

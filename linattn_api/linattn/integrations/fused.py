@@ -19,7 +19,7 @@ __all__ = ["FORWARDS"]
 
 
 def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
-    """The forward of Qwen3-Next's, Qwen3.5's and OLMo-Hybrid's gated delta net, ``[B, T, D]`` to ``[B, T, D]``."""
+    """The forward of the gated delta net of Qwen3-Next, Qwen3.5, Qwen4-Exp and OLMo-Hybrid, ``[B, T, D]`` to ``[B, T, D]``."""
     x = _masked(hidden_states, attention_mask)
     qkv, z, b, a = _projections(layer, x)
     qkv, state = _convolved(layer, qkv, cache_params, kwargs)
@@ -28,7 +28,8 @@ def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, at
     v, gate = v.unflatten(-1, (-1, layer.head_v_dim)), Softplus(layer.A_log, layer.dt_bias)
     o = _recurrence(gated_delta_rule, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
     norm, last = (layer.norm, layer.out_proj) if hasattr(layer, "out_proj") else (layer.o_norm, layer.o_proj)
-    return last(gated_rms_norm(o, z.reshape(o.shape), norm.weight, eps=norm.variance_epsilon).flatten(2))
+    activation = getattr(norm, "activation", "silu")
+    return last(gated_rms_norm(o, z.reshape(o.shape), norm.weight, eps=norm.variance_epsilon, activation=activation).flatten(2))
 
 
 def kimi_delta_attention(
@@ -183,6 +184,7 @@ FORWARDS: dict[str, Callable[..., Any]] = {
     "Qwen3NextGatedDeltaNet": gated_delta_net,
     "Qwen3_5GatedDeltaNet": gated_delta_net,
     "Qwen3_5MoeGatedDeltaNet": gated_delta_net,
+    "Qwen4ExpTextGatedDeltaNet": gated_delta_net,
     "Zamba2MambaMixer": mamba_2,
 }
 """Class names of transformers' mixers, and the forwards here that compute the same."""
