@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -144,6 +145,19 @@ class JudgedFunctions(Made):
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+class JudgedExceptions(Made):
+    """What ``tests/integrations/judges.py`` wrote of cases that did not pass: a row for each thing that became of some."""
+
+    def text(self, files: list[Path]) -> str:
+        rows = [["what became of them", "cases", "tests"], ["---", "---:", "---"]]
+        for path in files:
+            for outcome, cases in json.loads(path.read_text(encoding="utf-8"))["exceptions"].items():
+                tests = Counter(case.rpartition("/")[2].partition("[")[0].replace(".py::", ": ") for case in cases)
+                named = ", ".join(f"`{test}`" + (f" × {n}" if n > 1 else "") for test, n in tests.items())
+                rows.append([outcome.replace("|", "\\|"), str(len(cases)), named])
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def render_reports(app: Any, failure: Exception | None) -> None:
     """A page of each report of conformance, and the matrices, beside the pages that name them."""
     if failure or app.builder.format != "html":
@@ -175,4 +189,5 @@ def setup(app: Any) -> None:
     app.add_directive("side-by-side", SideBySide)
     app.add_directive("judged", Judged)
     app.add_directive("judged-functions", JudgedFunctions)
+    app.add_directive("judged-exceptions", JudgedExceptions)
     app.connect("build-finished", render_reports)

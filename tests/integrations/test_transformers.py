@@ -59,7 +59,10 @@ FUSED = (
 @pytest.mark.parametrize(
     ("family", "fuse"), [(family, False) for family in tiny_models.FAMILIES] + [(family, True) for family in FUSED]
 )
-def test_a_model_computes_learns_and_says_the_same_on_linattn(family: str, fuse: bool, device: str) -> None:
+def test_a_model_computes_learns_and_says_the_same_on_linattn(
+    family: str, fuse: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # else transformers' convolution is not float32's
     model = tiny_models.model_of(family).to(device)
     theirs = run(model)
     with integration.enable(fuse=fuse):
