@@ -96,7 +96,7 @@ def gated_rms_norm(
 
 def _sigmoid(xp: Framework, x: Any) -> Any:
     """``1 / (1 + e^{-x})`` without overflow."""
-    return xp.exp(-xp.logaddexp(-x, xp.zeros_like(x)))
+    return xp.exp(xp.log_sigmoid(x))
 
 
 def _gate(xp: Framework, z: Any, activation: str) -> Any:
