@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .beside import KERNELS, OURS, Compile, Job, Library, Prepared, hide
 from .cases import WHAT
+from .subjects import fla_refuses, force_fla
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,9 @@ def of_fla(layer: Any, job: Job) -> tuple[nn.Module, Call, Callable[[], Any]]:
     """fla's."""
     from fla.models.utils import Cache
     from linattn.nn import to_fla
+
+    if job.device == "cuda" and fla_refuses():
+        force_fla()
 
     def call(module: nn.Module, x: Tensor, cache: Any) -> Tensor:
         return module(x, past_key_values=cache, use_cache=cache is not None)[0]

@@ -20,6 +20,7 @@ from linattn.integrations import transformers as integration
 from torch import Tensor, nn
 
 from .beside import KERNELS, OURS, REST, WHOLE, Compile, Job, Library, Prepared, hide
+from .subjects import fla_refuses, force_fla
 
 Options = Mapping[str, Any]
 
@@ -112,6 +113,8 @@ def prepared(job: Job) -> Prepared:
     """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
+    if job.library == "fla" and job.device == "cuda" and fla_refuses():
+        force_fla()
 
     def tokens(model: Any, B: int, T: int) -> Tensor:
         generator = torch.Generator().manual_seed(job.seed)

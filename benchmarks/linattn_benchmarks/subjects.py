@@ -161,8 +161,6 @@ class Fla(Peer):
         return "takes no grouped heads here" if grouped and case.spec.name != "gated_delta_rule" else None
 
     def function(self, case: Case) -> Function:
-        import importlib
-
         recurrent = case.operator.startswith(("recurrent_", "decode_"))
         family = self.families[case.spec.name]
         package = "generalized_delta_rule" if case.spec.name == "dplr" else family
@@ -170,7 +168,7 @@ class Fla(Peer):
         operator = getattr(importlib.import_module(f"fla.ops.{package}"), name)
         renamed, extra = self.spelling(case, recurrent)
         if self.forced(case):
-            importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+            force_fla()
         options = {"output_final_state": True} if case.in_place else self.keywords(case)
         return lambda arrays: operator(**{renamed.get(key, key): x for key, x in arrays.items()}, **extra, **options)
 
@@ -186,11 +184,21 @@ class Fla(Peer):
         return renamed, extra
 
     def forced(self, case: Case) -> bool:
-        """fla refuses this backward on Hopper with the Triton releases that compile it wrongly."""
-        return case.spec.name in self.refused and case.what == "fwdbwd" and on_hopper() and triton_before("3.7.1")
+        """Whether fla refuses this backward."""
+        return case.spec.name in self.refused and case.what == "fwdbwd" and fla_refuses()
 
     def note(self, case: Case) -> str | None:
         return "fla refuses this backward with this Triton: timed with its check off" if self.forced(case) else None
+
+
+def fla_refuses() -> bool:
+    """Whether fla refuses backward passes with a scalar decay: on Hopper, with Triton releases that compile them wrongly."""
+    return on_hopper() and triton_before("3.7.1")
+
+
+def force_fla() -> None:
+    """Turn the check off by which it refuses."""
+    importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
 
 
 def triton_before(version: str) -> bool:
