@@ -136,10 +136,12 @@ class JudgedFunctions(Made):
     """What ``tests/integrations/kernel_judges.py`` wrote: a row for each file of tests."""
 
     def text(self, files: list[Path]) -> str:
-        rows = [["judge", "cases", "passed", "refused", "failed"], ["---", *["---:"] * 4]]
-        for path in files:
-            for judge, found in json.loads(path.read_text(encoding="utf-8"))["judges"].items():
-                kinds = ("passed", "refused", "failed")
+        records = [json.loads(path.read_text(encoding="utf-8"))["judges"] for path in files]
+        left = any("not run" in found for record in records for found in record.values())
+        kinds = ("passed", "refused", "failed", *(["not run"] if left else []))
+        rows = [["judge", "cases", *kinds], ["---", *["---:"] * (len(kinds) + 1)]]
+        for record in records:
+            for judge, found in record.items():
                 counts = [sum(n for outcome, n in found.items() if outcome.startswith(kind)) for kind in kinds]
                 rows.append([judge, *map(str, [sum(counts), *counts])])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -151,7 +153,10 @@ class JudgedExceptions(Made):
     def text(self, files: list[Path]) -> str:
         rows = [["what became of them", "cases", "tests"], ["---", "---:", "---"]]
         for path in files:
-            for outcome, cases in json.loads(path.read_text(encoding="utf-8"))["exceptions"].items():
+            exceptions = json.loads(path.read_text(encoding="utf-8"))["exceptions"]
+            for outcome, cases in exceptions.items():
+                if outcome == "not run":
+                    continue
                 tests = Counter(case.rpartition("/")[2].partition("[")[0].replace(".py::", ": ") for case in cases)
                 named = ", ".join(f"`{test}`" + (f" × {n}" if n > 1 else "") for test, n in tests.items())
                 rows.append([outcome.replace("|", "\\|"), str(len(cases)), named])
