@@ -469,7 +469,7 @@ def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
 
 
 def test_a_row_is_json(entries):
-    assert commands.DEFAULTS.keys() == commands.COMMANDS.keys() == {*commands.PEERS, *beside.BENCHMARKS}
+    assert commands.DEFAULTS.keys() == commands.COMMANDS.keys() == {*commands.PEERS, *beside.BENCHMARKS, "parts"}
     row = replace(entries[0], case=replace(entries[0].case, states=False)).row()
     assert json.loads(json.dumps(row)) == row
     assert packing.parsed(row["sequence_lengths"]) == (40,)
