@@ -114,6 +114,13 @@ def test_weights_of_zero():
     check(arrays(dtype=torch.bfloat16, z=None), dt_limit=(-1.0, 0.0))
 
 
+def test_weights_below_zero():
+    """Gradients of negative weights do not say those of step sizes. Rates are positive, so that states decay."""
+    given = arrays(dtype=torch.bfloat16, z=None)
+    given["A"] = -given["A"]
+    check(given, dt_limit=(-0.2, -0.1))
+
+
 @pytest.mark.parametrize("dt", [-2.0, 3.0])
 def test_weights_under_gates_that_are_weak_or_strong(dt):
     given = arrays(dtype=torch.bfloat16, T=150, z=None, dt_bias=None)

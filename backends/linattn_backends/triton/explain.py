@@ -70,7 +70,8 @@ def with_surroundings(call: Call, forward: Variant, backward: Variant | None) ->
     forward = replace(forward, stages={**before(ahead), **forward.stages, **after(ahead)})
     if backward is None:
         return forward, None
-    weighted = takes_weights(backward) and skip < 2 and bool(call.option("dt_softplus"))
+    softplus, (_, most) = bool(call.option("dt_softplus")), call.option("dt_limit")
+    weighted = takes_weights(backward) and ssd.weights_have_slopes(softplus, most, skip)
     again, behind = (ssd.variant(call.V, skip, gated, back, weighted).stages for back in (False, True))
     made = {f"{name}_again": stage for name, stage in before(again).items()}
     return forward, replace(backward, stages={**made, **after(behind), **backward.stages, **before(behind)})

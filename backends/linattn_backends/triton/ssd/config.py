@@ -9,7 +9,7 @@ from ..host.tiles import power_of_two
 from ..host.variant import Stage, Variant
 from .kernels import ssd_inputs_bwd, ssd_inputs_fwd, ssd_outputs_bwd, ssd_outputs_fwd, ssd_steps_bwd, ssd_steps_fwd
 
-__all__ = ["RowTile", "variant", "walks_for"]
+__all__ = ["RowTile", "variant", "walks_for", "weights_have_slopes"]
 
 
 class RowTile(NamedTuple):
@@ -48,6 +48,15 @@ def variant(V: int, skip: int, gated: bool, backward: bool, weighted: bool = Fal
     if gated or (skip > weighted and not backward):
         stages["outputs"] = Stage(after, tile)
     return Variant(stages, None)
+
+
+def weights_have_slopes(softplus: bool, most: float, skip: int) -> bool:
+    """Whether gradients of weights say those of step sizes, for which each is divided by its weight.
+
+    A softplus of zero has no slope either, so that it may be lost; an upper limit below zero makes all weights negative, which
+    kernels do not divide by. And a ``D``, of ``skip`` dimensions, has one number a head.
+    """
+    return softplus and most >= 0 and skip < 2
 
 
 def walks_for(blocks: int, heads: int, num_sms: int) -> int:

@@ -13,7 +13,7 @@ from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.device import properties
 from ..runtime.launch import launch
-from .config import variant, walks_for
+from .config import variant, walks_for, weights_have_slopes
 
 __all__ = ["Surroundings"]
 
@@ -63,11 +63,8 @@ class Surroundings:
 
     @property
     def has_slopes(self) -> bool:
-        """Whether gradients of weights say those of step sizes: a weight of zero, which says nothing, has no slope.
-
-        And ``D`` has one number a head, if there is one.
-        """
-        return self.softplus and self.skip < 2
+        """Whether gradients of weights say those of step sizes."""
+        return weights_have_slopes(self.softplus, self.most, self.skip)
 
     def stage(self, name: str, backward: bool = False, weighted: bool = False) -> Stage | None:
         """That of a name, or ``None`` where nothing is to be done."""
