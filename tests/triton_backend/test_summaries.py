@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import linattn
 import pytest
 import torch
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal.config import DiagonalVariant
+from linattn_backends.triton.host.chunks import Cut
+from linattn_backends.triton.host.reach import ranges_of
+from linattn_backends.triton.lib.reach import DECAYS
 from linattn_backends.triton.runtime import replay
 from triton_cases import BACKEND
 
@@ -155,6 +159,17 @@ def test_a_transition_that_is_not_zero_is_gone_through_to_its_beginning():
     (wanted,) = torch.autograd.grad(o, start, do)
     again = stages.begin(inputs, stages.finish(inputs, made, start.detach(), False)[2])
     torch.testing.assert_close(stages.adjoint(inputs, again, do, None, None), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_decay_that_is_no_number_is_not_forgotten(reverse):
+    """Of two heads with the same decays of chunks, one has a NaN, with which nothing is known of those beyond."""
+    decays = torch.full((9, 2, 3), 2.0**-100)
+    decays[4, 1, 1] = torch.nan
+    decays[2:7:4, :, 2] = 0
+    call = SimpleNamespace(v=torch.empty(1, 9 * 16, 2, V), cu=None, N=1, family="kda")
+    (found,) = ranges_of(call, Cut(9, 9, None, None), 16, decays, DECAYS.value, reverse).tolist()
+    assert found == ([[0, 3], [0, 9]] if reverse else [[6, 9], [0, 9]])
 
 
 def test_no_tokens_change_nothing():

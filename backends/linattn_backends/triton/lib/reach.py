@@ -46,7 +46,8 @@ def chunks_in_reach(
             inside = (nth < chunks)[:, None] & (columns < K)[None, :]
             own = tl.load(p, mask=inside, other=0.0).to(tl.float32)
             if KIND == DECAYS:
-                own = tl.where(inside, tl.where(own > 0, tl.log2(tl.maximum(own, 2e-38)), FORGOTTEN), 0.0)
+                positive = tl.where(own < 2e-38, 2e-38, own)  # not tl.maximum, which leaves no NaN
+                own = tl.where(inside, tl.where(own <= 0, FORGOTTEN, tl.log2(positive)), 0.0)
         until = passed[None, :] + tl.cumsum(own, 0) - own
         forgotten = tl.min(((until <= FORGOTTEN) | (columns >= K)[None, :]).to(tl.int32), 1)
         found = tl.maximum(found, tl.max(tl.where((nth < chunks) & (forgotten == 0), nth + 1, 0), 0))
