@@ -8,8 +8,9 @@ import pytest
 import torch
 from linattn_backends.triton.diagonal import call as of_call
 from linattn_backends.triton.diagonal import portions
+from linattn_backends.triton.diagonal.backward import backward
 from linattn_backends.triton.diagonal.call import DiagonalCall, Portion
-from linattn_backends.triton.diagonal.config import backward_variant
+from linattn_backends.triton.diagonal.config import DiagonalVariant, backward_variant
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime import replay
 from linattn_backends.triton.runtime.device import Properties
@@ -22,8 +23,8 @@ def cut(monkeypatch):
     pretend(monkeypatch, num_sms=1)
     monkeypatch.setattr(portions, "LITTLE", 0)
     monkeypatch.setattr(portions, "LEAST", 1)
-    found, part = [], of_call.ChunkedCall.part
-    monkeypatch.setattr(of_call.ChunkedCall, "part", lambda run, p, start: found.append(p) or part(run, p, start))
+    found, portion = [], of_call.ChunkedCall.portion
+    monkeypatch.setattr(of_call.ChunkedCall, "portion", lambda run, p, start: found.append(p) or portion(run, p, start))
     return found
 
 
@@ -75,6 +76,20 @@ def test_states_take_no_more_memory_than_the_largest_input():
         found = portions.portions_of(*problem(B, T, H, HV))
         assert (len(found), len(found[0])) == (groups, spans)
         assert [x for group in found for x in group] == covered(found, B, T)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("segment", [0, 1])
+def test_a_start_that_is_not_given_has_no_gradient(gated, segment, monkeypatch):
+    """Segments have gradients of their own, of which the first's is that of a start."""
+    monkeypatch.setattr(DiagonalVariant, "segment", lambda *sizes: segment)
+    q, v = (torch.randn(1, 40, 2, 16, dtype=torch.bfloat16) for _ in range(2))
+    g = -torch.rand(1, 40, 2) if gated else None
+    for start in (None, torch.randn(1, 2, 16, 16)):
+        call = DiagonalCall.of(q, q, v, g, None, None, start, None, 1.0, 16)
+        variant = call.backward_variant(v)
+        assert "scan_dv" in variant.stages
+        assert (backward(call, variant, v, None, None)["start"] is None) == (start is None)
 
 
 def problem(B, T, H, HV, K=128, V=64):

@@ -39,9 +39,9 @@ class Room(NamedTuple):
         """For a whole call."""
         return cls(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v)))
 
-    def part(self, part: Portion) -> Room:
-        """For a part of it."""
-        return Room(*map(part.tokens_of, self))
+    def portion(self, portion: Portion) -> Room:
+        """For a portion of it."""
+        return Room(*map(portion.tokens_of, self))
 
 
 def backward(
@@ -79,12 +79,12 @@ def in_spans(run: ChunkedCall, spans: Sequence[Portion], do: Tensor, dend: Tenso
     end, found = first.states_of(dend), []
     starts = [first.states_of(run.call.start)]
     if others:
-        whole = run.part(first._replace(high=spans[-1].high), starts[0])
+        whole = run.portion(first._replace(high=spans[-1].high), starts[0])
         length = (first.high - first.low) // run.variant.chunk
         states = memory_launch.segment_starts(whole, Update.of_values(whole), starts[0], False, length).start
         starts += [states[i : i + 1] for i in range(1, len(spans))]
-    for part in reversed(spans):
-        found.append(written(run.part(part, starts.pop()), part.tokens_of(do), end, room.part(part)))
+    for span in reversed(spans):
+        found.append(written(run.portion(span, starts.pop()), span.tokens_of(do), end, room.portion(span)))
         end = found[-1]["start"]
     return joined(found[::-1], 1, NumbersAToken._fields) | dict(start=end)
 
@@ -186,6 +186,8 @@ def scan_from_end(
         shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
         end = torch.empty(shape, dtype=torch.float32, device=do.device)
     resident_launch.scan(run, stage, Operands(call.k, call.q, do), dv, segments, end, reverse=True, kept=dkept)
+    if call.start is None:
+        return segments, None
     return segments, end if segments.pieces is None else segments.end
 
 

@@ -146,10 +146,10 @@ class ChunkedCall:
     g: Tensor | None
     late: Tensor | None = None
 
-    def part(self, part: Portion, start: Tensor | None) -> ChunkedCall:
-        """A part of it, whose sequences are not packed, from states of its own."""
-        call = part.call_of(self.call, start)
-        g, late = (None if x is None else part.tokens_of(x) for x in (self.g, self.late))
+    def portion(self, portion: Portion, start: Tensor | None) -> ChunkedCall:
+        """A portion of it, whose sequences are not packed, from states of its own."""
+        call = portion.call_of(self.call, start)
+        g, late = (None if x is None else portion.tokens_of(x) for x in (self.g, self.late))
         return ChunkedCall(call, self.variant, cut(call, self.variant.chunk), g, late)
 
 

@@ -19,13 +19,7 @@ from ..host.tiles import Tile, fit, power_of_two
 from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gate import NONE, SCALAR, VECTOR, diagonal_running_sums_fwd, diagonal_sum_matrices_fwd
-from .memory import (
-    diagonal_carries,
-    diagonal_gradients_bwd,
-    diagonal_outputs,
-    diagonal_scalar_gradients_bwd,
-    diagonal_states,
-)
+from .memory import diagonal_carries, diagonal_gradients_bwd, diagonal_outputs, diagonal_scalar_gradients_bwd, diagonal_states
 from .resident import diagonal_scan
 from .vector import (
     diagonal_vector_inter_bwd,
@@ -186,8 +180,7 @@ def is_wide(facts: Facts) -> bool:
 def segment_stages(tiles: dict[str, Tile]) -> Stages:
     """Stages that run where sequences are cut into segments: each one's own state, and what it starts from."""
     return dict(
-        segment_states=Stage(diagonal_states, tiles["states"]),
-        segment_carries=Stage(diagonal_carries, tiles["carries"]),
+        segment_states=Stage(diagonal_states, tiles["states"]), segment_carries=Stage(diagonal_carries, tiles["carries"])
     )
 
 
