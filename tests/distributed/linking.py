@@ -63,10 +63,11 @@ class Staged:
         return self.derived(arrays, start, None, cut(do), dfinal, [start])[0]
 
     def recall(self, inputs: Any, made: Any, start: Any) -> Any:
-        return *made, start.sum()
+        return [*made, start.sum()]
 
     def gradients(self, inputs: Any, made: Any, start: Any, do: Any, dfinal: Any) -> Any:
         assert torch.equal(torch.stack(made), torch.stack((inputs[0].sum(), start.sum())))
+        made.clear()
         leaves = [None if x is None else x.detach().requires_grad_() for x in (*inputs, start)]
         arrays = dict(zip(self.names, leaves, strict=False))
         wanted = [x for x in leaves if x is not None]

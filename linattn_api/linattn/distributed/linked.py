@@ -58,12 +58,17 @@ class Stages(Protocol):
         """The gradient of the states before the tokens ``[N, HV, K, V]``, in float32."""
         ...
 
-    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> list[Tensor | None]:
         """What is made, and what else the backward pass needs that follows from the states before the tokens."""
         ...
 
-    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
-        """Gradients of the inputs, and last that of the states before the tokens."""
+    def gradients(
+        self, inputs: Arrays, made: list[Tensor | None], start: Tensor, do: Tensor, dfinal: Tensor | None
+    ) -> Arrays:  # fmt: skip
+        """Gradients of the inputs, and last that of the states before the tokens.
+
+        Nobody asks for what is ``made`` again: a backend may empty the list, to give memory back on the way.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from .gradients_launch import Gradients, operand_gradients
 from .scores_launch import state_operands
 from .state_launch import Segments, Written, carry_backward, carry_forward, segments_of
 
-__all__ = ["backward", "forward", "gradients_of", "outputs_of", "states_of"]
+__all__ = ["backward", "forward", "outputs_of", "state_gradients_of", "states_of"]
 
 
 def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Scores | None]:
@@ -39,7 +39,9 @@ def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores |
     call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
     operands = state_operands(call, kept)
     segments = segments_of(call, operands)
-    return gradients_of(call, operands, segments, states_of(call, operands, segments), do, dfinal)
+    states, errors = states_of(call, operands, segments)
+    dstates, adjoint, dstart = state_gradients_of(call, operands, segments, do, dfinal)
+    return operand_gradients(call, do, operands, States(states, dstates, errors, adjoint)) | dict(start=dstart)
 
 
 def states_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> tuple[Tensor, Tensor]:
@@ -49,12 +51,10 @@ def states_of(call: ChunkedCall, operands: StateOperands, segments: Segments | N
     return states, errors
 
 
-def gradients_of(
-    call: ChunkedCall, operands: StateOperands, segments: Segments | None, forward: tuple[Tensor, Tensor], do: Tensor,
-    dfinal: Tensor | None,
-) -> Gradients:  # fmt: skip
-    """Gradients by the array's name, of what is made of the chunks and what the way ``forward`` through them left."""
+def state_gradients_of(
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, do: Tensor, dfinal: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of the states after chunks, the errors' adjoint, and the initial states' gradient if there are any."""
     dstates, adjoint = States.empty(call)
     dstart = carry_backward(call, operands, do, segments, dfinal, Written(dstates, adjoint))
-    states = States(forward[0], dstates, forward[1], adjoint)
-    return operand_gradients(call, do, operands, states) | dict(start=dstart)
+    return dstates, adjoint, dstart

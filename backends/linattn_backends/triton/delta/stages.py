@@ -17,8 +17,9 @@ from ..host.parts import Part
 from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
-from .call import ChunkedCall, DeltaCall, Scores, StateOperands
-from .chunk import gradients_of, outputs_of, states_of
+from .call import ChunkedCall, DeltaCall, Scores, StateOperands, States
+from .chunk import outputs_of, state_gradients_of, states_of
+from .gradients_launch import operand_gradients
 from .scores_launch import state_operands
 from .state_launch import BACKWARD, FORWARD, Segments, far_states, local_states, segments_of, transitions_of, whole_transitions
 
@@ -123,15 +124,23 @@ class DeltaStages(NamedTuple):
         made, inputs, options, do = self._only(number, made, inputs, do)
         return adjoint(do, dfinal, *made, *inputs, *options)
 
-    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> list[Tensor | None]:
         """What is made, the states before chunks and errors."""
-        return *made, *recall(start, *made, *inputs, *self.options)
+        return [*made, *recall(start, *made, *inputs, *self.options)]
 
-    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
-        """Gradients of the inputs, and of the states before the tokens."""
-        *made, states, errors = made
-        found = iter(gradients(start, do, dfinal, states, errors, *made, *inputs, *self.options))
-        return *(None if x is None else next(found) for x in inputs), next(found)
+    def gradients(
+        self, inputs: Arrays, made: list[Tensor | None], start: Tensor, do: Tensor, dfinal: Tensor | None
+    ) -> Arrays:  # fmt: skip
+        """Gradients of the inputs, and of the states before the tokens; ``made`` is emptied."""
+        *held, states, errors = made
+        made.clear()
+        given = Made(*held)
+        del held
+        dstates, adjoint, dstart = state_gradients(start, do, dfinal, *given, *inputs, *self.options)
+        given = given._replace(read=None, compare=None, write=None)  # as large as q, k and v together
+        rows = States(states, dstates, errors, adjoint)
+        found = iter(gradients(do, *rows, *given, *inputs, *self.options))
+        return *(None if x is None else next(found) for x in inputs), dstart
 
     def _only(
         self, number: int | None, made: Arrays, inputs: Arrays, do: Tensor | None = None
@@ -223,16 +232,28 @@ def recall(start: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 @recorded
 @precompiled()
-def gradients(
-    start: Tensor, do: Tensor, dfinal: Tensor | None, states: Tensor, errors: Tensor, *args: Any
-) -> list[Tensor]:  # fmt: skip
-    """The states before the tokens, gradients of outputs and final states, what is recalled; what is made, inputs, options."""
+def state_gradients(
+    start: Tensor, do: Tensor, dfinal: Tensor | None, *args: Any
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
     made, inputs, options = taken(args)
     given, do = given_of(inputs, options, start), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
-    found = gradients_of(call, operands, segments, (states, errors), do, dfinal)
+    dstates, adjoint, dstart = state_gradients_of(call, operands, segments, do, dfinal)
+    return dstates, adjoint, dstart.to(start.dtype)
+
+
+@recorded
+@precompiled()
+def gradients(do: Tensor, *args: Any) -> list[Tensor]:
+    """The outputs' gradient, states and their gradients; what is made, inputs, options."""
+    count = len(States._fields)
+    states, (made, inputs, options) = States(*args[:count]), taken(args[count:])
+    given, do = given_of(inputs, options, None), rows_contiguous(do)
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
+    found = operand_gradients(call, do, made.operands(call), states)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
-    names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias", "start")
-    return [found[name].to(x.dtype) for name, x in zip(names, (*inputs, start), strict=True) if x is not None]
+    names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias")
+    return [found[name].to(x.dtype) for name, x in zip(names, inputs, strict=True) if x is not None]

@@ -104,11 +104,13 @@ class DiagonalStages(NamedTuple):
         made, inputs, options, do = self._only(number, made, inputs, do)
         return adjoint(do, dfinal, *made, *inputs, *options)
 
-    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> Arrays:
+    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> list[Tensor | None]:
         """What is made, and under a gate per key channel the states before chunks."""
-        return *made, None if made[0] is None else recall(start, *made, *inputs, *self.options)
+        return [*made, None if made[0] is None else recall(start, *made, *inputs, *self.options)]
 
-    def gradients(self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None) -> Arrays:
+    def gradients(
+        self, inputs: Arrays, made: list[Tensor | None], start: Tensor, do: Tensor, dfinal: Tensor | None
+    ) -> Arrays:  # fmt: skip
         """Gradients of the inputs, and of the states before the tokens."""
         *made, states = made
         found = iter(gradients(start, do, dfinal, states, *made, *inputs, *self.options))
