@@ -220,6 +220,10 @@ def run(family):
             chunk(**arrays(family, 25, 256, K=128, V=128), qk_norm="l2", output_final_state=True)
     if family == "dplr":  # wider than the operands
         differentiate(*chunk(**arrays(family, 2, 256, dict(a=torch.float32, b=torch.float32))))
+        # the widths whose walks are for Hopper: of segments, too
+        S = torch.zeros(2, 4, 128, 128, requires_grad=True)
+        differentiate(*chunk(**arrays(family, 1, 256, K=128, V=128), **packed | dict(initial_state=S)))
+        differentiate(*chunk(**arrays(family, 2, 4096, K=128, V=128)))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(**arrays(family, 2, 256, dict(g=torch.bfloat16, u=torch.bfloat16))))
 

@@ -38,6 +38,10 @@ KDA_PLAIN = "delta_vector_scores_fwd, delta_solve_fwd, delta_state_fwd"
 KDA_GRADIENTS = "delta_vector_scores_fwd_sm90, delta_state_fwd_sm90, delta_state_bwd_sm90, delta_vector_gradients_bwd_sm90"
 KDA_GRADIENTS_PLAIN = "delta_vector_rows_fwd, delta_state_fwd, delta_state_bwd, delta_scores_bwd, delta_vector_gradients_bwd"
 DPLR = "delta_dplr_scores_fwd_sm90, delta_vector_scores_fwd, delta_solve_fwd, delta_state_fwd"
+DPLR_GRADIENTS = (
+    "delta_dplr_scores_fwd_sm90, delta_state_fwd_sm90, delta_state_bwd_sm90, delta_scores_bwd, delta_dplr_gradients_bwd_sm90, "
+    "delta_vector_gradients_bwd, delta_vector_values_bwd"
+)
 GLA = "diagonal_sum_matrices_fwd, diagonal_vector_scores_fwd, diagonal_vector_scores_strong_fwd_sm90, diagonal_vector_scan"
 GLA_PLAIN = "diagonal_sum_matrices_fwd, diagonal_vector_scores_fwd, diagonal_vector_scan"
 GLA_GRADIENTS_PLAIN = (
@@ -98,6 +102,8 @@ CASES = [
     (dict(op="linear_attn", causal=False), "mixed_sums_fwd, mixed_states_fwd, mixed_outputs_fwd"),
     (dict(op="dplr", vectors=("bfloat16", "bfloat16")), DPLR),
     (dict(op="dplr", vectors=("bfloat16", "float32")), DPLR),
+    (dict(op="dplr", vectors=("bfloat16", "float32"), K=64, V=128), DPLR),
+    (dict(op="dplr", vectors=("bfloat16", "float32"), V=128, needs_grad=True), f"{DPLR}_sm90; gradients {DPLR_GRADIENTS}"),
     (
         dict(op="dplr", dtype="float16", vectors=("float32", "float32")),
         f"{KDA_PLAIN} (none for Hopper: operands are float16, not bfloat16)",

@@ -7,6 +7,7 @@ import linattn
 import pytest
 import torch
 from linattn.gates import Softplus
+from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.runtime import launch
 from test_input_maps import check as check_raw
@@ -25,6 +26,8 @@ DELTA_FUSED = "delta/fused_sm90.py:delta_fused_fwd_sm90"
 KDA_GRADIENTS = "delta/vector_sm90.py:delta_vector_gradients_bwd_sm90"
 KDA_STRONG = "delta/vector_sm90.py:delta_vector_scores_strong_fwd_sm90"
 DPLR = {f"delta/dplr_sm90.py:delta_dplr_{stage}_sm90" for stage in ("scores_fwd", "gradients_bwd")}
+DPLR_WALKS = {f"delta/state_sm90.py:delta_state_{way}_sm90" for way in ("fwd", "bwd")}
+"""Of heads of 128 only, as wide as keys and as values."""
 GLA_STRONG = {f"diagonal/vector_sm90.py:diagonal_vector_{stage}_sm90" for stage in ("scores_strong_fwd", "intra_strong_bwd")}
 
 
@@ -161,6 +164,20 @@ def test_raw_projections(family, sizes, launched):
 def test_dplr(sizes, launched):
     call("dplr", kind="weak", **sizes)
     assert launched == DPLR
+
+
+@pytest.mark.parametrize("sizes", [dict(T=200, H=1, HV=2), dict(T=230, kind="mixed", cu=[0, 0, 5, 200, 230])])
+def test_walks_of_dplr(sizes, launched):
+    """Two writers; through more chunks than are loaded ahead."""
+    call("dplr", **dict(K=128, V=128, kind="weak") | sizes)
+    assert launched == DPLR | DPLR_WALKS
+
+
+def test_walks_of_dplr_in_segments(launched, monkeypatch):
+    """What segments end as is made by plain kernels, and then goes into these."""
+    monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 2)
+    call("dplr", T=300, K=128, V=128, kind="weak", cu=[0, 3, 3, 300])
+    assert launched == DPLR | DPLR_WALKS
 
 
 @pytest.mark.parametrize(("a", "b"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])

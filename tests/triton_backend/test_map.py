@@ -191,7 +191,12 @@ def feature_map():
 PACKED = dict(cu=[0, 30, 65])
 SHAPES = [dict(), LONG, dict(H=1), dict(dtype=torch.float32), PACKED]
 WIDE = [dict(K=256, V=192), dict(K=256, V=192, dtype=torch.float32)]
-MORE = {"linear_attn": [*WIDE, dict(T=4096, cu=[0, 4000])], "simple_gla": WIDE, "gla": [dict(gv="plain")]}
+MORE = {
+    "linear_attn": [*WIDE, dict(T=4096, cu=[0, 4000])],
+    "simple_gla": WIDE,
+    "gla": [dict(gv="plain")],
+    "dplr": [dict(K=128, V=128), dict(K=128, V=128, T=4096)],
+}
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 CALLS = {
     family: [lambda f=family, s=sizes: matrix_state(f, **s) for sizes in SHAPES + MORE.get(family, [])]

@@ -77,16 +77,16 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
                 weak gates on Hopper, dplr only               dplr_sm90.py:delta_dplr_scores_fwd_sm90
               triangular solve                                scores.py:delta_solve_fwd
               states, errors, outputs                         state.py:delta_state_fwd
-                on Hopper, kda only                           state_sm90.py:delta_state_fwd_sm90
+                on Hopper                                     state_sm90.py:delta_state_fwd_sm90
               segments: the states that they begin with       state.py:delta_state_carry
 
     backward  decayed rows                                    vector.py:delta_vector_rows_fwd
                 on Hopper, kda only                           vector_sm90.py:delta_vector_scores_fwd_sm90
                 on Hopper, dplr only                          dplr_sm90.py:delta_dplr_scores_fwd_sm90
               states and errors                               state.py:delta_state_fwd
-                on Hopper, kda only                           state_sm90.py:delta_state_fwd_sm90
+                on Hopper                                     state_sm90.py:delta_state_fwd_sm90
               their gradients                                 state.py:delta_state_bwd
-                on Hopper, kda only                           state_sm90.py:delta_state_bwd_sm90
+                on Hopper                                     state_sm90.py:delta_state_bwd_sm90
               segments: the states that they begin with       state.py:delta_state_carry
               gradients of scores; dv and dbeta, kda          gradients.py:delta_scores_bwd
               dq, dk, dg, da, db, weak and strong gates       vector.py:delta_vector_gradients_bwd

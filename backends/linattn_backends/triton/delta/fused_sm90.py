@@ -90,7 +90,7 @@ def allocate_tiles(form):
     M = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     A = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     rates = gl.allocate_shared_memory(gl.float32, [STAGES, form.RATES], line)
-    return Rings(k, k, M, rates, rates, left, q, A, k), Rings(k, k, M, rates, rates, right, q, A, k)
+    return Rings(k, k, k, M, rates, rates, left, q, A, A, A, k), Rings(k, k, k, M, rates, rates, right, q, A, A, A, k)
 
 
 @gluon.jit
@@ -363,7 +363,7 @@ def delta_fused_fwd_sm90(
         uk = head_pointer(uk, b, bos, hv, T * heads, heads, 1, GROUP)
     scalars = Scalars(g, beta, uq, uk, gt, bt, heads)
 
-    form = Form(K, V, C, BV, GATE, UNIT, STAGES, False, True, False, False, START, END, True)
+    form = Form(K, V, C, BV, GATE, 0, False, UNIT, STAGES, False, True, False, False, START, END, True)
     way = Way(at * 0, gl.to_tensor(0), high, L.to(gl.int32), hv, HV)
     left, right = allocate_tiles(form)
     steps = allocate_steps(STAGES)

@@ -1,4 +1,4 @@
-"""The state of the delta families, carried across chunks, in Gluon for Hopper: bfloat16, usual sizes, a ``beta`` a token.
+"""The delta families' state, carried across chunks, in Gluon for Hopper: bfloat16, usual sizes, at most a ``beta`` a token.
 
 Plain Triton waits for every product whose left operand is in registers before it issues the next, and for every load that no
 product prefetches. Here a product is waited for where its result is used, and a program is three partitions, of a warpgroup
@@ -35,11 +35,11 @@ def copy_vector(buffer, p, W: gl.constexpr):
 class Form:
     """What a program is compiled for: widths, tokens a chunk, kinds of gate, and what it reads, writes and begins with.
 
-    Names are the kernel's; ``REVERSE`` begins with the last chunk. Of what a chunk's products are multiplied by, ``RATES``
-    numbers stand in the ring if ``RATED``: those of queries, of keys that read and of keys that are written from ``ASKED``,
-    ``READ`` and ``WRITTEN`` on, and the whole chunk's decay from ``DECAY`` on, one or with a vector gate ``K``. If ``FOLDED``,
-    ``A``, ``M`` and numbers of written keys are times ``beta`` already, those of queries times ``scale``, and ``M`` and numbers
-    of keys that read have the other sign.
+    Names are the kernel's; ``REVERSE`` begins with the last chunk. With a ``SECOND`` writer values are written, too, and read
+    by its scores. Of what a chunk's products are multiplied by, ``RATES`` numbers stand in the ring if ``RATED``: those of
+    queries, of keys that read and of keys that are written from ``ASKED``, ``READ`` and ``WRITTEN`` on, and the whole chunk's
+    decay from ``DECAY`` on, one or with a vector gate ``K``. If ``FOLDED``, ``A``, ``M`` and numbers of written keys are times
+    ``beta`` already, those of queries times ``scale``, and ``M`` and numbers of keys that read have the other sign.
     """
 
     K: gl.constexpr
@@ -47,6 +47,8 @@ class Form:
     C: gl.constexpr
     BV: gl.constexpr
     GATE: gl.constexpr
+    BETA: gl.constexpr
+    SECOND: gl.constexpr
     UNIT: gl.constexpr
     RATED: gl.constexpr
     RATES: gl.constexpr
@@ -64,13 +66,15 @@ class Form:
     FOLDED: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END, FOLDED=False):
+    def __init__(self, K, V, C, BV, GATE, BETA, DPLR, UNIT, STAGES, KEEP, OUT, IDENTITY, REVERSE, START, END, FOLDED=False):
         four = UNIT or FOLDED
         self.K = gl.constexpr(K)
         self.V = gl.constexpr(V)
         self.C = gl.constexpr(C)
         self.BV = gl.constexpr(BV)
         self.GATE = gl.constexpr(GATE)
+        self.BETA = gl.constexpr(BETA)
+        self.SECOND = gl.constexpr(DPLR and not IDENTITY and not REVERSE)
         self.UNIT = gl.constexpr(UNIT)
         self.RATED = gl.constexpr(GATE == 1 or four)
         self.RATES = gl.constexpr(K if GATE == 2 else 4 * C if four else 2 * C)
@@ -96,12 +100,15 @@ class Rings(NamedTuple):
 
     k: gl.shared_memory_descriptor
     write: gl.shared_memory_descriptor
+    write2: gl.shared_memory_descriptor
     M: gl.shared_memory_descriptor
     rates: gl.shared_memory_descriptor
     beta: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     q: gl.shared_memory_descriptor
     A: gl.shared_memory_descriptor
+    A2: gl.shared_memory_descriptor
+    L2: gl.shared_memory_descriptor
     state: gl.shared_memory_descriptor
 
 
@@ -110,12 +117,15 @@ class Sources(NamedTuple):
 
     k: gl.tensor
     write: gl.tensor | gl.constexpr
+    write2: gl.tensor | gl.constexpr
     M: gl.tensor
     rates: gl.tensor | gl.constexpr
-    beta: gl.tensor
+    beta: gl.tensor | gl.constexpr
     v: gl.tensor | gl.constexpr
     q: gl.tensor
     A: gl.tensor
+    A2: gl.tensor | gl.constexpr
+    L2: gl.tensor | gl.constexpr
     kt: gl.tensor | gl.constexpr
     bt: gl.tensor | gl.constexpr
     vt: gl.tensor | gl.constexpr
@@ -155,17 +165,27 @@ def allocate_rings(form):
     tiles_c: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     k = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
     M = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
-    beta = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
     write = k
-    rates = beta
+    write2 = k
+    rates = M
+    beta = M
     v = M
     q = k
     A = M
+    A2 = M
+    L2 = M
     state = k.index(0)
+    if form.BETA:
+        beta = gl.allocate_shared_memory(gl.float32, [STAGES, C], line)
     if form.GATE == 2:
         write = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
     if form.GATE > 0 or form.UNIT:
         rates = gl.allocate_shared_memory(gl.float32, [STAGES, form.RATES], line)
+    if form.SECOND:
+        write2 = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], tiles_k)
+        L2 = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
+        if form.OUT:
+            A2 = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     if not form.IDENTITY:
         v = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, form.BV], tiles_c)
     if form.OUT or form.REVERSE:
@@ -173,7 +193,7 @@ def allocate_rings(form):
         A = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, C], tiles_c)
     if form.KEEP:
         state = gl.allocate_shared_memory(gl.bfloat16, [form.BV, K], tiles_k)
-    return Rings(k, write, M, rates, beta, v, q, A, state)
+    return Rings(k, write, write2, M, rates, beta, v, q, A, A2, L2, state)
 
 
 @gluon.jit
@@ -189,12 +209,18 @@ def load_partition(sources, rings, barriers, way, form):
         row = chunk * C
         count = way.limit - row
         far = row.to(gl.int64)
-        betas = load_scalars(sources.beta + far * sources.bt, t, sources.bt, count)
+        if form.BETA:
+            betas = load_scalars(sources.beta + far * sources.bt, t, sources.bt, count)
         mbarrier.wait(barriers.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
         copy_rows_async(rings.k.index(stage), sources.k + far * sources.kt, sources.kt, count, C, K)
         if form.GATE == 2:
             copy_vector(rings.rates.index(stage), sources.rates + at * K, K)
             copy_rows_async(rings.write.index(stage), sources.write + far * sources.kt, sources.kt, count, C, K)
+        if form.SECOND:
+            copy_rows_async(rings.write2.index(stage), sources.write2 + far * sources.kt, sources.kt, count, C, K)
+            copy_rows_async(rings.L2.index(stage), sources.L2 + at * (C * C), C, C, C, C)
+            if form.OUT:
+                copy_rows_async(rings.A2.index(stage), sources.A2 + at * (C * C), C, C, C, C)
         if form.UNIT:
             copy_vector(rings.rates.index(stage).slice(0, 2 * C), sources.rates + at * (6 * C) + 3 * C, 2 * C)
             copy_vector(rings.rates.index(stage).slice(2 * C, C), sources.rates + at * (6 * C) + 5 * C, C)
@@ -208,7 +234,8 @@ def load_partition(sources, rings, barriers, way, form):
         if form.OUT or form.REVERSE:
             copy_rows_async(rings.q.index(stage), sources.q + far * sources.qt, sources.qt, count, C, K)
             copy_rows_async(rings.A.index(stage), sources.A + at * (C * C), C, C, C, C)
-        rings.beta.index(stage).store(betas)
+        if form.BETA:
+            rings.beta.index(stage).store(betas)
         async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
         gl.thread_barrier()
         mbarrier.arrive(barriers.ready.index(stage), count=1)
@@ -234,6 +261,14 @@ def store_partition(states, results, rings, barriers, way, form):
         )
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
+
+
+@gluon.jit
+def times_beta(x, rings, stage, form):
+    """Errors ``x [BV, C]`` of a chunk times ``beta``, if there is one."""
+    if form.BETA:
+        x = x * rings.beta.index(stage).load(gl.SliceLayout(0, mma_layout(form.C)))[None, :]
+    return x
 
 
 @gluon.jit
@@ -266,6 +301,9 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             S = S * rings.rates.index(stage).slice(form.DECAY, DECAYS).load(by_key)[None, :]
         old = gl.convert_layout(before, lhs_layout(C))
         r = mma_async(old, rings.k.index(stage).permute((1, 0)), zeros, True)
+        if form.SECOND:
+            given = rings.v.index(stage).permute((1, 0)).load(lhs_layout(C))
+            r = mma_async(given, rings.L2.index(stage).permute((1, 0)), r, False)
         if form.OUT:
             o = mma_async(old, rings.q.index(stage).permute((1, 0)), zeros, True)
         if form.KEEP:
@@ -283,14 +321,11 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             r = r * rings.rates.index(stage).slice(form.READ, C).load(by_token)[None, :]
         if form.FOLDED:
             r = r + rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
-        elif form.IDENTITY:
+        elif form.IDENTITY or form.SECOND:
             r = -r
         else:
             r = rings.v.index(stage).permute((1, 0)).load(narrow).to(gl.float32) - r
-        weighted = r
-        if not form.FOLDED:
-            weighted = r * rings.beta.index(stage).load(by_token)[None, :]
-        weighted = gl.convert_layout(weighted.to(gl.bfloat16), lhs_layout(C))
+        weighted = gl.convert_layout(times_beta(r, rings, stage, form).to(gl.bfloat16), lhs_layout(C))
         e = mma_async(weighted, rings.M.index(stage).permute((1, 0)), r if form.FOLDED else zeros, not form.FOLDED)
         if form.OUT:
             if not form.FOLDED:
@@ -299,20 +334,23 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             if form.RATED:
                 o = o * rings.rates.index(stage).slice(form.ASKED, C).load(by_token)[None, :]
         e, weighted = warpgroup_mma_wait(0, [e, weighted])
-        x = e
         if not form.FOLDED:
             e = r - e
-            x = e * rings.beta.index(stage).load(by_token)[None, :]
+        x = times_beta(e, rings, stage, form)
         added = x
         if form.RATED:
             added = x * rings.rates.index(stage).slice(form.WRITTEN, C).load(by_token)[None, :]
         added = gl.convert_layout(added.to(gl.bfloat16), lhs_layout(K))
         S = mma_async(added, (rings.write if form.GATE == 2 else rings.k).index(stage), S, False)
+        if form.SECOND:
+            S = mma_async(gl.convert_layout(given, lhs_layout(K)), rings.write2.index(stage), S, False)
         if form.KEEP:
             rings.v.index(stage).permute((1, 0)).store(e.to(gl.bfloat16))
         if form.OUT:
             x = gl.convert_layout(x.to(gl.bfloat16), lhs_layout(C))
             o = mma_async(x, rings.A.index(stage).permute((1, 0)), o, False)
+            if form.SECOND:
+                o = mma_async(given, rings.A2.index(stage).permute((1, 0)), o, False)
             S, added = warpgroup_mma_wait(1, [S, added])
             o, x = warpgroup_mma_wait(0, [o, x])
             rings.v.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
@@ -370,12 +408,12 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         if form.RATED:
             dx = dx * rings.rates.index(stage).slice(form.WRITTEN, C).load(by_token)[None, :]
         dx = dx + own
-        weighted = gl.convert_layout((dx * rings.beta.index(stage).load(by_token)[None, :]).to(gl.bfloat16), lhs_layout(C))
+        weighted = gl.convert_layout(times_beta(dx, rings, stage, form).to(gl.bfloat16), lhs_layout(C))
         y = mma_async(weighted, rings.M.index(stage), zeros, True)
         dS, read = warpgroup_mma_wait(1, [dS, read])
         y, weighted = warpgroup_mma_wait(0, [y, weighted])
         y = dx - y
-        dr = -y * rings.beta.index(stage).load(by_token)[None, :]
+        dr = times_beta(-y, rings, stage, form)
         if form.RATED:
             dr = dr * rings.rates.index(stage).slice(form.READ, C).load(by_token)[None, :]
         dr = gl.convert_layout(dr.to(gl.bfloat16), lhs_layout(K))
@@ -416,9 +454,12 @@ def delta_state_fwd_sm90(
     k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
         write = head_pointer(write, b, bos, hv, kb, kt, kh, 1)
+    if DPLR:
+        write2 = head_pointer(write2, b, bos, hv, kb, kt, kh, 1)
     if not IDENTITY:
         v = head_pointer(v, b, bos, hv, vb, vt, vh, 1) + iv * BV
-    beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
+    if BETA:
+        beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
     head = ((b * T + bos) * HV + hv) * V + iv * BV
     if OUT:
         out += head
@@ -429,9 +470,9 @@ def delta_state_fwd_sm90(
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
-    form = Form(K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, False, START, END)
+    form = Form(K, V, C, BV, GATE, BETA, DPLR, UNIT, STAGES, KEEP, OUT, IDENTITY, False, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
-    sources = Sources(k, write, M, rates, beta, v, q, A, kt, bt, vt, qt)
+    sources = Sources(k, write, write2, M, rates, beta, v, q, A, A2, L2, kt, bt, vt, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if OUT or KEEP else 1, STAGES)
     mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
@@ -472,7 +513,8 @@ def delta_state_bwd_sm90(
     if GATE == 2:
         write = head_pointer(write, b, bos, hv, kb, kt, kh, 1)
     do = head_pointer(do, b, bos, hv, ob, ot, oh, 1) + iv * BV
-    beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
+    if BETA:
+        beta = head_pointer(beta, b, bos, hv, bb, bt, bh, 1)
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         states += iv * BV * K
@@ -480,9 +522,9 @@ def delta_state_bwd_sm90(
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
-    form = Form(K, V, C, BV, GATE, UNIT, STAGES, KEEP, OUT, IDENTITY, True, START, END)
+    form = Form(K, V, C, BV, GATE, BETA, DPLR, UNIT, STAGES, KEEP, OUT, IDENTITY, True, START, END)
     way = Way(chunk0, low, high, limit, hv, HV)
-    sources = Sources(k, write, M, rates, beta, do, q, A, kt, bt, ot, qt)
+    sources = Sources(k, write, write2, M, rates, beta, do, q, A, A2, L2, kt, bt, ot, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if KEEP else 1, STAGES)
     mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
