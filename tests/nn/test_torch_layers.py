@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from linattn import nn  # noqa: E402
 from linattn.errors import OptionError, ShapeError  # noqa: E402
+from linattn.nn.expressions import Expressions  # noqa: E402
 from nn_cases import CASES, LAYERS, WIDTH  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -332,3 +333,41 @@ def test_a_second_call_makes_no_array_on_the_host(case):
         with FromHost() as watched:
             made(x)
     assert watched.made == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_mixes_tokens_with_those_before_is_a_convolution(packed, monkeypatch):
+    """RWKV-7 says so where that is faster: the same results, gradients and states as of sums and products."""
+    made, x = layer("RWKV7"), tokens(1).requires_grad_()
+
+    def run(convolves):
+        monkeypatch.setattr(type(made).functions, "convolves", staticmethod(lambda x: convolves))
+        cache, results = nn.Cache(), []
+        for begin, middle, end in ((0, 4, 9), (9, 12, 13), (13, 14, 15)):
+            offsets = torch.tensor([0, middle - begin, end - begin]) if packed else None
+            results.append(made(x[:, begin:end], cache=cache, cu_seqlens=offsets))
+        grads = torch.autograd.grad(sum(y.square().sum() for y in results), [x, *made.parameters()])
+        return results, cache.layers[made.layer_idx], grads
+
+    torch.testing.assert_close(run(True), run(False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [None, torch.float32, torch.bfloat16, torch.float64])
+def test_pytorchs_own_functions_compute_what_the_others_do(dtype, weights):
+    """To the rounding of their results, which in 16 bits the others round on their way as well."""
+    x, y, z = torch.randn(3, 2, 5, 4, 8).to(dtype)
+    pair = (None, None) if weights is None else torch.randn(2, 32).to(weights)
+    for name, given in dict(multiply_add=(x, y, z), unit=(x, 1e-24), group_norm=(3 * x + 1, *pair, 1e-5)).items():
+        found = getattr(nn.RWKV7.functions, name)(*given)
+        wanted = getattr(Expressions, name)(*(a.double() if isinstance(a, torch.Tensor) else a for a in given))
+        assert found.dtype == dtype
+        few = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), wanted, rtol=few, atol=few)
+
+
+def test_rows_of_zeros_have_no_length_and_no_gradient():
+    x = torch.zeros(1, 2, 1, 4, requires_grad=True)
+    nn.RWKV7.functions.unit(x, 1e-24).sum().backward()
+    assert torch.equal(nn.RWKV7.functions.unit(x, 1e-24), torch.zeros_like(x))
+    assert x.grad.isfinite().all()

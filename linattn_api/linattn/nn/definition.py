@@ -17,7 +17,7 @@ class Definition:
 
     Attributes:
         begin: Begins a module, and gives the tools that make its parameters and parts.
-        functions: Activations by name.
+        functions: Activations by name, and :class:`.expressions.Expressions`.
         value: The array of a parameter.
         run: Calls an operator.
         constant: An array through which no gradient flows.

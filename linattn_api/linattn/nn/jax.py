@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from .cache import Cache
+from .expressions import Expressions
 
 __all__ = ["Functions", "Values", "flat_names"]
 
 Array = Any
 
 
-class Functions:
-    """Activations."""
+class Functions(Expressions):
+    """Activations, and what else layers compute with."""
 
     silu = staticmethod(jax.nn.silu)
     sigmoid = staticmethod(jax.nn.sigmoid)

@@ -23,13 +23,14 @@ except ModuleNotFoundError as error:
 from . import layers, mixer, model
 from .cache import Cache
 from .definition import Functional
+from .expressions import Expressions
 
 __all__ = ["Block", "Cache", "LanguageModel", "Module", "load_state_dict", "state_dict"]
 __all__ += layers.__all__
 
 
-class Functions:
-    """Activations."""
+class Functions(Expressions):
+    """Activations, and what else layers compute with."""
 
     silu = staticmethod(nn.silu)
     sigmoid = staticmethod(mx.sigmoid)

@@ -116,15 +116,7 @@ class GroupNorm(Definition):
 
     def forward(self, x: Any) -> Any:
         """``[B, T, H·V]`` of ``x [B, T, H, V]``."""
-        xp = framework_of(x)
-        wide = xp.astype(x, xp.accumulation(x))
-        wide = wide - wide.mean(-1)[..., None]
-        wide = wide * ((wide * wide).mean(-1)[..., None] + self.eps) ** -0.5
-        wide = wide.reshape(*x.shape[:2], -1)
-        weight, bias = self.value(self.weight), self.value(self.bias)
-        if weight is not None:
-            wide = wide * xp.astype(weight, xp.dtype(wide)) + xp.astype(bias, xp.dtype(wide))
-        return xp.astype(wide, xp.dtype(x))
+        return self.functions.group_norm(x, self.value(self.weight), self.value(self.bias), self.eps)
 
 
 class LowRank(Definition):
@@ -165,7 +157,7 @@ class LerpLinear(Definition):
 
     def forward(self, x: Any, delta: Any, mu: Any = None) -> Any:
         """``[B, T, out]`` of tokens and their differences ``[B, T, in]``."""
-        return self.linear(x + delta * (self.value(self.mu) if mu is None else mu))
+        return self.linear(self.functions.multiply_add(x, delta, self.value(self.mu) if mu is None else mu))
 
 
 class SwiGLU(Definition):

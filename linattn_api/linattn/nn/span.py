@@ -69,9 +69,29 @@ class Span:
         parts = {name: self.before.get(f"{STATE}.{name}") for name in MixedState._fields}
         return self.before.get(STATE) if parts["kv"] is None else MixedState(**parts)
 
+    def mixed(self, x: Any, weights: list[Any]) -> list[Any]:
+        """``x + δ ∘ μ`` for each ``μ [1, 1, D]``, ``δ`` the token before minus the present one.
+
+        That is a convolution with the taps ``μ, 1 - μ``; all go on from one state, so that states left where they lie do not
+        move on with each.
+        """
+        functions = self.layer.functions
+        if self.in_place or self.context is not None or not functions.convolves(x):
+            delta = self.step(x)
+            return [functions.multiply_add(x, delta, mu) for mu in weights]
+        mu = self.xp.concat([self.xp.astype(mu, self.xp.dtype(x)).reshape(1, -1, 1) for mu in weights], axis=0)
+        taps = self.xp.concat([mu, 1 - mu], axis=-1)
+        states = {**self._states(self.before.get(self._convolution())), "output_final_state": False}
+        others = [self.run(linattn.short_conv, (x, taps[i]), states)[0] for i in range(1, len(weights))]
+        return [self.convolve(x, taps[0], None, None), *others]
+
+    def _convolution(self) -> str:
+        """The name of the next convolution's state."""
+        return f"conv_state.{sum(key.startswith('conv_state') for key in self.after)}"
+
     def convolve(self, x: Any, weight: Any, bias: Any, activation: str | None) -> Any:
         """Output ``[B, T, D]`` of a short convolution; a layer has them in one order, and that tells their states apart."""
-        name = f"conv_state.{sum(key.startswith('conv_state') for key in self.after)}"
+        name = self._convolution()
         options: dict[str, Any] = {"bias": bias, "activation": activation}
         if self.in_place:
             state = self.after[name] = self.before[name]

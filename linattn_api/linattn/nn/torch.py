@@ -13,18 +13,43 @@ from torch.utils.checkpoint import checkpoint
 
 from . import layers, mixer, model, parts, sharding
 from .cache import Cache
+from .expressions import Expressions
 
 __all__ = ["Block", "Cache", "LanguageModel", "Module", "Sampling", "TokenMixer"]
 __all__ += layers.__all__
 
 
-class Functions:
-    """Activations."""
+class Functions(Expressions):
+    """Activations, and what PyTorch has in one operation: called eagerly, each reads and writes memory."""
 
     silu = staticmethod(nn.functional.silu)
     sigmoid = staticmethod(torch.sigmoid)
     tanh = staticmethod(torch.tanh)
     relu = staticmethod(torch.relu)
+
+    @staticmethod
+    def multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        """One operation."""
+        return torch.addcmul(x, y, z)
+
+    @staticmethod
+    def convolves(x: Tensor) -> bool:
+        """On a GPU and not compiled, where sums and products are kernels of their own."""
+        return x.is_cuda and type(x) is Tensor and not torch.compiler.is_compiling()
+
+    @staticmethod
+    def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """PyTorch's own, unless it would refuse weights of another dtype than ``x``, or tensors of many devices."""
+        if type(x) is not Tensor or (weight is not None and weight.dtype != x.dtype):
+            return Expressions.group_norm(x, weight, bias, eps)
+        rows = x.flatten(0, 1).flatten(1)
+        return torch.group_norm(rows, x.shape[2], weight, bias, eps).view(*x.shape[:2], -1).to(x.dtype)
+
+    @staticmethod
+    def unit(x: Tensor, eps: float) -> Tensor:
+        """Rows of length one; their lengths are one operation, squares and all."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * (length * length + eps) ** -0.5
 
 
 class Tools:

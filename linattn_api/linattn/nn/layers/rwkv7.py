@@ -118,20 +118,20 @@ class RWKV7(Mixer):
         make.assign(self.o_proj.weight, make.full((D, values), 0.0))
 
     def mix(self, x: Any, span: Span) -> Any:
-        delta = span.step(x)
-        xr, xw, xk, xv, xa, xg = (x + delta * self.value(getattr(self, f"x_{name}")) for name in "rwkvag")
-        sigmoid, xp = self.functions.sigmoid, span.xp
+        xr, xw, xk, xv, xa, xg = span.mixed(x, [self.value(getattr(self, f"x_{name}")) for name in "rwkvag"])
+        sigmoid, multiply_add, xp = self.functions.sigmoid, self.functions.multiply_add, span.xp
         r, k, v = self.r_proj(xr), self.k_proj(xk), self.values(self.v_proj(xv), xv, span)
         w, a = SLOWEST * sigmoid(self.w_lora(xw)), sigmoid(self.a_lora(xa))
-        removed = self.heads(k * self.value(self.k_k), self.head_dim)
-        removed = removed * ((removed * removed).sum(-1)[..., None] + 1e-24) ** -0.5
-        k = k + k * (a - 1) * self.value(self.k_a)
+        reads = self.functions.unit(self.heads(k * -self.value(self.k_k), self.head_dim), 1e-24)  # -κ
+        k_a = self.value(self.k_a)
+        k = k * multiply_add(1 - k_a, a, k_a)
         r, w, k, a = (self.heads(y, self.head_dim) for y in (r, w, k, a))
         v = self.heads(v, self.head_v_dim)
-        k, v, removed, a = (xp.astype(y, xp.dtype(r)) for y in (k, v, removed, a))
-        o = span.attend("dplr", r, k, v, w, -removed, removed * a, scale=1.0)
-        own = (r * k * self.value(self.r_k)).sum(-1)[..., None] * v
-        return self.o_proj((self.g_norm(o) + self.flat(own)) * self.g_lora(xg))
+        k, v, reads, a = (xp.astype(y, xp.dtype(r)) for y in (k, v, reads, a))
+        o = span.attend("dplr", r, k, v, w, reads, reads * -a, scale=1.0)
+        own = (r * k * self.value(self.r_k)).sum(-1)[..., None]
+        o = multiply_add(self.heads(self.g_norm(o), self.head_v_dim), own, v)
+        return self.o_proj(self.flat(o) * self.g_lora(xg))
 
     def values(self, v: Any, xv: Any, span: Span) -> Any:
         """Values ``[B, T, HV·V]``, mixed with those of the first layer."""
