@@ -524,7 +524,8 @@ def explain_call(
 ) -> Plan:
     """The plan of a call, from the same arguments as :func:`run`; ``plan.backend`` is None if nothing can run it.
 
-    With a context, that of the call on the device's own tokens, whatever enters them.
+    With a context, that of the call on the device's own tokens, whatever enters them. Arrays whose types say how they are
+    spread are taken for whole ones, of which :func:`run` gives each device its own.
     """
     if context is not None:
         _spread(spec, form, context)

@@ -251,6 +251,29 @@ def refuse_to_follow() -> None:
         assert str(error.value) == text
 
 
+def refuse_shapes() -> None:
+    """What is ill-shaped is refused as anywhere else, however it lies, and rows of a norm are not followed."""
+    mesh = jax.make_mesh((2,), ("cp",), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        x, few, state = (jax.device_put(jnp.ones(shape), P(None, "cp")) for shape in ((1, T, 2, 4), (1, T, 2), (2, 4, 4)))
+        for changed, text in (
+            (dict(g=few), "g must be [B, T, HV, K] = [1, 24, 2, 4] or [B, T, H, K] = [1, 24, 2, 4], got [1, 24, 2]"),
+            (dict(k=few), "k must be [B, T, H, K] = [1, 24, 2, 4], got [1, 24, 2]"),
+            (dict(v=few), "v must be [B, T, HV, V] = [1, 24, HV, V], got [1, 24, 2]"),
+            (dict(gv=few), "gv must be [B, T, HV, V] = [1, 24, 2, 4], got [1, 24, 2]"),
+            (dict(initial_state=state), "initial_state must be [N, HV, K, V] = [1, 2, 4, 4], got [2, 4, 4]"),
+        ):
+            with pytest.raises(linattn.errors.ShapeError) as error:
+                linattn.chunk_gla(**dict(q=x, k=x, v=x, g=x) | changed)
+            assert str(error.value) == f"chunk_gla: {text}"
+        given = [x] * 5
+        with pytest.raises(linattn.errors.FrameworkError) as error:
+            linattn.chunk_mixed_attn(*given, initial_state=state)
+        assert str(error.value) == "chunk_mixed_attn: initial_state must be a linattn.MixedState, got ArrayImpl"
+        for rows in (x, jax.device_put(jnp.ones((T, 4)), P(None, "cp"))):
+            assert linattn.gated_rms_norm(rows, rows, jnp.ones(4), backend="jax").shape == rows.shape
+
+
 def close(what: str, found: Any, expected: Any) -> None:
     """Of what this process has of it."""
     expected = np.asarray(expected, np.float64)
@@ -293,6 +316,7 @@ def main() -> None:
         "left": leave_to_the_compiler,
         "transforms": lambda _: transform_followed(),
         "refused": lambda _: refuse_to_follow(),
+        "ill-shaped": lambda _: refuse_shapes(),
     }
     if len(sys.argv) > 1:
         jobs = {name: jobs[name] for name in TWO_PROCESSES}

@@ -34,7 +34,7 @@ def context_of(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) 
     """How the values of a call are sharded, as far as their type says it; None if it says nothing of any use."""
     names = tuple(arg.name for arg in spec.args)
     like = dict(zip(names, arrays, strict=True))[spec.like]
-    if not hasattr(like, "aval"):
+    if not hasattr(like, "aval") or not followable(spec, arrays, keywords):
         return None
     sharding, args = like.aval.sharding, dict(zip(names, spec.args, strict=True))
     mesh = sharding.mesh
@@ -50,6 +50,23 @@ def context_of(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) 
         if any(count % mesh.shape[name] for count in heads for name in named(along["HV"])):
             del along["HV"]
     return Followed(mesh, along) if along else None
+
+
+def followable(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether an operator has a state, and every array as many dimensions as its symbols, by which it is followed.
+
+    Where one has not, the call is refused as any other.
+    """
+    states, state = spec.state(keywords), keywords.get("initial_state")
+    given = [*zip(spec.args, arrays, strict=True), *((arg, keywords[arg.name]) for arg in spec.keyword_args)]
+    if spec.state_type is None:
+        given += [(arg, state) for arg in states]
+    elif isinstance(state, spec.state_type):
+        given += zip(states, state, strict=True)
+    elif state is not None:
+        return False
+    ranks = all(x is None or getattr(x, "ndim", None) in map(len, arg.shapes) for arg, x in given)
+    return bool(states) and ranks
 
 
 def named(entry: Axes) -> list[str]:
