@@ -180,8 +180,11 @@ def transitions_of(call: ChunkedCall, operands: StateOperands, segments: Segment
 
 def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool) -> Transitions:
     """Transitions of sequences in one piece. Gates say how many chunks, from the far end, should leave nothing of what was
-    before them. Where their own transition is zero, all of it, that is so, and the transition of the sequence is zero as well;
-    elsewhere the walk goes through all chunks. In reverse, which asks for ranges only, it need not.
+    before them. Where their own transition is zero, all of it, that is taken to be so, and the transition of the sequence to be
+    zero as well; elsewhere the walk goes through all chunks. In reverse, which asks for ranges only, it need not.
+
+    This assumes that no token lengthens a state, as where ``beta |k|² <= 2``: then what is left out is what underflows in
+    float32 of a state of one. Longer keys could make that grow again.
     """
     everything = chunks_of(call)
     ranges = ranges_by_gates(call, operands, reverse)
