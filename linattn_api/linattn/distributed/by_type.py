@@ -57,16 +57,20 @@ def followable(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) 
 
     Where one has not, the call is refused as any other.
     """
-    states, state = spec.state(keywords), keywords.get("initial_state")
-    given = [*zip(spec.args, arrays, strict=True), *((arg, keywords[arg.name]) for arg in spec.keyword_args)]
+    states: tuple[Arg, ...] = spec.state(keywords)
+    state: Any = keywords.get("initial_state")
+    given: list[tuple[Arg, Any]] = [
+        *zip(spec.args, arrays, strict=True),
+        *((arg, keywords[arg.name]) for arg in spec.keyword_args),
+    ]
     if spec.state_type is None:
         given += [(arg, state) for arg in states]
     elif isinstance(state, spec.state_type):
         given += zip(states, state, strict=True)
     elif state is not None:
         return False
-    ranks = all(x is None or getattr(x, "ndim", None) in map(len, arg.shapes) for arg, x in given)
-    return bool(states) and ranks
+    fits = (x is None or any(getattr(x, "ndim", None) == len(shape) for shape in arg.shapes) for arg, x in given)
+    return bool(states) and all(fits)
 
 
 def named(entry: Axes) -> list[str]:
