@@ -4,7 +4,8 @@
 What such a backend makes before any state is known, the scores of chunks and decayed rows, serves the summary that a span tells
 the others and then, once it is known what enters, the outputs. Backward, it serves the gradient of what entered, which follows
 from the outputs alone, and once the ranks have exchanged these, all other gradients; beside that exchange the states of the
-chunks are made again. So forward and backward, what a span does for the others is one scan that writes nothing a token.
+chunks are made again. So what a span does for the others is a scan forward, two where its transition is a matrix, and one
+backward, which write nothing a token.
 """
 
 from __future__ import annotations
@@ -105,16 +106,18 @@ class Link(Exchange):
         call: The call.
         stages: Its stages, once its arrays are cut into spans.
         inputs, made: What stages read, and make before any state is known; until there are outputs.
-        chained: Once states have been exchanged, the transitions and how they go from span to span.
+        transitions: What spans do to a state, once that has been exchanged; until there are outputs.
+        way: How states go from span to span.
     """
 
     stages: Stages
     inputs: Arrays
     made: Arrays
+    transitions: Tensor | None
+    way: tuple[Any, ...]
 
     def __init__(self, plan: ContextPlan, call: ShardCall) -> None:
         self.plan, self.call = plan, call
-        self.chained: tuple[Any, ...] = ()
 
     def around(self, enter: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What gives the states that enter the spans, and what then runs the operator."""
@@ -156,9 +159,8 @@ class Link(Exchange):
 
     def chain(self, call: ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
-        way = self.plan.way_of(call, A, b)
-        entering, transitions = collectives.carried(A, b, *way)
-        self.chained = transitions, *way
+        self.way = self.plan.way_of(call, A, b)
+        entering, self.transitions = collectives.carried(A, b, *self.way)
         return entering
 
     def combine(self, call: ShardCall, x: Tensor, sources: Sources) -> Tensor:
@@ -171,17 +173,17 @@ class Link(Exchange):
 
     def operate(self, arrays: dict[str, Any], initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Outputs and final states, once it is known what enters."""
-        asked, inputs, made = self.call.keywords["output_final_state"], self.inputs, self.made
-        self.call, self.inputs, self.made = self.call._replace(arrays={}, keywords={}), (), ()  # autograd keeps what it needs
-        return _Linked.apply(self, made, asked, initial_state, *inputs)
+        asked, inputs, made, transitions = self.call.keywords["output_final_state"], self.inputs, self.made, self.transitions
+        self.call = self.call._replace(arrays={}, keywords={})  # autograd keeps what it needs
+        self.inputs, self.made, self.transitions = (), (), None
+        return _Linked.apply(self, made, asked, transitions, initial_state, *inputs)
 
     def after(
-        self, inputs: Arrays, made: Arrays, start: Tensor, do: Tensor, dfinal: Tensor | None
+        self, inputs: Arrays, made: Arrays, transitions: Tensor, start: Tensor, do: Tensor, dfinal: Tensor | None
     ) -> Callable[[], Tensor]:  # fmt: skip
         """What waits for the gradient of the operator's final states, which follows from those of its outputs and of the
         caller's final states.
         """
-        transitions, *way = self.chained
         find = self._of_packed if self.call.shard.packed else self._of_rows
 
         def before(number: int | None, enters: bool, dfinal: Tensor | None) -> Tensor:
@@ -189,7 +191,7 @@ class Link(Exchange):
                 return torch.zeros_like(start if number is None else start[:1])
             return self.stages.adjoint(inputs, made, do, dfinal, number)
 
-        return find(before, dfinal, lambda d: collectives.flowing_back(d.contiguous(), transitions, *way))
+        return find(before, dfinal, lambda d: collectives.flowing_back(d.contiguous(), transitions, *self.way))
 
     def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
         """The spans of a rank are rows of a batch."""
@@ -228,11 +230,13 @@ class _Linked(torch.autograd.Function):
     """The stages that know a state, with the exchange of gradients between those of the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, link: Link, made: Arrays, final: bool, start: Tensor, *inputs: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, link: Link, made: Arrays, final: bool, transitions: Tensor, start: Tensor, *inputs: Tensor | None
+    ) -> Any:  # fmt: skip
         ctx.set_materialize_grads(False)
         o, end, kept = link.stages.finish(inputs, made, start, final)
         ctx.link, ctx.like, ctx.count = link, (o.shape, o.dtype, o.device), len(inputs)
-        ctx.save_for_backward(start, *inputs, *kept)
+        ctx.save_for_backward(transitions, start, *inputs, *kept)
         return o, end
 
     @staticmethod
@@ -240,10 +244,10 @@ class _Linked(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> Any:
         shape, dtype, device = ctx.like
         do = torch.zeros(shape, dtype=dtype, device=device) if do is None else do
-        link, (start, *saved) = ctx.link, ctx.saved_tensors
+        link, (transitions, start, *saved) = ctx.link, ctx.saved_tensors
         inputs, kept = tuple(saved[: ctx.count]), tuple(saved[ctx.count :])
         made = link.stages.begin(inputs, kept)
-        after = link.after(inputs, made, start, do, dfinal)
+        after = link.after(inputs, made, transitions, start, do, dfinal)
         made = link.stages.recall(inputs, made, start)  # beside the exchange
         *gradients, dstart = link.stages.gradients(inputs, made, start, do, after())
-        return None, None, None, dstart, *gradients
+        return None, None, None, None, dstart, *gradients
