@@ -259,7 +259,7 @@ class Choice:
         """
         if beta_of(self.facts) == 2:
             return {}
-        if self.dplr:  # nor were kernels for Hopper run that go through its segments for what they end as
+        if self.dplr:  # kernels for Hopper that go to a segment's end, and write nothing on the way, were not run on a device
             plain = dict(segment_fwd=(delta_state_fwd, "state_fwd"), segment_bwd=(delta_state_bwd, "state_bwd"))
             each = {name: Stage(kernel, self.tiles[tile]) for name, (kernel, tile) in plain.items() if name in each}
         return each | self.stage("segment_carry", delta_state_carry)
