@@ -23,6 +23,7 @@ def jobs_of(world: int) -> list[Job]:
         linked = [name for name, (family, flags) in VARIANTS.items() if family in LINKED and "normalize" not in flags]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking")) for v in linked]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking", state=False)) for v in ("gla", "kda")]
+        jobs += [("hold_nothing", {})]
     if world == 3:
         ring = dict(exchange="ring", replicate_states=True)
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING, **ring)) for variant in KINDS]

@@ -189,6 +189,24 @@ def compare(
     assert torch.equal(again, o_here), "the same call gave other bits"
 
 
+def hold_nothing() -> None:
+    """What the backward pass of a linked call needs is saved by autograd alone, which checkpointing asks to let go of it."""
+    import torch
+    from linattn.distributed import context_parallel
+
+    linking.register()
+    case = draw("kda", T=24)
+    function = operator("chunk_kda")
+    arrays = {name: torch.from_numpy(x).to(here()).requires_grad_() for name, x in case.arrays.items()}
+    o, _ = function(**arguments(case, arrays, function), context=context_parallel(), backend="linking")
+    node = o.grad_fn
+    while not hasattr(node, "link"):
+        node = next(before for before, _ in node.next_functions if before is not None)
+    held = torch.utils._pytree.tree_leaves([vars(node.link), vars(node)])
+    assert held
+    assert not [x.shape for x in held if isinstance(x, torch.Tensor)]
+
+
 def dtensors(variant: str, heads: int = 1) -> None:
     """Distributed tensors, their heads over another axis of the mesh, against one device."""
     import torch
