@@ -27,12 +27,16 @@ class FeatureTile(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def variant(K: int, D: int, backward: bool) -> Variant:
-    """The kernels of a forward or a backward pass: a head's weights stay with a program."""
+def variant(K: int, D: int, softmax: bool, backward: bool) -> Variant:
+    """The kernels of a forward or a backward pass: a head's weights stay with a program.
+
+    Backward, softmax has twice as many numbers of a row at a time, and wide heads have larger weights: half as many rows.
+    """
     BK, BD = fit(K, WIDEST), fit(D, WIDEST)
     if not backward:
         return Variant({"features": Stage(features_fwd, FeatureTile(64, BK, BD, 4))}, None)
-    tile = FeatureTile(64 if BK * BD <= 4096 else 32, BK, BD, 4 if BK * BD <= 4096 else 8)
+    wide = BK * BD > 4096
+    tile = FeatureTile(32 if softmax or wide else 64, BK, BD, 8 if wide else 4)
     return Variant({"features": Stage(features_bwd, tile), "sums": Stage(column_sums, Tile(32, 64, 4, 1))}, None)
 
 

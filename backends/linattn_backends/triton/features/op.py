@@ -32,7 +32,11 @@ def products(x: Tensor, weight: Tensor) -> dict[str, Any]:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, softmax: bool, negation: bool) -> Tensor:
     """Features."""
-    rows, (H, K, D), stage = Rows.of(FAMILY, x, heads=True), weight.shape, variant(*weight.shape[1:], False)["features"]
+    rows, (H, K, D), stage = (
+        Rows.of(FAMILY, x, heads=True),
+        weight.shape,
+        variant(*weight.shape[1:], softmax, False)["features"],
+    )
     out, tile = torch.empty((*x.shape[:-1], (2 if negation else 1) * D), dtype=x.dtype, device=x.device), stage.tile
     rows.run(
         stage, programs(rows.M, 1, tile.R, 1) * H,
@@ -46,7 +50,7 @@ def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, softm
     """Gradients of ``x``, ``weight`` and ``bias``."""
     given = [a for a in (x, weight, bias) if a is not None]
     dx, *parameters = (torch.empty(a.shape, dtype=a.dtype, device=a.device) for a in given)
-    rows, (H, K, D), stages = Rows.of(FAMILY, x, dout, heads=True), weight.shape, variant(*weight.shape[1:], True)
+    rows, (H, K, D), stages = Rows.of(FAMILY, x, dout, heads=True), weight.shape, variant(*weight.shape[1:], softmax, True)
     stage, tile = stages["features"], stages["features"].tile
     walks = walks_for(int(programs(rows.M, 1, tile.R, 1)), H, properties(x.device).num_sms)
     parts = [torch.empty((walks, a.numel()), dtype=torch.float32, device=x.device) for a in parameters]
