@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from . import preference
 from .errors import BackendError
 from .feature_maps import FeatureMap
 from .frameworks import Framework
+from .planning import candidates
 from .plugin import Backend
+from .preference import ENVIRONMENT_VARIABLE, Preference, context, preference_of
 from .registry import registry
 
 __all__ = ["features", "made_by"]
@@ -33,35 +36,22 @@ def made_by(phi: FeatureMap, x: Any, framework: Framework, backend: str | Sequen
 def _made(
     phi: FeatureMap, x: Any, framework: Framework, backend: str | Sequence[str] | None
 ) -> Iterator[tuple[str, Any]]:  # fmt: skip
-    for maker in _makers(type(phi).__name__, framework.name, backend):
+    wanted = preference_of(backend, context.get(), os.environ.get(ENVIRONMENT_VARIABLE))
+    for maker in _makers(type(phi).__name__, framework.name, wanted, registry.generation):
         made = maker.features(phi, x)
         if made is not None:
             yield maker.name, made
 
 
-def _makers(phi: str, framework: str, backend: str | Sequence[str] | None) -> tuple[Backend, ...]:
-    """The backends that say they make a map, in the order of the call's preference."""
-    context = preference.context.get()
-    environment = os.environ.get(preference.ENVIRONMENT_VARIABLE) if backend is None and context is None else None
-    wanted = preference.preference_of(backend, context, environment).backends
-    key = phi, framework, wanted, registry.generation
-    if key not in _known:
-        _known.clear()  # of another generation, or of a handful of maps and preferences
-        _known[key] = tuple(_looked_up(phi, framework, wanted))
-    return _known[key]
-
-
-_known: dict[tuple[Any, ...], tuple[Backend, ...]] = {}
-
-
-def _looked_up(phi: str, framework: str, wanted: Sequence[str]) -> Iterator[Backend]:
+@functools.lru_cache(maxsize=64)
+def _makers(phi: str, framework: str, wanted: Preference, generation: int) -> tuple[Backend, ...]:
+    """The backends that say they make a map, in the order of the call's preference; ``generation`` is the registry's."""
     kinds: dict[str, Any] = {kind.name: kind for kind in registry.built_in} | registry.loaded
-    for one in wanted:
-        for name in registry.order(framework) if one == "auto" else (one,):
-            kind = kinds.get(name)
-            if kind is None or phi not in kind.maps or framework not in kind.frameworks:
-                continue
-            try:
-                yield registry.load(name)
-            except BackendError:  # the call itself says what is wrong with it
-                continue
+    names = [name for name in candidates(framework, wanted) if name in kinds and phi in kinds[name].maps]
+    return tuple(_usable(name for name in names if framework in kinds[name].frameworks))
+
+
+def _usable(names: Iterable[str]) -> Iterator[Backend]:
+    for name in names:
+        with suppress(BackendError):  # the call itself says what is wrong with it
+            yield registry.load(name)

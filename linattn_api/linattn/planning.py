@@ -19,7 +19,7 @@ from .preference import Preference
 from .registry import registry, told
 from .spec import COMPANIONS, as_recurrent, lowerings_of, spec_of
 
-__all__ = ["Answer", "Passed", "Plan", "Route", "answer_of", "decide", "refusal"]
+__all__ = ["Answer", "Passed", "Plan", "Route", "answer_of", "candidates", "decide", "refusal"]
 
 
 class Passed(NamedTuple):
@@ -178,7 +178,7 @@ def decide(
     """
     ways = _ways(call, bare)
     passed: list[Passed] = []
-    for name in _candidates(call, preference):
+    for name in candidates(call.framework, preference):
         answer = ask(name, ways)
         if answer.fit:
             (form, applied, steps, omitted), static = answer.fit.route, tuple(options.items())
@@ -197,11 +197,11 @@ def _ways(call: Call, bare: bool) -> list[Call]:
     return [call, *(replace(call, form=form) for form in ("chunk", "recurrent") if bare and form != call.form)]
 
 
-def _candidates(call: Call, preference: Preference) -> Iterator[str]:
+def candidates(framework: str, preference: Preference) -> Iterator[str]:
     """Names in order, each once; auto stands for the built-in backends of the framework, then the others."""
     seen: set[str] = set()
     for wanted in preference.backends:
-        for name in registry.order(call.framework) if wanted == "auto" else (wanted,):
+        for name in registry.order(framework) if wanted == "auto" else (wanted,):
             if name not in seen:
                 seen.add(name)
                 yield name
