@@ -104,7 +104,8 @@ def bench(
     warm: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of these, overhead on a device, layer and model: processes that make first calls beforehand, at once."
+            min=1,
+            help="Of these, parts, overhead on a device, layer and model: processes that make first calls beforehand, at once.",
         ),
     ] = None,
     tune: Annotated[
@@ -140,8 +141,10 @@ def bench(
         refuse(name, (*BESIDE, "parts"), {"--small": small})
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
-        warmed = on_device and name not in ("scale", "parts")
-        refuse(name, (name,) if warmed else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--warm": warm, "--budget": budget})
+        heated = on_device and name != "scale"
+        refuse(name, (name,) if heated else (*SWEEPS, "parts", *BESIDE, "overhead --device cuda"), {"--warm": warm})
+        limited = heated and name != "parts"
+        refuse(name, (name,) if limited else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--budget": budget})
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -179,7 +182,7 @@ def bench(
             asked = commands.Asked(
                 settings, (), seconds, check is not False, rows=rows or (), out=out, small=bool(small), tune=tune
             )
-            asked = replace(asked, peers=peer if peers else ())
+            asked = replace(asked, peers=peer if peers else (), warm=warm or 0)
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         elif on_device:
             refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})

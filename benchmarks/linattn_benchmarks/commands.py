@@ -18,7 +18,7 @@ from linattn.suggestions import closest
 from rich.console import Console
 
 from . import beside, costs, grid, host, on_ranks, parts, published, scale, sweep, tuning, warm
-from .cases import Case, parse_shape
+from .cases import parse_shape
 from .ceilings import measure
 from .environment import accelerator, document, environment, keep, read
 from .runners import RUNNERS
@@ -168,7 +168,10 @@ def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     except ImportError as error:
         raise OptionError(f"parts cannot run: {error}; pip install 'linattn[torch,bench]'") from error
     chosen = timed.selected(timed.at_small_sizes() if asked.small else timed.at_real_sizes(), words, asked.rows)
-    told = {"device": asked.settings["device"], "small": asked.small, "tune": asked.tune, "accelerator": accelerator()}
+    device, seed = asked.settings["device"], asked.settings["seed"]
+    if asked.warm:
+        heat(timed.first_calls(chosen, device, seed, asked.peers, asked.check), asked, say, asked.tune)
+    told = {"device": device, "small": asked.small, "tune": asked.tune, "accelerator": accelerator()}
 
     def report(results: dict[str, Any]) -> None:
         row = results["rows"][-1]
@@ -181,7 +184,6 @@ def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
 
     with bars(say) as bar, tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder) / "turns", asked.tune):
         task = bar.add_task("timing", total=sum(len(part.whats) * len(part.ways) for part in chosen))
-        device, seed = asked.settings["device"], asked.settings["seed"]
         results = timed.run(chosen, device, seed, asked.seconds, asked.peers, asked.check, report)
     return document("parts", {"settings": told, **results})
 
@@ -304,7 +306,7 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     told = {key: x for key, x in settings.items() if key != "seed"} | {"accelerator": accelerator()}
     earlier = resumed(asked.resume, name, told) if asked.resume else []
     if asked.warm:
-        heat([entry.case for entry in chosen], asked, say, asked.tune)
+        heat(warm.of_cases([entry.case for entry in chosen], asked.subjects), asked, say, asked.tune)
     saved = time.monotonic()
 
     def results(progress: Progress) -> dict[str, Any]:
@@ -333,7 +335,7 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     return found
 
 
-def heat(cases: Sequence[Case], asked: Asked, say: Console, tune: int | None) -> None:
+def heat(calls: Sequence[warm.FirstCall], asked: Asked, say: Console, tune: int | None) -> None:
     """Make first calls within half of the budget, and say how far they are, how long they took, and which were left."""
     started = spoke = time.monotonic()
     seconds = None if asked.budget is None else asked.budget / 2
@@ -347,7 +349,7 @@ def heat(cases: Sequence[Case], asked: Asked, say: Console, tune: int | None) ->
 
     with bars(say) as bar:
         task = bar.add_task("first calls", total=None)
-        found = warm.first_calls(cases, asked.subjects, asked.warm, told, seconds=seconds, tune=tune)
+        found = warm.first_calls(calls, asked.warm, told, seconds=seconds, tune=tune)
     say.print(f"{found.calls} first calls in {time.monotonic() - started:.0f} s", style="dim", highlight=False)
     if found.left:
         say.print(f"not waited for: {', '.join(found.left)}", style="dim", highlight=False, soft_wrap=True)

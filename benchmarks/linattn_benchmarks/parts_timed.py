@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ from . import ceilings, checks
 from .beside import OURS, said
 from .runners import RUNNERS
 from .sweep import device_times, median, parted, rounded
+from .warm import FirstCall
 
 Row = dict[str, Any]
 Arrays = dict[str, Tensor]
@@ -315,13 +317,35 @@ def run(
     for part in parts:
         arrays = part.arrays(device, seed)
         proof = Proof(part, arrays) if check else None
-        for library, way in part.ways.items():
-            if way.module != OURS and peers is not None and library not in peers:
-                continue
+        for library, way in asked_of(part, peers):
             for row in rows_of(part, library, way, arrays, proof, seconds, measured["copy_bytes_per_s"]):
                 rows.append(row)
                 report(results)
     return results
+
+
+def asked_of(part: Part, peers: Sequence[str] | None) -> list[tuple[str, Way]]:
+    """The ways to time, by library: linattn's, and those of the other libraries that are named, or of all."""
+    return [(library, way) for library, way in part.ways.items() if way.module == OURS or peers is None or library in peers]
+
+
+def first_calls(parts: Sequence[Part], device: str, seed: int, peers: Sequence[str] | None, check: bool) -> list[FirstCall]:
+    """What is compiled before :func:`run` times it, a way of a part each."""
+    return [
+        FirstCall(f"{library} {part.title}", first_call, json.dumps([part.title, library, device, seed, check]))
+        for part in parts
+        for library, _ in asked_of(part, peers)
+    ]
+
+
+def first_call(request: str) -> str | None:
+    """Why one way failed; None if it did not."""
+    title, library, device, seed, check = json.loads(request)
+    part = next(part for part in (*at_real_sizes(), *at_small_sizes()) if part.title == title)
+    arrays = part.arrays(device, seed)
+    proof = Proof(part, arrays) if check else None
+    rows = [*rows_of(part, library, part.ways[library], arrays, proof, seconds=0.01, rate=1.0)]
+    return next((row["reason"] for row in rows if row["reason"]), None)
 
 
 def rows_of(

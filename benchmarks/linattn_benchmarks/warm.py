@@ -28,41 +28,52 @@ class Warmed(NamedTuple):
     left: list[str]
 
 
+class FirstCall(NamedTuple):
+    """A call for another process.
+
+    Attributes:
+        spoken: Who is called on what.
+        function: Makes it; a module's own, since a process looks it up by name.
+        request: What the function is told.
+    """
+
+    spoken: str
+    function: Callable[[str], str | None]
+    request: str
+
+
 def first_calls(
-    cases: Sequence[Case],
-    subjects: Sequence[Subject],
+    calls: Sequence[FirstCall],
     processes: int,
     told: Callable[[int, int], None] = lambda done, of: None,
     *,
     seconds: float | None = None,
     tune: int | None = None,
 ) -> Warmed:
-    """Call every subject on every case once. A call that fails here fails again where it is timed, and is reported there.
+    """Make every call once. One that fails here fails again where it is timed, and is reported there.
 
     Args:
-        cases: What to call.
-        subjects: Who is called.
+        calls: What to call.
         processes: How many do it at once.
         told: Hears how many calls are done, of how many.
         seconds: After which no more is waited for; None for as long as it takes.
         tune: Configurations that a kernel's autotuner may choose among; None for all.
     """
-    pairs = [(case, subject) for case in cases for subject in subjects if subject.refusal(case) is None]
-    random.Random(0).shuffle(pairs)  # neighbours compile the same kernels, and should not do so at once
+    calls = random.Random(0).sample(calls, len(calls))  # neighbours compile the same kernels, and should not do so at once
     with tempfile.TemporaryDirectory() as folder:
         begun = (str(Path(folder, "turns")), tune)
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
-        waiting = {pool.submit(first_call, request(case, subject)): spoken(case, subject) for case, subject in pairs}
+        waiting = {pool.submit(call.function, call.request): call.spoken for call in calls}
         try:
             for done, call in enumerate(as_completed(waiting, timeout=seconds), start=1):
-                told(done, len(pairs))
+                told(done, len(calls))
                 del waiting[call]
         except TimeoutError:
             for process in multiprocessing.active_children():  # none but these: who compiles does not listen
                 process.kill()
         finally:
             pool.shutdown(cancel_futures=True)
-    return Warmed(len(pairs), sorted(set(waiting.values())))
+    return Warmed(len(calls), sorted(set(waiting.values())))
 
 
 def tune_together(turns: str, at_most: int | None) -> None:
@@ -70,14 +81,18 @@ def tune_together(turns: str, at_most: int | None) -> None:
     tuning.together(Path(turns), at_most).__enter__()
 
 
-def spoken(case: Case, subject: Subject) -> str:
-    """Who is called on what."""
-    return f"{subject.label} {case.operator} {case.what}"
-
-
-def request(case: Case, subject: Subject) -> str:
-    """Both, for another process."""
-    return json.dumps({"case": case.as_json(), "subject": identity(subject)})
+def of_cases(cases: Sequence[Case], subjects: Sequence[Subject]) -> list[FirstCall]:
+    """Every subject on every case that it takes."""
+    return [
+        FirstCall(
+            f"{subject.label} {case.operator} {case.what}",
+            first_call,
+            json.dumps({"case": case.as_json(), "subject": identity(subject)}),
+        )
+        for case in cases
+        for subject in subjects
+        if subject.refusal(case) is None
+    ]
 
 
 def identity(subject: Subject) -> dict[str, Any]:

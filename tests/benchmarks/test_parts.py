@@ -112,8 +112,8 @@ def test_real_sizes_are_those_of_models_and_bounds():
         ),
         (("parts", *SMALL, "--dtype", "bf16"), "--dtype does not go with parts"),
         (
-            ("parts", *SMALL, "--warm", "2"),
-            "--warm goes with table, grid, layer, model and overhead --device cuda, not with parts",
+            ("parts", *SMALL, "--budget", "20"),
+            "--budget goes with table, grid, layer, model and overhead --device cuda, not with parts",
         ),
         (("chunk_gla", "--small"), "--small goes with layer, model and parts, not with chunk_gla"),
     ],
@@ -128,3 +128,13 @@ def test_rows_are_chosen(run, tmp_path):
     path = tmp_path / "parts.json"
     assert run("parts", "gated_rms_norm", "short_conv", *SMALL, "--rows", "*D64 W4*", "--out", str(path)).exit_code == 0
     assert {row["part"] for row in json.loads(path.read_text())["results"]["rows"]} == {"short_conv"}
+
+
+def test_first_calls_are_made_by_others(run):
+    """In a process of its own each, before anything is timed; one that fails says why, and fails again where it is timed."""
+    done = run("parts", "gated_rms_norm", *SMALL, "--warm", "1")
+    assert (done.exit_code, "2 first calls in" in done.stderr) == (0, True)
+    (call,) = timed.first_calls([timed.norm(2, 70, 64, 16, True, "float32")], "cpu", 1, (), True)
+    assert call.spoken == "linattn gated_rms_norm B2 T70 D64 groups of 16, gate after float32"
+    assert call.function(call.request) is None
+    assert call.function(call.request.replace('"linattn"', '"mamba_ssm"')) == "mamba_ssm is not installed"

@@ -350,7 +350,7 @@ def test_evenness_packing_and_peers():
         ),
         (
             ("overhead", "--warm", "2"),
-            "--warm goes with table, grid, layer, model and overhead --device cuda, not with overhead",
+            "--warm goes with table, grid, parts, layer, model and overhead --device cuda, not with overhead",
         ),
         (("overhead", "gla", "--device", "cuda"), "overhead takes no operators, got gla"),
     ],
@@ -435,7 +435,8 @@ def test_grid_through_the_command(run, tmp_path, monkeypatch):
 
 def test_first_calls_are_not_waited_for_longer_than_they_may_take(case):
     heard = []
-    found = warm.first_calls([case("chunk_gla", T=8)], [Linattn("torch")], 1, lambda *done: heard.append(done), seconds=0.01)
+    calls = warm.of_cases([case("chunk_gla", T=8)], [Linattn("torch")])
+    found = warm.first_calls(calls, 1, lambda *done: heard.append(done), seconds=0.01)
     assert found == warm.Warmed(1, ["linattn:torch chunk_gla fwd"])
     assert (heard, multiprocessing.active_children()) == ([], [])
 
@@ -443,7 +444,7 @@ def test_first_calls_are_not_waited_for_longer_than_they_may_take(case):
 def test_first_calls_say_where_they_are(monkeypatch):
     """On a terminal that is a bar; in a log, lines."""
 
-    def first_calls(cases, subjects, processes, told, *, seconds, tune):
+    def first_calls(calls, processes, told, *, seconds, tune):
         assert (processes, seconds, tune) == (3, 30.0, 1)
         told(1, 2)
         return warm.Warmed(2, ["fla chunk_gla fwd"])

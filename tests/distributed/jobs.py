@@ -65,12 +65,13 @@ def jobs_of_devices() -> list[Job]:
 
 
 def jobs_of_kernels(backend: str) -> list[Job]:
-    """One family of each kind of kernel of a backend in float32, as a batch or packed, with longer sequences."""
-    offsets = [0, 30, 30, 31, 150, 161, 161, 231]
+    """One family of each kind of kernel of a backend, as a batch or packed, with longer sequences; in float32 and bfloat16."""
+    offsets = {256: [0, 30, 30, 31, 150, 161, 161, 231], 2048: [0, 30, 30, 31, 900, 1500, 1500, 2048]}
     kinds = ("gated_delta_rule", "simple_gla", "gla", "kda", "rwkv6", "linear_attn", "dplr", "value_gate", "mapped_delta")
     jobs = [
-        ("compare", dict(name="chunk", variant=variant, cu_seqlens=packed, T=256, backend=backend, single=True))
-        for packed in (None, offsets)
+        ("compare", dict(name="chunk", variant=variant, cu_seqlens=packed, T=T, backend=backend, dtype=dtype))
+        for dtype, T in (("float32", 256), ("bfloat16", 2048))
+        for packed in (None, offsets[T])
         for variant in kinds
     ]
     return named(2, jobs)

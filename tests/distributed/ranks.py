@@ -25,8 +25,12 @@ PRELOADED = [
     "numpy.random",
 ]  # fmt: skip
 """What one process imports for all groups: each of theirs is a copy of it."""
-KERNELS = 2e-3
-"""Of the norm, by which kernels of float32 may be off: products of the matrix units, in another order."""
+KERNELS = {"float32": 2e-3, "bfloat16": 2e-2}
+"""Of the norm, by which kernels may be off, by the dtype of matrices: products of the matrix units, in another order."""
+WIDTHS = {"float32": 32, "bfloat16": 128}
+"""``K = V`` of kernels, by the dtype of matrices: plain ones, and Hopper's own."""
+MATRICES = frozenset("qkvab")
+"""Inputs whose rows are as wide as a head."""
 SECONDS = 200
 """For one group to do all of its jobs; a busy machine is slow."""
 
@@ -106,11 +110,11 @@ def compare(
     case: Any = None,
     T: int = 24,
     backend: str | None = None,
-    single: bool = False,
+    dtype: str | None = None,
 ) -> None:
     """Outputs, final states and gradients of the operator on this rank's tokens against those of one device.
 
-    In float64; or, of kernels, in single precision with heads of their sizes.
+    In float64; or, of kernels, their matrices in ``dtype`` and all else in float32, with heads of their sizes.
     """
     import torch
     import torch.distributed as dist
@@ -118,7 +122,7 @@ def compare(
     from linattn.distributed.layout import rank_order
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    sizes = dict(K=32, V=32) if single else {}
+    sizes = dict(K=WIDTHS[dtype], V=WIDTHS[dtype]) if dtype else {}
     if backend == "linking":
         linking.register()
     case = case or draw(variant, cu_seqlens=cu_seqlens, state=state, T=T, **sizes)
@@ -131,8 +135,9 @@ def compare(
 
     def leaves() -> dict[str, Any]:
         found = {key: torch.from_numpy(x.copy()).to(here()) for key, x in case.arrays.items()}
-        if single:
-            found = {key: x.float() if x.is_floating_point() else x for key, x in found.items()}
+        if dtype:
+            kinds = {key: getattr(torch, dtype) if key in MATRICES else torch.float32 for key in found}
+            found = {key: x.to(kinds[key]) if x.is_floating_point() else x for key, x in found.items()}
         return {key: x.requires_grad_() if x.is_floating_point() else x for key, x in found.items()}
 
     def call(x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
@@ -144,9 +149,9 @@ def compare(
         return function(**given | more)
 
     def close(x: Any, y: Any, tolerance: float, what: str) -> None:
-        if single:
+        if dtype:
             off = ((x - y).double().norm() / y.double().norm().clamp_min(1e-6)).item()
-            assert off < KERNELS, f"{what}: off by {off:.1e} of its norm"
+            assert off < KERNELS[dtype], f"{what}: off by {off:.1e} of its norm"
         else:
             torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
