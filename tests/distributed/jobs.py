@@ -39,6 +39,9 @@ def jobs_of(world: int) -> list[Job]:
         for layout in ("contiguous", "zigzag"):
             jobs += [("convolve", dict(cu_seqlens=packing, W=W, layout=layout)) for W in ((1, 4, 8) if world == 3 else (8,))]
             jobs += [("everywhere", dict(cu_seqlens=packing, normalize=n, layout=layout)) for n in (False, True)]
+    if world == 3:
+        functions = {"chunk_gated_delta_rule": "gated_delta_rule", "chunk_kda": "kda", "chunk_dplr_delta_rule": "dplr"}
+        jobs += [("through_fla", dict(name=name, variant=v, cu_seqlens=[0, 5, 8, 24])) for name, v in functions.items()]
     if world == 2:
         jobs += [("dtensors", dict(variant="simple_gla"))]
     if world == 4:

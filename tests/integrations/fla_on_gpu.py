@@ -20,6 +20,11 @@ reasons: list[str] = []
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests():
     """Before fla's tests import its functions by name."""
+    enable()
+
+
+def enable():
+    """Put linattn's functions into fla; what linattn refuses is an error, whatever fla answers."""
     from linattn.integrations import fla, seams
 
     serving = seams.serving

@@ -3,6 +3,7 @@
     python tests/integrations/judges.py --json docs/judges/transformers.json
     python tests/integrations/judges.py --fla flash-linear-attention --json docs/judges/fla.json
     python tests/integrations/judges.py --fla-models flash-linear-attention --json docs/judges/fla-models.json
+    python tests/integrations/judges.py --fla-ranks flash-linear-attention --json docs/judges/fla-ranks.json
 
 A case counts by what becomes of it: passed, failed, skipped. linattn may change nothing of that.
 
@@ -14,7 +15,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 ``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla:
 those of short sequences on a CPU, and all of them where there is a GPU, ``--jobs`` at a time; those for which ``--seconds`` do
 not suffice run next time, if ``--more`` names what was written;
-``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them.
+``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them;
+``--fla-ranks``, those of its context parallelism, on as many GPUs as there are.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
 """
@@ -78,6 +80,8 @@ FLA_MODELS = [
     "rwkv7",
 ]
 """fla's test files of models of these families."""
+FLA_RANKS = ["gdn", "kda", "dplr", "rwkv7"]
+"""fla's test files of the families that its ranks share."""
 
 Outcomes = dict[str, str]
 """What became of each case, by its name."""
@@ -156,10 +160,18 @@ def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping
     cases = suites.run([*tests, *together], checkout, "fla_on_gpu", JUDGED_UNTIL=str(time.time() + seconds))
     for name, counts in _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases).items():
         counted[name] = counted.get(name, Counter()) + counts
+    return {"judges": counted, **_exceptions(cases, exceptions)}
+
+
+def _exceptions(
+    cases: Iterable[suites.Case], earlier: Mapping[str, list[str]] | None = None
+) -> dict[str, dict[str, list[str]]]:
+    """The cases that did not pass, by what became of them, after those of an earlier run."""
+    found = dict(earlier or {})
     for case in cases:
         if (reason := _reason(case)) is not None:
-            exceptions[reason] = [*exceptions.get(reason, []), _node(case)]
-    return {"judges": counted, "exceptions": exceptions}
+            found[reason] = [*found.get(reason, []), _node(case)]
+    return {"exceptions": found}
 
 
 def _reason(case: suites.Case) -> str | None:
@@ -190,6 +202,20 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
 
 
+def judge_fla_ranks(checkout: Path) -> dict[str, Any]:
+    """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla.
+
+    Returns:
+        ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`.
+    """
+    files = [f"tests/context_parallel/test_cp_{name}.py" for name in FLA_RANKS]
+    cases = suites.run(files, checkout, "without_kernels", packages=[HERE / "on_ranks", checkout / "tests/context_parallel"])
+    return {
+        "judges": _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases),
+        **_exceptions(cases),
+    }
+
+
 def _fla(checkout: Path, commit: str | None) -> dict[str, str]:
     """What git calls the commit of a clone, by the last release before it (tests import what lies there), and the device."""
     command = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
@@ -218,6 +244,7 @@ def main() -> None:
         "--fla", type=Path, help="a clone of fla: run its operator tests instead, with linattn's functions in it"
     )
     parser.add_argument("--fla-models", type=Path, help="a clone of fla: run its tests of models instead")
+    parser.add_argument("--fla-ranks", type=Path, help="a clone of fla: run its context-parallel tests instead, on GPUs")
     parser.add_argument("--commit", help="what to call the commit of fla, where the tests lie there without their history")
     parser.add_argument("--jobs", type=int, default=1, help="processes for fla's operator tests on a GPU")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no more of these are begun")
@@ -225,10 +252,12 @@ def main() -> None:
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
-    if options.fla or options.fla_models:
-        checkout = (options.fla or options.fla_models).resolve()
+    if options.fla or options.fla_models or options.fla_ranks:
+        checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
         record: dict[str, Any] = _fla(checkout, options.commit)
-        if not options.fla:
+        if options.fla_ranks:
+            record |= judge_fla_ranks(checkout)
+        elif options.fla_models:
             record["judges"] = judge_fla_models(checkout)
         elif torch.cuda.is_available():
             earlier = json.loads(options.more.read_text()) if options.more else {}

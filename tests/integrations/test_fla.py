@@ -258,7 +258,18 @@ def test_what_only_says_how_to_compute_changes_nothing(x: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("function", "names", "option", "text"),
     [
-        ("chunk_kda", "q k v gk beta", {"cp_context": object()}, "chunk_kda: cp_context is not served by linattn"),
+        (
+            "chunk_kda",
+            "q k v gk beta",
+            {"cp_context": object()},
+            "cp_context: expected a context of fla.ops.cp.build_cp_context with a group and cu_seqlens, got object",
+        ),
+        (
+            "chunk_gated_delta_rule",
+            "q k v g beta",
+            {"cp_context": object(), "output_final_state": True},
+            "chunk_gated_delta_rule: initial_state and output_final_state do not go with cp_context",
+        ),
         (
             "chunk_kda",
             "q k v gk beta",
@@ -286,6 +297,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     with pytest.raises(Unsupported) as refused:
         getattr(ours, function)(*(x[name] for name in names.split()), **option)
     assert str(refused.value) == text
+
+
+def test_ranks_know_the_offsets_of_all() -> None:
+    """A boundary of ranks is one of sequences where the next rank's first sequence begins there."""
+    from linattn.integrations.fla_ranks import offsets_of_all
+
+    assert offsets_of_all([([0, 8], True), ([0, 8], False)]) == [0, 16]
+    assert offsets_of_all([([0, 3, 8], True), ([0, 8], True), ([0, 2, 8], False)]) == [0, 3, 8, 18, 24]
 
 
 def test_a_keyword_of_nobodys_is_an_error(x: dict[str, Any]) -> None:
@@ -338,7 +357,7 @@ def test_enabled_a_refused_call_is_flas(fla: Any, x: dict[str, Any]) -> None:
     with (
         ours.enable(),
         pytest.warns(
-            FallbackWarning, match="fla.ops.kda.chunk_kda runs where it ran before, not on linattn: chunk_kda: cp_context"
+            FallbackWarning, match="fla.ops.kda.chunk_kda runs where it ran before, not on linattn: chunk_kda: initial_state"
         ),
         pytest.raises(AssertionError, match="not supported for CP"),
     ):

@@ -10,9 +10,9 @@ operators is only what fla's callers count on:
 * ``cu_seqlens_cpu``, ``chunk_indices``, ``chunk_size``, ``disable_recompute``, ``safe_gate``, ``use_graph`` and
   ``max_num_seqs`` say how fla is to compute, never what. They are taken, and change nothing.
 * ``reverse=True`` walks from the last token to the first.
-* ``cp_context``, ``head_first=True``, ``gv`` of a delta rule, ``output_attentions=True`` and
-  ``return_intermediate_states=True`` are refused by name, as :class:`linattn.Unsupported`; after :func:`enable` such a call
-  goes to fla.
+* ``cp_context`` brings offsets of its own, and no states go in or out, as in fla.
+* ``head_first=True``, ``gv`` of a delta rule, ``output_attentions=True`` and ``return_intermediate_states=True`` are refused
+  by name, as :class:`linattn.Unsupported`; after :func:`enable` such a call goes to fla.
 
 No parameter is read on the host, and a state goes in and out with no copy.
 """
@@ -140,6 +140,19 @@ def _refuse(function: str, **given: Any) -> None:
         if value is not None and value is not False:
             shown = "=True" if value is True else ""
             raise Unsupported(f"{function}: {name}{shown} is not served by linattn")
+
+
+def _placed(
+    function: str, cp_context: Any, initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None
+) -> dict[str, Any]:
+    """Which tokens are whose: ``cp_context`` as linattn's ``context``, or else ``cu_seqlens``; and the states."""
+    if cp_context is None:
+        return {"initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens}
+    if initial_state is not None or output_final_state:
+        raise Unsupported(f"{function}: initial_state and output_final_state do not go with cp_context")
+    from .fla_ranks import plan_of
+
+    return {"context": plan_of(cp_context)}
 
 
 def _beta_map(sigmoid: bool, allow_neg_eigval: bool) -> str | None:
@@ -664,7 +677,7 @@ def chunk_gated_delta_rule(
         cu_seqlens: Offsets ``[N+1]`` of packed sequences.
         cu_seqlens_cpu: Changes nothing.
         chunk_indices: Changes nothing.
-        cp_context: Refused.
+        cp_context: Of ``fla.ops.cp.build_cp_context``: who has which tokens; no states then, and no ``cu_seqlens``.
         use_gate_in_kernel: ``g`` is a raw projection.
         A_log: ``[HV]``.
         dt_bias: ``[HV]``.
@@ -675,7 +688,7 @@ def chunk_gated_delta_rule(
     Returns:
         ``(o, final_state)``, ``o [B, T, HV, V]``.
     """
-    _refuse("chunk_gated_delta_rule", cp_context=cp_context, head_first=head_first)
+    _refuse("chunk_gated_delta_rule", head_first=head_first)
     return _delta(
         q,
         k,
@@ -686,10 +699,8 @@ def chunk_gated_delta_rule(
         gate=_gate("chunk_gated_delta_rule", use_gate_in_kernel, g, A_log, dt_bias),
         beta_map=_beta_map(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
         state_v_first=_v_first(state_v_first, transpose_state_layout),
-        cu_seqlens=cu_seqlens,
+        **_placed("chunk_gated_delta_rule", cp_context, initial_state, output_final_state, cu_seqlens),
     )
 
 
@@ -788,28 +799,21 @@ def chunk_kda(
     :func:`chunk_gated_delta_rule`.
     """
     name = "chunk_kda"
-    _refuse(name, return_intermediate_states=return_intermediate_states, cp_context=cp_context, head_first=head_first)
+    _refuse(name, return_intermediate_states=return_intermediate_states, head_first=head_first)
     if safe_gate and use_gate_in_kernel and lower_bound is None:
         raise OptionError(f"{name}: safe_gate=True with use_gate_in_kernel=True needs lower_bound")
-    return fused_recurrent_kda(
+    return _delta(
         q,
         k,
         v,
         g,
         beta,
-        A_log,
-        dt_bias,
-        scale,
-        initial_state,
-        output_final_state,
         use_qk_l2norm_in_kernel,
-        use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel,
-        allow_neg_eigval,
-        lower_bound,
-        state_v_first,
-        cu_seqlens,
-        transpose_state_layout=transpose_state_layout,
+        gate=_gate(name, use_gate_in_kernel, g, A_log, dt_bias, lower_bound),
+        beta_map=_beta_map(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        scale=scale,
+        state_v_first=_v_first(state_v_first, transpose_state_layout),
+        **_placed(name, cp_context, initial_state, output_final_state, cu_seqlens),
     )
 
 
@@ -905,8 +909,11 @@ def chunk_dplr_delta_rule(
     """:func:`linattn.dplr` as ``fla.ops.generalized_delta_rule.chunk_dplr_delta_rule``, whose ``lower_bound`` promises
     something of ``gk`` and changes nothing; see :func:`fused_recurrent_dplr_delta_rule`.
     """
-    _refuse("chunk_dplr_delta_rule", cp_context=cp_context, head_first=head_first)
-    return fused_recurrent_dplr_delta_rule(q, k, v, a, b, gk, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
+    name = "chunk_dplr_delta_rule"
+    _refuse(name, head_first=head_first)
+    tokens = {"q": q, "k": k, "v": v, "g": gk, "a": a, "b": b}
+    placed = _placed(name, cp_context, initial_state, output_final_state, cu_seqlens)
+    return _run(linattn.dplr, tokens, scale=scale, **placed)
 
 
 def chunk_iplr_delta_rule(
@@ -966,8 +973,7 @@ def chunk_rwkv7(
     lower_bound: float | None = None,
 ) -> Result:
     """:func:`linattn.dplr` as ``fla.ops.rwkv7.chunk_rwkv7``: log decays ``w [B, T, H, K]``; ``scale`` is 1 by default."""
-    _refuse("chunk_rwkv7", cp_context=cp_context)
-    return fused_recurrent_rwkv7(r, w, k, v, a, b, scale, initial_state, output_final_state, cu_seqlens)
+    return chunk_dplr_delta_rule(r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, cp_context=cp_context)
 
 
 def fused_recurrent_rwkv7(
