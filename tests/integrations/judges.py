@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ FLA_MODELS = [
     "rwkv7",
 ]
 """fla's test files of models of these families."""
-FLA_RANKS = ["gdn", "kda", "dplr", "rwkv7"]
-"""fla's test files of the families that its ranks share."""
+FLA_RANKS = [["gdn"], ["kda"], ["dplr", "rwkv7"]]
+"""fla's test files of the families that its ranks share; those of a group meet at the same port, one after the other."""
 
 Outcomes = dict[str, str]
 """What became of each case, by its name."""
@@ -208,8 +209,14 @@ def judge_fla_ranks(checkout: Path) -> dict[str, Any]:
     Returns:
         ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`.
     """
-    files = [f"tests/context_parallel/test_cp_{name}.py" for name in FLA_RANKS]
-    cases = suites.run(files, checkout, "without_kernels", packages=[HERE / "on_ranks", checkout / "tests/context_parallel"])
+
+    def of_group(names: list[str]) -> list[suites.Case]:
+        files = [f"tests/context_parallel/test_cp_{name}.py" for name in names]
+        packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
+        return suites.run(files, checkout, "without_kernels", packages=packages)
+
+    with ThreadPoolExecutor() as pool:
+        cases = [case for found in pool.map(of_group, FLA_RANKS) for case in found]
     return {
         "judges": _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases),
         **_exceptions(cases),
