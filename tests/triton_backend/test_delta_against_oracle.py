@@ -98,10 +98,17 @@ def test_packed(family):
     check(family, arrays(family, T=40, H=1, HV=2, cu=[0, 0, 5, 5, 22, 40]), chunk_size=16)
 
 
-@pytest.mark.parametrize(("family", "cu"), [("gated_delta_rule", None), ("kda", [0, 3, 3, 88, 90])])
-def test_split_sequences(family, cu, monkeypatch):
-    """Few heads: sequences are cut into segments, here of two chunks, that are walked at once."""
+@pytest.mark.parametrize(
+    ("family", "cu", "whole"),
+    [
+        ("gated_delta_rule", None, 0),
+        *((family, [0, 3, 3, 88, 90], whole) for family in ("kda", "delta_rule") for whole in (0, 84, 85)),
+    ],
+)
+def test_split_sequences(family, cu, whole, monkeypatch):
+    """Few heads: sequences are cut into segments, here of two chunks, that are walked at once; packed ones if one is long."""
     monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 2)
+    monkeypatch.setattr(DeltaVariant, "whole", lambda self, length: whole)
     check(family, arrays(family, T=90, cu=cu, kind="weak"), chunk_size=16)
 
 
@@ -116,10 +123,22 @@ def test_sequences_are_split_if_that_fills_the_device(T, heads, length):
     assert plain_variant(K=128).segment(T, 2 * heads) == length
 
 
+def test_packed_sequences_are_split_if_one_may_be_long():
+    """Of two with 32,768 tokens together the host knows no more; one with most of them is worth it, two equal ones are not."""
+    variant = plain_variant(K=128)
+    assert variant.segment(16384, 112) == 0
+    assert variant.segment(16384, 112, 32768) == 109
+    assert variant.whole(109) == 21888
+    assert variant.segment(12288, 112, 24576) == 82
+    assert variant.segment(4096, 112, 8192) == 0  # which gains too little
+    assert variant.segment(1024, 64, 8192) == 0  # which takes no time
+
+
 @pytest.mark.parametrize("cu", [None, [0, 3, 3, 60]])
 def test_split_sequences_of_wide_keys(cu, monkeypatch):
     """What a segment does to the state, ``[K, K]``, is multiplied part by part, forwards and backwards."""
     monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 1)
+    monkeypatch.setattr(DeltaVariant, "whole", lambda self, length: 0)
     check("gated_delta_rule", arrays("gated_delta_rule", T=60, H=1, HV=1, K=130, V=18, cu=cu, kind="weak"), chunk_size=16)
 
 

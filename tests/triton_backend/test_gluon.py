@@ -119,6 +119,16 @@ def test_delta_families(family, launched):
     assert len(launched) > 2
 
 
+@pytest.mark.parametrize("whole", [128, 200])
+@pytest.mark.parametrize("family", ["gated_delta_rule", "kda"])
+def test_packed_delta_families_in_segments(family, whole, launched, monkeypatch):
+    """One sequence has no token, one is a segment, and two are cut, or none is, because none is long enough."""
+    monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 1)
+    monkeypatch.setattr(DeltaVariant, "whole", lambda self, length: whole)
+    call(family, T=310, kind="weak", cu=[0, 100, 100, 300, 310])
+    assert len(launched) > 2
+
+
 @pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule", "kda", "simple_gla"])
 @pytest.mark.parametrize("strength", [0.001, 2.0])
 def test_stages_between_which_ranks_talk(family, strength, launched):
@@ -176,6 +186,7 @@ def test_walks_of_dplr(sizes, launched):
 def test_walks_of_dplr_in_segments(launched, monkeypatch):
     """What segments end as is made by plain kernels, and then goes into these."""
     monkeypatch.setattr(DeltaVariant, "segment", lambda *sizes: 2)
+    monkeypatch.setattr(DeltaVariant, "whole", lambda self, length: 0)
     call("dplr", T=300, K=128, V=128, kind="weak", cu=[0, 3, 3, 300])
     assert launched == DPLR | DPLR_WALKS
 

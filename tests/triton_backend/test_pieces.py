@@ -37,6 +37,15 @@ def test_the_first_piece_begins_with_what_is_held():
     assert found.owner.tolist() == [0, 0, 1, 2, 3, 3, 3, 3]
 
 
+@pytest.mark.parametrize("lengths", [[5, 0, 129], [1] * 70 + [130] + [200] * 2])
+def test_sequences_are_cut_if_one_is_long(lengths):
+    longest = max(lengths)
+    for whole, pieces in ((longest, [min(n, 1) for n in lengths]), (longest - 1, [-(-n // 64) for n in lengths])):
+        found = cut(packed(lengths, sum(lengths)), 64, whole=whole)
+        assert found.first.tolist() == [0, *accumulate(pieces)]
+        assert found.owner.tolist()[: sum(pieces)] == np.repeat(np.arange(len(lengths)), pieces).tolist()
+
+
 def test_sequences_that_are_rows_are_cut_by_arithmetic():
     found = cut(SimpleNamespace(v=torch.zeros(3, 130, 1, 1), cu=None, N=3, family="gla"), 64)
     assert (found.count, found.per, found.owner, found.first) == (9, 3, None, None)

@@ -62,6 +62,7 @@ def test_chunk_with_the_state_in_registers(family, layout, monkeypatch):
 def test_packed_and_in_segments(family, monkeypatch):
     for variant in (DiagonalVariant, DeltaVariant):
         monkeypatch.setattr(variant, "segment", lambda *sizes: 2)
+    monkeypatch.setattr(DeltaVariant, "whole", lambda self, length: 0)
     compare(monkeypatch, family, "value channels first", B=1, T=90, HV=1, V=16, cu=[0, 20, 90])
 
 

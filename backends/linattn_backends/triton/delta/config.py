@@ -34,6 +34,9 @@ OVERLAP = dict(launch_pdl=True)
 Strong scores and states that write outputs gained by it, backward passes nothing.
 """
 
+FOUND_OUT = 32
+"""Chunks in the time of which it is found out on the device whether packed sequences are to be cut, and a few more."""
+
 
 @dataclass(frozen=True)
 class DeltaVariant(Variant):
@@ -61,16 +64,24 @@ class DeltaVariant(Variant):
         """Programs that fill the device and share ``count`` pieces of work."""
         return min(count, 2 * self.num_sms)
 
-    def segment(self, tokens: int, busy: int) -> int:
-        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; else 0.
+    def segment(self, tokens: int, busy: int, most: int | None = None) -> int:
+        """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; or 0.
 
-        A segment is gone through three times, and what comes between costs as much as 16 chunks.
+        Of packed ones, which may all be ``most`` but one, ``tokens`` is the mean: that one is long is worth finding out.
         """
         if "segment_carry" not in self.stages or 8 * busy >= 7 * self.num_sms:
             return 0
         chunks = -(-tokens // self.chunk)
         length = max(-(-chunks * busy // (self.state_programs * self.num_sms)), 8)
-        return length if 3 * length + 16 <= chunks else 0
+        possible = most is not None and chunks >= FOUND_OUT and most - self.whole(length) > FOUND_OUT * self.chunk
+        return length if possible or tokens > self.whole(length) else 0
+
+    def whole(self, length: int) -> int:
+        """Tokens of the longest sequence of those that take no less time in segments of ``length`` chunks.
+
+        A segment is gone through three times, and what comes between costs as much as 16 chunks.
+        """
+        return (3 * length + 15) * self.chunk
 
 
 def many(sequences: int, heads: int, packed: bool, num_sms: int) -> bool:

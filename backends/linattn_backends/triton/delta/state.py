@@ -44,7 +44,10 @@ def substitute(x, beta, L, C: tl.constexpr, REVERSE: tl.constexpr):
 
 @triton.jit
 def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr):
-    """Place of sequence or segment ``i``: batch row, first token, length, its sequence's first chunk, and chunks from, to."""
+    """Place of sequence or segment ``i``: batch row, first token, length, its sequence's first chunk, chunks from, to, and of a
+    packed sequence that was to be cut and is one segment all the same, its number, else one below 0.
+    """
+    alone = i.to(tl.int64) * 0 - 1
     if WHOLE and PACKED:
         n = i.to(tl.int64)
         piece = 0
@@ -64,8 +67,13 @@ def chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C: tl.constex
     else:
         chunk0 = n * ((T + C - 1) // C)
     low = piece * SEGMENT
-    high = tl.minimum(low + SEGMENT, ((L + C - 1) // C).to(tl.int32))
-    return b, bos, L, chunk0, low, high
+    chunks = ((L + C - 1) // C).to(tl.int32)
+    high = tl.minimum(low + SEGMENT, chunks)
+    if PACKED and not WHOLE:
+        one = tl.load(first + n + 1) - tl.load(first + n) == 1
+        alone = tl.where(one, n, -1)
+        high = tl.where(one, chunks, high)
+    return b, bos, L, chunk0, low, high, alone
 
 
 @triton.jit
@@ -108,6 +116,8 @@ def delta_state_fwd(
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state, through the chunks of a sequence or segment.
 
+    ``END`` of 1 writes the state after the last chunk; that of segments serves other segments, so one that is a whole sequence
+    has none. ``END`` of 2 writes, by sequence, that of those alone.
     ``OUT`` writes outputs, ``KEEP`` the state before every chunk and the errors. ``RANGED`` sequences, not
     packed, have the chunks of ``ranges`` alone. With a vector gate ``q, k, write`` are decayed
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
@@ -121,7 +131,10 @@ def delta_state_fwd(
     if PACKED and not WHOLE:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+        if alone >= 0:
+            return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     columns_k = tl.arange(0, BK)
@@ -207,8 +220,11 @@ def delta_state_fwd(
         if DPLR and not IDENTITY:
             bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
             S = dot_add(bv.to(DT), bk.to(DT), S, PREC)
-    if END:
+    if END == 1:
         tl.store(end + at + transposed, S, mask=inside)
+    if END == 2:  # noqa: SIM102
+        if alone >= 0:
+            tl.store(end + (alone * HV + hv) * (K * V) + transposed, S, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -234,7 +250,10 @@ def delta_state_bwd(
     if PACKED and not WHOLE:  # noqa: SIM102
         if tl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+        if alone >= 0:
+            return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     columns_k = tl.arange(0, BK)
@@ -302,8 +321,11 @@ def delta_state_bwd(
         if GATE == 1 or UNIT:
             dr = dr * rate[None, :]
         dS = dot_add(dr.to(DT), bk.to(DT), dS, PREC)
-    if END:
+    if END == 1:
         tl.store(end + at + transposed, dS, mask=inside)
+    if END == 2:  # noqa: SIM102
+        if alone >= 0:
+            tl.store(end + (alone * HV + hv) * (K * V) + transposed, dS, mask=inside)
 
 
 @triton.jit
@@ -318,7 +340,8 @@ def delta_state_carry(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, COLUMNS: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr, START: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """States before each segment, in the place of ``local``, and after the last: ``S' = P S + local``.
+    """States before each segment, in the place of ``local``, and after the last: ``S' = P S + local``; of a packed sequence
+    that is one segment, the state before it alone.
 
     ``transitions`` are each segment's ``P [K, K]``, or in ``REVERSE``, for gradients from the last segment on, ``Pᵀ``. A wide
     ``P``, for which no block has room, is multiplied ``COLUMNS`` at a time with rows of ``S``, read where they were stored.
@@ -342,6 +365,10 @@ def delta_state_carry(
     S = tl.zeros((BK, BV), tl.float32)
     if START:
         S += load_state(start, n, hv, columns_k[:, None], columns_v[None, :], inside, sn, sh, sk, sv)
+    if PACKED:  # noqa: SIM102
+        if high == low + 1:
+            tl.store(local + (low.to(tl.int64) * HV + hv) * (K * V) + tile, S, mask=inside)
+            return
     for step in range(low, high):
         i = step
         if REVERSE:

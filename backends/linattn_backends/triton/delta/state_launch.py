@@ -93,10 +93,11 @@ def segments_of(
     """Segments, if there are too few heads to fill the device; what they do to a state, and make of zero, may be known."""
     HV, V = call.v.shape[2:]
     K, variant = call.q.shape[-1], call.variant
-    length = variant.segment(usual_tokens(call), call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV))
+    busy = call.N * HV * programs(1, V, 1, variant["state_fwd"].tile.BV)
+    length = variant.segment(usual_tokens(call), busy, call.v.shape[1])
     if length == 0:
         return None
-    pieces = cut(call, length * call.chunk)
+    pieces = cut(call, length * call.chunk, whole=variant.whole(length))
     if transitions is not None:
         return Segments(pieces, length, transitions, local)
     segments = Segments(pieces, length, torch.empty((pieces.count, HV, K, K), dtype=torch.float32, device=call.q.device))
@@ -117,14 +118,14 @@ def carry(
         launch_state(call, stage, operands, y, None, start, far, written)
         return far
     local, far = starts_of(call, operands, direction, y, segments, start)
-    launch_state(call, stage, operands, y, segments, local, None, written)
+    launch_state(call, stage, operands, y, segments, local, far, written)
     return far
 
 
 def starts_of(
     call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments, start: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The states before the segments, and those after the last of each sequence."""
+    """The states before the segments, and those after the last of each sequence; after packed ones in one segment, none yet."""
     known = segments.local is not None and not direction.reverse
     local = segments.local.clone() if known else local_states(call, operands, direction, y, segments)
     return local, chain(call, segments, local, start, direction.reverse)
@@ -144,7 +145,7 @@ def far_states(
     call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments | None,
     start: Tensor | None, ranges: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """What a state, or its gradient, ends as at the far end of every sequence; nothing is written on the way.
+    """What a state, or its gradient, ends as at the far end of every sequence of a batch; nothing is written on the way.
 
     Of whole sequences only ``ranges`` of chunks are gone through, where those before leave nothing at the far end.
     """
@@ -229,7 +230,8 @@ def launch_state(
     call: ChunkedCall, stage: Stage, operands: StateOperands, y: Tensor | None, segments: Segments | None,
     start: Tensor | None, end: Tensor | None, written: Written, ranges: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch a stage over whole sequences, or over ``segments``; without values, ``y``, from the identity.
+    """Launch a stage over whole sequences, or over ``segments``; without values, ``y``, from the identity. ``end`` is what they
+    end as; where something is written on the way through segments, what packed sequences of one segment end as.
 
     ``ranges`` of chunks are those of whole sequences that are gone through, if not all.
     """
@@ -237,6 +239,8 @@ def launch_state(
     width = K if y is None else V
     count, pieces, length = (call.N, Cut(0, 0, None, None), WHOLE) if segments is None else (segments.cut.count, *segments[:2])
     scores = operands.scores
+    first = segments is None or all(x is None for x in written)
+    ends = 0 if end is None else 1 if first else 2 if call.cu is not None else 0
     launch(
         stage.kernel, count * HV * programs(1, width, 1, tile.BV), call,
         operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
@@ -245,7 +249,7 @@ def launch_state(
         *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
-        UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None, END=end is not None,
+        UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None, END=ends,
         KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, RANGED=ranges is not None,
         **stage.config,
     )  # fmt: skip

@@ -360,8 +360,11 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
         mbarrier.arrive(barriers.free.index(stage), count=1)
         if form.OUT or form.KEEP:
             mbarrier.arrive(barriers.made.index(stage), count=1)
-    if form.END:
+    if form.END == 1:
         gl.store(end + at + transposed, S)
+    if form.END == 2:  # noqa: SIM102
+        if at >= 0:
+            gl.store(end + at + transposed, S)
 
 
 @gluon.jit
@@ -425,8 +428,11 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         mbarrier.arrive(barriers.free.index(stage), count=1)
         if form.KEEP:
             mbarrier.arrive(barriers.made.index(stage), count=1)
-    if form.END:
+    if form.END == 1:
         gl.store(end + at + transposed, dS)
+    if form.END == 2:  # noqa: SIM102
+        if at >= 0:
+            gl.store(end + at + transposed, dS)
 
 
 @gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
@@ -445,7 +451,10 @@ def delta_state_fwd_sm90(
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+        if alone >= 0:
+            return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     low = low.to(gl.int32)
@@ -466,7 +475,7 @@ def delta_state_fwd_sm90(
     if KEEP:
         errors += head
         states += iv * BV * K
-    at = (i.to(gl.int64) * HV + hv) * (K * V)
+    at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 
@@ -503,7 +512,10 @@ def delta_state_bwd_sm90(
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+        if alone >= 0:
+            return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
     low = low.to(gl.int32)
@@ -518,7 +530,7 @@ def delta_state_bwd_sm90(
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         states += iv * BV * K
-    at = (i.to(gl.int64) * HV + hv) * (K * V)
+    at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
     if START:
         start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
 

@@ -47,8 +47,10 @@ def room_for(T: int, N: int, length: int, packed: bool) -> int:
     return T // length + N if packed else N * -(-T // length)
 
 
-def cut(call: Chunked, length: int, held: Tensor | None = None) -> Cut:
-    """The sequences of a call cut into pieces of ``length`` tokens; packed ones begin with those ``held`` of each."""
+def cut(call: Chunked, length: int, held: Tensor | None = None, whole: int = 0) -> Cut:
+    """The sequences of a call cut into pieces of ``length`` tokens; packed ones begin with those ``held`` of each, and are one
+    piece each if none has more than ``whole`` tokens.
+    """
     T, N = call.v.shape[1], call.N
     count = room_for(T, N, length, call.cu is not None) + (0 if held is None else N)
     if call.cu is None:
@@ -56,7 +58,7 @@ def cut(call: Chunked, length: int, held: Tensor | None = None) -> Cut:
     owner, first = (torch.empty(size, dtype=torch.int32, device=call.v.device) for size in (count, N + 1))
     launch(
         cut_sequences, max(programs(count, 1, PIECES, 1), 1), call,
-        call.cu, held, owner, first, N, count, length, S=SEQUENCES, P=PIECES, num_warps=4,
+        call.cu, held, owner, first, N, count, length, whole, S=SEQUENCES, P=PIECES, num_warps=4,
     )  # fmt: skip
     return Cut(count, 0, owner, first)
 

@@ -1,8 +1,9 @@
-"""Packed sequences cut into pieces of ``LENGTH`` tokens, numbered one sequence after the other.
+"""Packed sequences cut into pieces of ``LENGTH`` tokens if one has more than ``WHOLE``, numbered one sequence after the other.
 
 ::
 
-    first_n = Σ_{m<n} ⌈len_m / LENGTH⌉         a sequence's first piece; first_N of them are filled
+    p_n = ⌈len_n / LENGTH⌉ if max len > WHOLE, else min(len_n, 1)
+    first_n = Σ_{m<n} p_m                       a sequence's first piece; first_N of them are filled
     owner_i = #{n : first_{n+1} ≤ i}            the sequence of piece i; N of pieces past the last
 """
 
@@ -12,12 +13,26 @@ import triton.language as tl
 __all__ = ["cut_sequences"]
 
 
-@triton.jit(do_not_specialize=["N", "COUNT", "LENGTH"])
-def cut_sequences(cu, held, owner, first, N, COUNT, LENGTH, S: tl.constexpr, P: tl.constexpr):
+@triton.jit
+def tokens_of(cu, held, n, N):
+    """Tokens of sequences ``n``, with those that are ``held`` of them, if any are; none past the last."""
+    there = n < N
+    tokens = tl.load(cu + n + 1, mask=there, other=0) - tl.load(cu + n, mask=there, other=0)
+    if held is not None:
+        tokens += tl.load(held + n, mask=there, other=0)
+    return tokens
+
+
+@triton.jit(do_not_specialize=["N", "COUNT", "LENGTH", "WHOLE"])
+def cut_sequences(cu, held, owner, first, N, COUNT, LENGTH, WHOLE, S: tl.constexpr, P: tl.constexpr):
     """``owner`` of ``P`` of ``COUNT`` pieces, and of the first program all of ``first``; ``S`` sequences at a time.
 
     A sequence begins with the tokens that are ``held`` of it, if any are.
     """
+    longest = 0
+    if WHOLE > 0:
+        for block in range(0, N, S):
+            longest = tl.maximum(longest, tl.max(tokens_of(cu, held, block + tl.arange(0, S), N), 0).to(tl.int32))
     low = tl.program_id(0) * P
     pieces = low + tl.arange(0, P)
     owners = tl.zeros((P,), tl.int32)
@@ -25,10 +40,11 @@ def cut_sequences(cu, held, owner, first, N, COUNT, LENGTH, S: tl.constexpr, P: 
     for block in range(0, N, S):
         n = block + tl.arange(0, S)
         there = n < N
-        tokens = tl.load(cu + n + 1, mask=there, other=0) - tl.load(cu + n, mask=there, other=0)
-        if held is not None:
-            tokens += tl.load(held + n, mask=there, other=0)
-        filled = ((tokens + LENGTH - 1) // LENGTH).to(tl.int32)
+        tokens = tokens_of(cu, held, n, N)
+        filled = tl.minimum(tokens, 1)
+        if longest > WHOLE or WHOLE == 0:
+            filled = (tokens + LENGTH - 1) // LENGTH
+        filled = filled.to(tl.int32)
         ends = done + tl.cumsum(filled, 0)
         if low == 0:
             tl.store(first + 1 + n, ends, mask=there)
