@@ -405,6 +405,7 @@ def joined(rows: Iterable[Row], call_of: Callable[[Row], tuple[Any, ...]]) -> li
 
 CALLS: dict[str, Callable[[Row], tuple[Any, ...]]] = {
     "operators": lambda row: (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True)),
+    "parts": lambda row: tuple(row[name] for name in ("part", "label", "dtype", "what", "library")),
     **dict.fromkeys(BESIDE, beside.call_of),
 }
 """What is one call, of the benchmarks of which several files can be shown as one."""
@@ -413,7 +414,7 @@ CALLS: dict[str, Callable[[Row], tuple[Any, ...]]] = {
 def both(first: Row, second: Row) -> Row:
     """The one that counts of two rows of one call; a right one also has what the other knows of first call and memory."""
     if first["status"] == second["status"] == "ok":
-        return first | {name: second[name] for name in ONCE if first[name] is None}
+        return first | {name: second[name] for name in ONCE if name in first and first[name] is None}
     return min(first, second, key=lambda row: COUNTS.index(row["status"]))
 
 

@@ -138,3 +138,14 @@ def test_first_calls_are_made_by_others(run):
     assert call.spoken == "linattn gated_rms_norm B2 T70 D64 groups of 16, gate after float32"
     assert call.function(call.request) is None
     assert call.function(call.request.replace('"linattn"', '"mamba_ssm"')) == "mamba_ssm is not installed"
+
+
+def test_runs_of_different_parts_are_shown_as_one(run, tmp_path):
+    """Of a row that both have, the first file's counts."""
+    paths = [tmp_path / name for name in ("first.json", "second.json")]
+    assert run("parts", "gated_rms_norm", *SMALL, "--out", str(paths[0])).exit_code == 0
+    assert run("parts", "gated_rms_norm", "short_conv", *SMALL, "--out", str(paths[1])).exit_code == 0
+    assert run("report", *map(str, paths), "--out", str(tmp_path / "both.json")).exit_code == 0
+    first, _, both = (json.loads(path.read_text())["results"]["rows"] for path in (*paths, tmp_path / "both.json"))
+    assert both[: len(first)] == first
+    assert {row["part"] for row in both} == {"gated_rms_norm", "short_conv"}

@@ -466,7 +466,7 @@ def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
     for path in paths:
         environment.keep(path, environment.document("table", results_of()))
     told = said(run("report", *map(str, paths)))
-    assert "report: expected results files of one of operators, layer, model, or one file of table, grid, host" in told
+    assert "report: expected results files of one of operators, parts, layer, model, or one file of table, grid, host" in told
 
 
 def test_a_row_is_json(entries):
