@@ -165,7 +165,7 @@ def inside(p, mask):
     return places, wanted
 
 
-def load(p, mask=None, other=0.0):
+def load(p, mask=None, other=0.0, cache_modifier=""):
     places, wanted = inside(p, mask)
     found = np.full(places.shape, other, np.int64 if p.kind == "i64" else np.float32)
     found[wanted] = p.array[places[wanted]]
@@ -354,9 +354,12 @@ def mma_v2(a, b, acc, precision):
 
 
 def in_assembly(assembly, constraints, args, dtype, is_pure, pack):
-    """In place of the only instructions of the processor's own: a copy of a number, and ``sm90_gates.TERMS``."""
+    """In place of the only instructions of the processor's own: copies of numbers, roundings, and ``sm90_gates.TERMS``."""
     if "mov.b32" in assembly:
         return args[0]
+    if "add.u32" in assembly:
+        bits = np.ascontiguousarray(numbers(args[0]), np.float32).view(np.uint32)
+        return Value((bits + np.uint32(0x1000)).view(np.float32))
     assert "cvt.rn.bf16x2" in assembly
     first = args[0].to(dtype[0])
     return first, elementwise(operator.sub, args[0], first).to(dtype[1])
@@ -364,6 +367,10 @@ def in_assembly(assembly, constraints, args, dtype, is_pure, pack):
 
 def split(x):
     return x[..., 0], x[..., 1]
+
+
+def broadcast(a, b):
+    return tuple(Value(x, y.kind) for x, y in zip(np.broadcast_arrays(numbers(a), numbers(b)), (a, b), strict=True))
 
 
 def out_of_range():
@@ -413,6 +420,7 @@ class Language(SimpleNamespace):
             to_tensor=lambda x: x if isinstance(x, Value) else Value(x), convert_layout=lambda x, layout: x[...],
             reshape=lambda x, shape: Value(numbers(x).reshape(shape), x.kind),
             permute=lambda x, order: Value(numbers(x).transpose(order), x.kind),
+            broadcast=broadcast,
             join=lambda a, b: Value(np.stack([numbers(a), numbers(b)], -1), a.kind), split=split,
             arange=lambda low, high, layout=None: Value(np.arange(low, high)),
             zeros=lambda shape, dtype, layout: Value(np.zeros(shape, np.float32), dtype.name),

@@ -3,13 +3,14 @@
 For at most a scalar gate, where there are sequences and value heads enough to fill the device. A program walks one head of one
 sequence with its whole state, ``[V, K]``, in the registers of two warpgroups, each with a tile of 64 value channels, as in
 :mod:`.state_sm90`. A third makes scores ``A`` and solved systems ``M`` of the chunks to come (:mod:`.scores`) and hands them on
-in shared memory; the fourth stores outputs and copies what chunks bring. Memory sees operands, outputs and the states before
+in shared memory; the fourth copies what chunks bring. Walks store outputs. Memory sees operands, outputs and the states before
 and after, each once. With ``A, M`` of :mod:`.scores` and ``x = beta ∘ e``, products take ``A beta`` and ``-M beta``, and ``e``
 itself::
 
     e = r + (-M beta) r        o = scale (q ∘ e^G) S + (A beta) e        S' = γ S + (beta k ∘ e^{G_C - G})ᵀ e
 
-``-M beta = (I - N)⁻¹ N`` with ``N = -L beta``: what is solved knows no ``beta`` of its own.
+``-M beta = (I - N)⁻¹ N`` with ``N = -L beta``: what is solved knows no ``beta`` of its own. A warp has 16 rows of the scores,
+four blocks, and solves its part in registers; only what is another warp's comes through shared memory.
 
 Registers are what there is least of. Where a warpgroup that multiplies needs more than its part, the assembler begins no
 product before the last has ended, in all of the kernel.
@@ -25,7 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..lib.gates import FLOOR, LOG2E
 from ..lib.indexing import head_pointer, locate_segment
-from ..lib.sm90 import add, copy_layout, load_scalars, mma_async, mma_layout, wait_for_predecessor
+from ..lib.sm90 import add, mma_async, mma_layout, wait_for_predecessor
+from ..lib.sm90_pipeline import copy_tile
 from .scores_sm90 import join_pairs, split_columns, stack_rows
 from .state_sm90 import Form, Rings, Way, forward_mma_partition, nth_chunk
 
@@ -56,21 +58,23 @@ class Scalars(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Where a chunk's system is solved: blocks on the diagonal, those below, two columns of blocks; and numbers a token."""
+    """What warps hand one another: blocks of a system that is solved, factors of scores, and numbers of the chunk to come."""
 
-    diagonal: gl.shared_memory_descriptor
-    below: gl.shared_memory_descriptor
-    first: gl.shared_memory_descriptor
-    second: gl.shared_memory_descriptor
+    solved: gl.shared_memory_descriptor
+    beside: gl.shared_memory_descriptor
+    between: gl.shared_memory_descriptor
+    left: gl.shared_memory_descriptor
+    right: gl.shared_memory_descriptor
+    columns: gl.shared_memory_descriptor
     numbers: gl.shared_memory_descriptor
+    coming: gl.shared_memory_descriptor
 
 
 class Steps(NamedTuple):
-    """Barriers of a place of the rings: operands are there; scores too; outputs are made, and all is read, which is one."""
+    """Barriers of a place of the rings: operands are there; scores too; all is read, and outputs are stored."""
 
     copied: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
-    made: gl.shared_memory_descriptor
     free: gl.shared_memory_descriptor
 
 
@@ -99,179 +103,219 @@ def allocate_steps(STAGES: gl.constexpr):
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     copied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
-    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     for stage in gl.static_range(STAGES):
         mbarrier.init(copied.index(stage), count=128)
         mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(made.index(stage), count=4)
-    return Steps(copied, ready, made, made)
+        mbarrier.init(free.index(stage), count=2)
+    return Steps(copied, ready, free)
 
 
 @gluon.jit
-def opaque(x):
-    """``x``, which the compiler takes for another number in every step of a loop: it keeps nothing that is made of it."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+def load_numbers(p, row, j, stride, count):
+    """Numbers of a chunk's tokens ``j``, from ``row`` of the sequence on, past the first cache, which is small here."""
+    at = p + row.to(gl.int64) * stride + j.to(gl.int64) * stride
+    return gl.load(at, mask=j < count, other=0.0, cache_modifier=".cg").to(gl.float32)
 
 
 @gluon.jit
-def tile_at(p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
-    """Places of rows ``[C, W]`` of an array at ``p``, from ``row`` on, and which of them are there; made anew in every step."""
-    layout: gl.constexpr = copy_layout(W)
-    r = opaque(gl.to_tensor(0)) + gl.arange(0, C, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
-    return p + row.to(gl.int64) * stride + (r[:, None] * stride + columns[None, :]), (r < limit - row)[:, None]
+def load_chunk_scalars(scalars, chunk, way, form):
+    """``beta``, gates and reciprocal lengths of a chunk, zeros past the end, a number a thread; of lengths, what is there."""
+    j = gl.arange(0, form.C, gl.BlockedLayout([1], [32], [4], [0]))
+    row = chunk * form.C
+    count = way.limit - row
+    loaded = (load_numbers(scalars.beta, row, j, scalars.bt, count),)
+    if form.GATE == 1:
+        loaded = loaded + (load_numbers(scalars.g, row, j, scalars.gt, count),)  # noqa: RUF005
+    if form.UNIT:
+        loaded = loaded + (load_numbers(scalars.uq, row, j, scalars.ut, count),)  # noqa: RUF005
+        loaded = loaded + (load_numbers(scalars.uk, row, j, scalars.ut, count),)  # noqa: RUF005
+    return loaded
 
 
 @gluon.jit
-def copy_tile(buffer, p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
-    """Begin to copy rows to ``buffer [C, W]``, and zeros past ``limit``."""
-    places, there = tile_at(p, row, stride, limit, C, W)
-    async_copy.async_copy_global_to_shared(buffer, places, mask=there)
+def store_numbers(buffer, loaded, C: gl.constexpr):
+    """Store of a chunk's numbers, one kind after the other."""
+    for i in gl.static_range(len(loaded)):
+        buffer.slice(i * C, C).store(loaded[i])
 
 
 @gluon.jit
-def store_tile(buffer, p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
-    """Store rows of ``buffer [C, W]`` up to ``limit``."""
-    places, there = tile_at(p, row, stride, limit, C, W)
-    gl.store(places, buffer.load(copy_layout(W)), mask=there)
+def take_numbers(buffer, i, there: gl.constexpr, C: gl.constexpr):
+    """The ``i``-th kind of a chunk's numbers, for every warp; zeros if there are none."""
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
+    if there:
+        return buffer.slice(i * C, C).load(layout)
+    return gl.zeros((C,), gl.float32, layout)
 
 
 @gluon.jit
-def memory_partition(operands, out, left, right, steps, way, form):
-    """The warpgroup of memory: outputs of a chunk, which stand where its values did, give their place to a chunk to come."""
+def memory_partition(operands, left, right, steps, way, form):
+    """The warpgroup of memory: copies what chunks bring to places that become free."""
     K: gl.constexpr = form.K
     C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    stride = way.HV * form.V
-    for n in range(way.high + form.STAGES):
+    for n in range(way.high):
         stage = n % form.STAGES
-        if n >= form.STAGES:
-            row = nth_chunk(n - form.STAGES, way, form) * C
-            mbarrier.wait(steps.made.index(stage), ((n // form.STAGES) & 1) ^ 1)
-            store_tile(left.v.index(stage), out, row, stride, way.limit, C, BV)
-            store_tile(right.v.index(stage), out + BV, row, stride, way.limit, C, BV)
-            gl.thread_barrier()
-        if n < way.high:
-            row = nth_chunk(n, way, form) * C
-            copy_tile(left.k.index(stage), operands.k, row, operands.kt, way.limit, C, K)
-            copy_tile(left.q.index(stage), operands.q, row, operands.qt, way.limit, C, K)
-            copy_tile(left.v.index(stage), operands.v, row, operands.vt, way.limit, C, BV)
-            copy_tile(right.v.index(stage), operands.v + BV, row, operands.vt, way.limit, C, BV)
-            async_copy.mbarrier_arrive(steps.copied.index(stage), increment_count=False)
+        mbarrier.wait(steps.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
+        row = nth_chunk(n, way, form) * C
+        copy_tile(left.k.index(stage), operands.k, row, operands.kt, way.limit, C, K)
+        copy_tile(left.q.index(stage), operands.q, row, operands.qt, way.limit, C, K)
+        copy_tile(left.v.index(stage), operands.v, row, operands.vt, way.limit, C, BV)
+        copy_tile(right.v.index(stage), operands.v + BV, row, operands.vt, way.limit, C, BV)
+        async_copy.mbarrier_arrive(steps.copied.index(stage), increment_count=False)
 
 
 @gluon.jit
 def allocate_scratch(C: gl.constexpr):
     """Places for a chunk's system."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    diagonal = gl.allocate_shared_memory(gl.float32, [4, 256], plain)
-    below = gl.allocate_shared_memory(gl.float32, [C, 16], plain)
-    first = gl.allocate_shared_memory(gl.float32, [C, 16], plain)
-    second = gl.allocate_shared_memory(gl.float32, [C, 16], plain)
-    numbers = gl.allocate_shared_memory(gl.float32, [4 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return Scratch(diagonal, below, first, second, numbers)
+    blocks: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    solved = gl.allocate_shared_memory(gl.float32, [4, 16, 16], blocks)
+    beside = gl.allocate_shared_memory(gl.float32, [4, 16, 16], blocks)
+    between = gl.allocate_shared_memory(gl.float32, [4, 16, 16], blocks)
+    left = gl.allocate_shared_memory(gl.float32, [4, 16, 16], blocks)
+    right = gl.allocate_shared_memory(gl.float32, [4, 16, 16], blocks)
+    columns = gl.allocate_shared_memory(gl.float32, [4, C], plain)
+    numbers = gl.allocate_shared_memory(gl.float32, [C // 4, 16], plain)
+    coming = gl.allocate_shared_memory(gl.float32, [4 * C], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Scratch(solved, beside, between, left, right, columns, numbers, coming)
+
+
+@gluon.constexpr_function
+def block_layout():
+    """The layout of blocks ``[4, 16, 16]``, a warp each: as a product has its results, and, whatever it is, its operands."""
+    return gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
 
 
 @gluon.jit
-def substitute_rows(own):
-    """``(I - L)⁻¹ L`` of blocks ``L [4, 16 · 16]``, row after row; a warp has one."""
-    row: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    four: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    done = ()
-    for i in gl.static_range(16):
-        x = own.slice(i * 16, 16, 1).load(row)
-        for j in gl.static_range(0, i, 4):
-            factors = split_columns(own.slice(i * 16 + j, 4, 1).load(four))
-            for n in gl.static_range(4):
-                if j + n < i:
-                    x += gl.convert_layout(factors[n], row) * done[j + n]
-        done = done + (x,)  # noqa: RUF005
-    together = join_pairs(join_pairs(join_pairs(join_pairs(done, 8), 4), 2), 1)[0]
-    return gl.reshape(gl.permute(together, (0, 2, 3, 4, 5, 1)), (4, 256))
+def column_blocks(x):
+    """Four columns of blocks of a product's ``x [64, 64]``: a warp has the rows of its own."""
+    y = split_columns(x)
+    blocks = ()
+    for n in gl.static_range(4):
+        blocks = blocks + (gl.convert_layout(gl.reshape(y[n], (4, 16, 16)), block_layout()),)  # noqa: RUF005
+    return blocks
 
 
 @gluon.jit
-def join_columns(x, y):
-    """``x, y [R, W]`` beside one another."""
-    return gl.reshape(gl.permute(gl.join(x, y), (0, 2, 1)), (x.shape[0], 2 * x.shape[1]))
+def block_rows():
+    """Numbers of blocks, of rows in them, and of columns."""
+    form: gl.constexpr = block_layout()
+    n = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, form)))[:, None, None]
+    r = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, form)))[None, :, None]
+    c = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, form)))[None, None, :]
+    return n, r, c
 
 
 @gluon.jit
-def add_product(x, y, z, form: gl.constexpr):
-    """``x + y z`` of blocks, ``y`` in registers and ``z`` in shared memory."""
-    return mma_v2(y, z.load(gl.DotOperandLayout(1, form, 1)), x, "tf32")
+def on_diagonal(x):
+    """Of columns of blocks those on the diagonal."""
+    n, _, _ = block_rows()
+    return gl.where(n < 2, gl.where(n == 0, x[0], x[1]), gl.where(n == 2, x[2], x[3]))
 
 
 @gluon.jit
-def solve_system(M, L, scratch, C: gl.constexpr):
-    """``M = (I - L)⁻¹ L`` of one chunk: blocks of 16 row by row, then merged to 32 and 64. ``M`` holds zeros above them.
+def rounded(x):
+    """``x`` plus half of the last place that a product takes, which cuts off the rest: the nearest number of tf32."""
+    return gl.inline_asm_elementwise("add.u32 $0, $1, 0x1000;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1)
 
-    With ``M₁, M₂`` of two neighbours and ``L₂₁`` between them, ``M₂₁ = (I + M₂) L₂₁ (I + M₁)``.
+
+@gluon.jit
+def times_transposed(x, y, z):
+    """``x yᵀ + z`` of blocks in registers: as the left operand lies, so does the transposed of the right."""
+    form: gl.constexpr = block_layout()
+    right = gl.convert_layout(gl.permute(rounded(y), (0, 2, 1)), gl.DotOperandLayout(1, form, 2))
+    return mma_v2(gl.convert_layout(rounded(x), gl.DotOperandLayout(0, form, 2)), right, z, "tf32")
+
+
+@gluon.jit
+def invert_blocks(N):
+    """``X = (I - N)⁻¹`` of blocks ``N [4, 16, 16]``, and its transposed, from two rows to four, eight and sixteen.
+
+    With ``L`` between two neighbours, ``X' = X + X L X``. Products have one operand transposed, so ``Xᵀ`` is made, too.
     """
-    pairs: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 1, 2], [1, 16, 8])
-    halves: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])
-    pairs_left: gl.constexpr = gl.DotOperandLayout(0, pairs, 1)
-    left: gl.constexpr = gl.DotOperandLayout(0, halves, 1)
-    tile: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
-    compared = split_columns(L)
-    block = (gl.arange(0, C, gl.SliceLayout(1, compared[0].type.layout)) // 16)[:, None]
-    D = scratch.diagonal.reshape((C, 16))
-    E = scratch.below
-    P = scratch.first
-    R = scratch.second
-    upper = gl.where(block == 0, compared[0], compared[1])
-    D.store(gl.where(block < 2, upper, gl.where(block == 2, compared[2], compared[3])))
-    E.store(gl.where(block < 2, compared[0], compared[2]))
-    P.store(compared[0])
-    R.store(compared[1])
-    scratch.diagonal.store(substitute_rows(scratch.diagonal))
-    tops = D.reshape((2, 32, 16)).slice(0, 16, 1)
-    bottoms = D.reshape((2, 32, 16)).slice(16, 16, 1)
-    between = E.reshape((2, 32, 16)).slice(16, 16, 1)
-    made = E.reshape((2, 32, 16)).slice(0, 16, 1)
-    x = add_product(between.load(pairs), bottoms.load(pairs_left), between, pairs)
-    made.store(x)
-    between.store(add_product(x, made.load(pairs_left), tops, pairs))
-    there = (gl.arange(0, 32, gl.SliceLayout(1, left)) < 16)[:, None]
-    diagonal = D.slice(32, 32).load(left)
-    U = gl.where(there, diagonal, E.slice(32, 32).load(left))
-    W = gl.where(there, 0.0, diagonal)
-    x = add_product(add_product(P.slice(32, 32).load(halves), U, P.slice(32, 16), halves), W, P.slice(48, 16), halves)
-    y = add_product(add_product(R.slice(32, 32).load(halves), U, R.slice(32, 16), halves), W, R.slice(48, 16), halves)
-    P.slice(0, 32).store(x)
-    R.slice(0, 32).store(y)
-    above = (gl.arange(0, 32, gl.SliceLayout(1, tile)) < 16)[:, None]
-    for n in gl.static_range(2):
-        own = D.slice(32 * n, 32).load(tile)
-        pair = join_columns(gl.where(above, own, E.slice(32 * n, 32).load(tile)), gl.where(above, 0.0, own))
-        M.slice(32 * n, 32).slice(32 * n, 32, 1).store(pair.to(gl.bfloat16))
-    Y = R.slice(0, 32).load(left)
-    x = add_product(add_product(x, P.slice(0, 32).load(left), D.slice(0, 16), halves), Y, E.slice(16, 16), halves)
-    y = add_product(y, Y, D.slice(16, 16), halves)
-    M.slice(32, 32).slice(0, 32, 1).store(join_columns(x, y).to(gl.bfloat16))
+    _, r, c = block_rows()
+    zeros = gl.zeros((4, 16, 16), gl.float32, block_layout())
+    one = gl.where(r == c, 1.0, zeros)
+    X = gl.where(r // 2 == c // 2, N, 0.0) + one
+    Xt = times_transposed(one, X, zeros)
+    for i in gl.static_range(1, 4):
+        L = gl.where((r >> i != c >> i) & (r >> (i + 1) == c >> (i + 1)), N, 0.0)
+        Pt = times_transposed(Xt, L, zeros)
+        made = times_transposed(X, Pt, X)
+        Xt = times_transposed(Pt, X, Xt)
+        X = made
+    return X, Xt
 
 
 @gluon.jit
-def load_numbers(p, row, j, stride, count):
-    """Numbers of a chunk's tokens ``j``, from ``row`` of the sequence on."""
-    return load_scalars(p + row.to(gl.int64) * stride, j, stride, count)
+def load_block(blocks, i):
+    """Block ``i`` of ``blocks [4, 16, 16]`` in shared memory, for every warp."""
+    return gl.broadcast(blocks.slice(i, 1).load(block_layout()), gl.zeros((4, 16, 16), gl.float32, block_layout()))[0]
 
 
 @gluon.jit
-def load_chunk_scalars(scalars, chunk, j, way, form):
-    """Gates, ``beta`` and reciprocal lengths of a chunk; zeros past the end, and for what is not there."""
-    row = chunk * form.C
-    count = way.limit - row
-    beta = load_numbers(scalars.beta, row, j, scalars.bt, count)
-    g = gl.zeros_like(beta)
-    lq = gl.zeros_like(beta)
-    lk = gl.zeros_like(beta)
-    if form.GATE == 1:
-        g = load_numbers(scalars.g, row, j, scalars.gt, count)
+def leave_rows(N, scratch):
+    """Blocks below the diagonal, three columns, left in scratch for :func:`merge_rows`."""
+    n, _, _ = block_rows()
+    scratch.beside.store(gl.where(n == 1, N[0], gl.where(n == 3, N[2], 0.0)))
+    scratch.left.store(gl.where(n >= 2, N[0], 0.0))
+    scratch.right.store(gl.where(n >= 2, N[1], 0.0))
+
+
+@gluon.jit
+def merge_rows(X, Xt, scratch):
+    """``M = (I - N)⁻¹ N`` of a chunk: its blocks below the diagonal, in three columns, of ``X`` on it and ``N`` in scratch.
+
+    A warp has a row of blocks. From 16 rows to 32, and then to 64, as in :func:`invert_blocks`; what is another warp's comes,
+    transposed, from scratch.
+    """
+    form: gl.constexpr = block_layout()
+    n, _, _ = block_rows()
+    zeros = gl.zeros((4, 16, 16), gl.float32, form)
+    scratch.solved.store(Xt)
+    first = load_block(scratch.solved, 0)
+    second = load_block(scratch.solved, 1)
+    before = gl.where(n < 2, first, load_block(scratch.solved, 2))
+    Pt = times_transposed(before, scratch.beside.load(form), zeros)
+    between = times_transposed(X, Pt, zeros)
+    right = scratch.right.load(form)
+    left = times_transposed(first, scratch.left.load(form), zeros)
+    scratch.between.store(times_transposed(Pt, X, zeros))
+    left = times_transposed(load_block(scratch.between, 1), right, left)
+    right = times_transposed(second, right, zeros)
+    scratch.left.store(left)
+    scratch.right.store(right)
+    last = gl.where(n == 3, between, 0.0)
+    left = times_transposed(last, load_block(scratch.left, 2), times_transposed(X, left, zeros))
+    right = times_transposed(last, load_block(scratch.right, 2), times_transposed(X, right, zeros))
+    return gl.where(n == 1, between, left), right, last
+
+
+@gluon.jit
+def add_gates(g, beta, lk, scratch, form):
+    """Sums of a chunk's gates, and the last; for the scores' columns, left in scratch, ``beta`` and the decay since then.
+
+    Rows of a block of 16 and the tokens before it decay to where the block begins and on from there, so neither leaves range.
+    """
+    C: gl.constexpr = form.C
+    two: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
+    across: gl.constexpr = gl.SliceLayout(0, two)
+    written = beta
     if form.UNIT:
-        lq = load_numbers(scalars.uq, row, j, scalars.ut, count)
-        lk = load_numbers(scalars.uk, row, j, scalars.ut, count)
-    return beta, g, lq, lk
+        written = beta * lk
+    s = gl.arange(0, C, across)[None, :]
+    begin = 16 * gl.arange(0, 4, gl.SliceLayout(1, two))[:, None]
+    columns = gl.convert_layout(written, across)[None, :]
+    G = gl.maximum(g, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
+    last = gl.sum(G, 0)
+    if form.GATE == 1:
+        reached = gl.sum(gl.where(s <= begin, gl.convert_layout(G, across)[None, :], 0.0), 1)
+        G = gl.associative_scan(G, 0, add)
+        columns = columns * gl.exp2(reached[:, None] - gl.convert_layout(G, across)[None, :])
+    scratch.columns.store(gl.where(s < begin, columns, 0.0))
+    return G, last, written
 
 
 @gluon.jit
@@ -290,44 +334,82 @@ def store_rates(rates, G, last, beta, lq, lk, form, scale):
 
 
 @gluon.jit
+def block_factors(scratch, scale, form):
+    """What scores are multiplied by: since their blocks began; of queries and of keys; and in blocks on the diagonal."""
+    rows: gl.constexpr = gl.SliceLayout(2, block_layout())
+    columns: gl.constexpr = gl.SliceLayout(1, block_layout())
+    sums = scratch.numbers.slice(0, 4)
+    own = scratch.numbers.slice(4, 4).load(columns)[:, None, :]
+    decay = gl.full((4, 16), 1.0, gl.float32, rows)
+    if form.GATE == 1:
+        G = sums.load(rows)
+        decay = gl.exp2(G - sums.slice(0, 1, 1).load(rows))
+        own = own * gl.exp2(G[:, :, None] - sums.load(columns)[:, None, :])
+    asked = gl.full((4, 16), 1.0, gl.float32, rows) * scale
+    read = gl.full((4, 16), -1.0, gl.float32, rows)
+    if form.UNIT:
+        asked = asked * scratch.numbers.slice(8, 4).load(rows)
+        read = read * scratch.numbers.slice(12, 4).load(rows)
+    return decay, asked[:, :, None], read[:, :, None], own
+
+
+@gluon.jit
+def below_diagonal(x, rows, scratch):
+    """Columns of blocks ``x`` times ``rows`` and the columns' factors: zeros where no block is below the diagonal."""
+    columns: gl.constexpr = gl.SliceLayout(1, block_layout())
+    made = ()
+    for n in gl.static_range(3):
+        made = made + (x[n] * rows * scratch.columns.slice(16 * n, 16, 1).load(columns)[:, None, :],)  # noqa: RUF005
+    return made
+
+
+@gluon.jit
+def store_blocks(buffer, own, below):
+    """Store of a lower triangle, of its blocks on the diagonal and the columns of blocks below it."""
+    C: gl.constexpr = buffer.shape[0]
+    n, _, _ = block_rows()
+    columns = ()
+    for i in gl.static_range(4):
+        columns = columns + (gl.where(n == i, own, below[i] if i < 3 else 0.0).to(gl.bfloat16),)  # noqa: RUF005
+    square = gl.permute(join_pairs(join_pairs(columns, 2), 1)[0], (0, 1, 3, 4, 2))
+    buffer.store(gl.convert_layout(gl.reshape(square, (C, C)), mma_layout(C)))
+
+
+@gluon.jit
 def scores_partition(scalars, rings, steps, scratch, way, form, scale):
     """The scores' warpgroup: ``A``, ``M`` and rates of the chunks to come."""
     C: gl.constexpr = form.C
     acc: gl.constexpr = mma_layout(C)
-    by_row: gl.constexpr = gl.SliceLayout(1, acc)
-    by_column: gl.constexpr = gl.SliceLayout(0, acc)
-    s = gl.arange(0, C, by_column)[None, :]
-    t = gl.arange(0, C, by_row)[:, None]
-    j = gl.arange(0, C, gl.BlockedLayout([2], [32], [4], [0]))
+    LENGTHS: gl.constexpr = 1 + form.GATE
+    _, r, c = block_rows()
     zeros = gl.zeros((C, C), gl.float32, acc)
-    sums = scratch.numbers.slice(0, C)
-    betas = scratch.numbers.slice(C, C)
-    for place in gl.static_range(form.STAGES):
-        rings.M.index(place).store(gl.zeros((C, C), gl.bfloat16, acc))
-    beta, g, lq, lk = load_chunk_scalars(scalars, nth_chunk(0, way, form), j, way, form)
+    store_numbers(scratch.coming, load_chunk_scalars(scalars, nth_chunk(0, way, form), way, form), C)
     for n in range(way.high):
         stage = n % form.STAGES
         mbarrier.wait(steps.copied.index(stage), (n // form.STAGES) & 1)
         fence_async_shared()
         kk = mma_async(rings.k.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
+        beta = take_numbers(scratch.coming, 0, True, C)
+        g = take_numbers(scratch.coming, 1, form.GATE == 1, C)
+        lq = take_numbers(scratch.coming, LENGTHS, form.UNIT, C)
+        lk = take_numbers(scratch.coming, LENGTHS + 1, form.UNIT, C)
+        G, last, written = add_gates(g, beta, lk, scratch, form)
+        store_rates(rings.rates.index(stage), G, last, beta, lq, lk, form, scale)
+        scratch.numbers.store(gl.reshape(stack_rows((G, written, lq, lk), C), (16, 16)))
+        loaded = load_chunk_scalars(scalars, nth_chunk(n + 1, way, form), way, form)
+        decay, asked, read, own = block_factors(scratch, scale, form)
+        kk = warpgroup_mma_wait(0, [kk])
+        x = column_blocks(kk)
+        N = gl.where(c < r, on_diagonal(x) * own * read, 0.0)
+        leave_rows(below_diagonal(x, decay[:, :, None] * read, scratch), scratch)
         qk = mma_async(rings.q.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
-        bg = gl.maximum(g, FLOOR, propagate_nan=tl.PropagateNan.ALL) * LOG2E
-        G = bg
-        if form.GATE == 1:
-            G = gl.associative_scan(bg, 0, add)
-        store_rates(rings.rates.index(stage), G, gl.sum(bg, 0), beta, lq, lk, form, scale)
-        scratch.numbers.store(gl.reshape(stack_rows((G, beta, lq, lk), C), (4 * C,)))
-        beta, g, lq, lk = load_chunk_scalars(scalars, nth_chunk(n + 1, way, form), j, way, form)
-        kk, qk = warpgroup_mma_wait(0, [kk, qk])
-        if form.UNIT:
-            lengths = scratch.numbers.slice(3 * C, C)
-            qk = qk * (scratch.numbers.slice(2 * C, C).load(by_row)[:, None] * lengths.load(by_column)[None, :])
-            kk = kk * (lengths.load(by_row)[:, None] * lengths.load(by_column)[None, :])
-        D = betas.load(by_column)[None, :]
-        if form.GATE == 1:
-            D = D * gl.exp2(sums.load(by_row)[:, None] - sums.load(by_column)[None, :])
-        rings.A.index(stage).store((gl.where(s <= t, qk * D, 0.0) * scale).to(gl.bfloat16))
-        solve_system(rings.M.index(stage), gl.where(s < t, kk * (D * -1.0), 0.0), scratch, C)
+        X, Xt = invert_blocks(N)
+        qk = warpgroup_mma_wait(0, [qk])
+        store_numbers(scratch.coming, loaded, C)
+        y = column_blocks(qk)
+        own = gl.where(c <= r, on_diagonal(y) * own * asked, 0.0)
+        store_blocks(rings.A.index(stage), own, below_diagonal(y, decay[:, :, None] * asked, scratch))
+        store_blocks(rings.M.index(stage), gl.where(r == c, 0.0, X), merge_rows(X, Xt, scratch))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(steps.ready.index(stage), count=1)
@@ -370,14 +452,14 @@ def delta_fused_fwd_sm90(
     scratch = allocate_scratch(C)
     gl.warp_specialize(
         [
-            (forward_mma_partition, (start, sk, sv, end, left, steps, way, form, scale, at, 0)),
-            (forward_mma_partition, (start, sk, sv, end, right, steps, way, form, scale, at, 1)),
+            (forward_mma_partition, (start, sk, sv, end, left, steps, way, form, scale, at, 0, out)),
+            (forward_mma_partition, (start, sk, sv, end, right, steps, way, form, scale, at, 1, out + BV)),
             (scores_partition, (scalars, left, steps, scratch, way, form, scale)),
-            (memory_partition, (operands, out, left, right, steps, way, form)),
+            (memory_partition, (operands, left, right, steps, way, form)),
         ],
         [4, 4, 4],
         REGISTERS,
     )
     steps.copied._keep_alive()
     steps.ready._keep_alive()
-    steps.made._keep_alive()
+    steps.free._keep_alive()

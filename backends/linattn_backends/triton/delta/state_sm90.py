@@ -20,7 +20,7 @@ from triton.language.core import _aggregate as aggregate
 
 from ..lib.indexing import head_pointer, state_tile
 from ..lib.sm90 import copy_rows_async, lhs_layout, load_scalars, mma_async, mma_layout, program_parts, wait_for_predecessor
-from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
+from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer, store_tile
 from .state import chunk_range, load_range
 
 
@@ -39,7 +39,8 @@ class Form:
     by its scores. Of what a chunk's products are multiplied by, ``RATES`` numbers stand in the ring if ``RATED``: those of
     queries, of keys that read and of keys that are written from ``ASKED``, ``READ`` and ``WRITTEN`` on, and the whole chunk's
     decay from ``DECAY`` on, one or with a vector gate ``K``. If ``FOLDED``, ``A``, ``M`` and numbers of written keys are times
-    ``beta`` already, those of queries times ``scale``, and ``M`` and numbers of keys that read have the other sign.
+    ``beta`` already, those of queries times ``scale``, and ``M`` and numbers of keys that read have the other sign; and the
+    partition that makes outputs stores them.
     """
 
     K: gl.constexpr
@@ -272,8 +273,8 @@ def times_beta(x, rings, stage, form):
 
 
 @gluon.jit
-def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale, at, iv):
-    """The mma partition forwards: the state from chunk to chunk."""
+def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale, at, iv, out):
+    """The mma partition forwards: the state from chunk to chunk; if ``FOLDED``, outputs go to ``out``."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
     C: gl.constexpr = form.C
@@ -354,11 +355,14 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             S, added = warpgroup_mma_wait(1, [S, added])
             o, x = warpgroup_mma_wait(0, [o, x])
             rings.v.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
+            if form.FOLDED:
+                gl.thread_barrier()
+                store_tile(rings.v.index(stage), out, nth_chunk(n, way, form) * C, way.HV * V, way.limit, C, BV)
         else:
             S, added = warpgroup_mma_wait(0, [S, added])
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
-        if form.OUT or form.KEEP:
+        if (form.OUT or form.KEEP) and not form.FOLDED:
             mbarrier.arrive(barriers.made.index(stage), count=1)
     if form.END == 1:
         gl.store(end + at + transposed, S)
@@ -484,7 +488,7 @@ def delta_state_fwd_sm90(
     sources = Sources(k, write, write2, M, rates, beta, v, q, A, A2, L2, kt, bt, vt, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if OUT or KEEP else 1, STAGES)
-    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
+    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv, None)
     load = (sources, rings, barriers, way, form)
     if OUT or KEEP:
         store = (states, out if OUT else errors, rings, barriers, way, form)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .sm90 import copy_layout
@@ -16,6 +17,35 @@ def store_buffer(p, buffer, stride, count, C: gl.constexpr, W: gl.constexpr):
     r = gl.arange(0, C, gl.SliceLayout(1, layout))
     columns = gl.arange(0, W, gl.SliceLayout(0, layout))
     gl.store(p + (r[:, None] * stride + columns[None, :]), buffer.load(layout), mask=(r < count)[:, None])
+
+
+@gluon.jit
+def opaque(x):
+    """``x``, which the compiler takes for another number in every step of a loop: it keeps nothing that is made of it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tile_at(p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
+    """Places of rows ``[C, W]`` of an array at ``p``, from ``row`` on, and which of them are there; made anew in every step."""
+    layout: gl.constexpr = copy_layout(W)
+    r = opaque(gl.to_tensor(0)) + gl.arange(0, C, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, W, gl.SliceLayout(0, layout))
+    return p + row.to(gl.int64) * stride + (r[:, None] * stride + columns[None, :]), (r < limit - row)[:, None]
+
+
+@gluon.jit
+def copy_tile(buffer, p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
+    """Begin to copy rows to ``buffer [C, W]``, and zeros past ``limit``."""
+    places, there = tile_at(p, row, stride, limit, C, W)
+    async_copy.async_copy_global_to_shared(buffer, places, mask=there)
+
+
+@gluon.jit
+def store_tile(buffer, p, row, stride, limit, C: gl.constexpr, W: gl.constexpr):
+    """Store rows of ``buffer [C, W]`` up to ``limit``."""
+    places, there = tile_at(p, row, stride, limit, C, W)
+    gl.store(places, buffer.load(copy_layout(W)), mask=there)
 
 
 class Barriers(NamedTuple):
