@@ -30,7 +30,7 @@ PATIENCE = 30
 """Seconds that a warpgroup waits for another."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 """Of the compiler and of a launch."""
-OF_TORCH = {torch.bfloat16: "bf16", torch.float32: "f32"}
+OF_TORCH = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 def rounded(x):
@@ -78,6 +78,8 @@ class Value:
         x = numbers(self)
         if dtype.name == "bf16":
             return Value(rounded(x), "bf16")
+        if dtype.name == "f16":
+            return Value(x.astype(np.float16).astype(np.float32), "f16")
         if dtype.name == "u32":
             return Value(x.astype(np.int64) % (1 << 32), "i64")
         return Value(x.astype(np.float32 if dtype.name == "f32" else np.int64), dtype.name)
@@ -103,7 +105,7 @@ def elementwise(function, *operands):
         return Value(result, "i1")
     if kinds - {"i1"} == {"bf16"}:
         return Value(rounded(result), "bf16")
-    floating = kinds & {"f32", "bf16"} or any(isinstance(x, float) for x in operands)
+    floating = kinds & {"f32", "f16", "bf16"} or any(isinstance(x, float) for x in operands)
     return Value(result.astype(np.float32), "f32") if floating else Value(result.astype(np.int64), "i64")
 
 
@@ -353,13 +355,31 @@ def mma_v2(a, b, acc, precision):
     return Value((numbers(a).astype(np.float64) @ numbers(b) + numbers(acc)).astype(np.float32))
 
 
+def log2_of_one_and_exp2(x):
+    """``log2(1 + 2^x)`` in float32, as ``sm90_gates.LOG_OF_ONE_AND_EXP`` makes it."""
+    e = np.exp2(-np.abs(x), dtype=np.float32)
+    first, second, third = np.array([1.4426950408889634, -0.7213475204444817, 0.4808983469629878], np.float32)
+    found = np.where(e < 2.0**-6, e * (first + e * (second + e * third)), np.log2(np.float32(1) + e))
+    return np.maximum(x, np.float32(0)) + found
+
+
 def in_assembly(assembly, constraints, args, dtype, is_pure, pack):
-    """In place of the only instructions of the processor's own: copies of numbers, roundings, and ``sm90_gates.TERMS``."""
+    """In place of the only instructions of the processor's own: copies of numbers, roundings, and those of ``sm90_gates``."""
     if "mov.b32" in assembly:
         return args[0]
     if "add.u32" in assembly:
         bits = np.ascontiguousarray(numbers(args[0]), np.float32).view(np.uint32)
         return Value((bits + np.uint32(0x1000)).view(np.float32))
+    if "lg2.approx" in assembly:
+        return elementwise(log2_of_one_and_exp2, *args)
+    if assembly.startswith("shl.b32"):
+        return args[0].to(dtype)
+    if "mul.rn.bf16x2" in assembly:
+        x, y, e, first = args
+        return elementwise(operator.mul, LANGUAGE.where(first != 0, x, y), e), elementwise(operator.mul, y, e)
+    if "setp.lt.u32" in assembly:
+        x, y, i, limit = args
+        return tuple(LANGUAGE.where(i.to(LANGUAGE.uint32) < limit, each, LANGUAGE.zeros_like(each)) for each in (x, y))
     assert "cvt.rn.bf16x2" in assembly
     first = args[0].to(dtype[0])
     return first, elementwise(operator.sub, args[0], first).to(dtype[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gluon_on_numpy
 import linattn
+import numpy as np
 import pytest
 import torch
 from linattn.gates import Softplus
@@ -204,6 +205,24 @@ def test_dplr_with_wider_vectors(a, b, launched):
 def test_strong_gates_of_kda(kind, launched):
     call("kda", T=140, kind=kind, K=128)
     assert {KDA_STRONG, KDA_GRADIENTS} < launched
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gates_of_kda_in_16_bits(dtype, launched):
+    """Whose terms go where they were copied to."""
+    given = arrays("kda", T=140, K=128, V=64, dtype=torch.bfloat16, kind="weak")
+    given["beta"] = given["beta"].bfloat16()
+    given["g"][:, 64:] *= 500
+    check("kda", given | dict(g=given["g"].to(dtype)))
+    assert {KDA_STRONG, KDA_GRADIENTS} < launched
+
+
+def test_weak_gates_of_softplus_are_not_lost():
+    """Where ``1 + e^x`` is rounded, which a sum over many tokens would tell."""
+    x = np.linspace(-40, 40, 4001, dtype=np.float32)
+    gates = gluon_on_numpy.on_numpy("linattn_backends.triton.lib.sm90_gates")
+    found = gluon_on_numpy.numbers(gates["log2_of_one_and_exp2"](gluon_on_numpy.Value(x)))
+    np.testing.assert_allclose(found, np.logaddexp2(x.astype(np.float64), 0.0), rtol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["strong", "-inf", "mixed"])

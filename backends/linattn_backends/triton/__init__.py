@@ -172,8 +172,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     forward   reciprocal lengths of rows                      lengths.py:reciprocal_lengths
 
-    backward  reciprocal lengths of rows                      lengths.py:reciprocal_lengths
-              dq and dk from those of unit rows               lengths.py:unit_row_gradients
+    backward  dq and dk from those of unit rows               lengths.py:unit_row_gradients
 
 `linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 

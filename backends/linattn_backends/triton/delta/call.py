@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
 from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
-from ..host.lengths import NO_LENGTHS, Lengths, lengths_of
+from ..host.lengths import Lengths, empty_lengths, lengths_of
 from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
 from ..runtime.device import properties
@@ -122,9 +122,9 @@ class ChunkedCall(DeltaCall):
 
     @classmethod
     def cut(cls, call: DeltaCall, variant: DeltaVariant, lengths: Lengths | None = None) -> ChunkedCall:
-        """Cut a call's sequences; ``lengths`` may be known, or not asked for by what is to run."""
+        """Cut a call's sequences; ``lengths`` may be known, or not asked for by what is to run, or made with the scores."""
         if lengths is None:
-            lengths = lengths_of(call) if call.maps.unit else NO_LENGTHS
+            lengths = (empty_lengths if variant.makes_lengths else lengths_of)(call)
         return cls(**vars(call), variant=variant, chunks=cut(call, call.chunk), lengths=lengths)
 
     @property
@@ -158,6 +158,7 @@ class Scores(NamedTuple):
         rates: With a scalar gate ``[chunks, HV, 3, C]``: ``e^G``, ``e^{G_C - G}`` and ``G log2(e)``. With unit rows, which
             stand as they came, and at most a scalar gate ``[chunks, HV, 6, C]``: then ``u e^G`` with a query's reciprocal
             length ``u``, and with a key's ``u e^G`` and ``u e^{G_C - G}``.
+        uq, uk: Reciprocal lengths of queries and keys that are to be unit rows (:class:`..host.lengths.Lengths`).
     """
 
     A: Tensor
@@ -165,10 +166,12 @@ class Scores(NamedTuple):
     A2: Tensor | None
     L2: Tensor | None
     rates: Tensor | None
+    uq: Tensor | None
+    uk: Tensor | None
 
     @classmethod
-    def empty(cls, call: DeltaCall) -> Scores:
-        """Arrays for those of a call."""
+    def empty(cls, call: DeltaCall, lengths: Lengths) -> Scores:
+        """Arrays for those of a call, beside the ``lengths`` of its rows."""
         T, HV, C = call.v.shape[1], call.v.shape[2], call.chunk
         count = room_for(T, call.N, C, call.cu is not None)
         new = functools.partial(torch.empty, device=call.v.device)
@@ -178,7 +181,13 @@ class Scores(NamedTuple):
             square(dtype=torch.float32 if call.strength == 2 else call.state_dtype),
             *(square(dtype=call.state_dtype) if call.dplr else None for _ in range(2)),
             new((count, HV, call.rate_rows, C), dtype=torch.float32) if call.rate_rows else None,
+            *lengths,
         )
+
+    @property
+    def lengths(self) -> Lengths:
+        """Those of the rows."""
+        return Lengths(self.uq, self.uk)
 
 
 class StateOperands(NamedTuple):

@@ -36,7 +36,8 @@ def outputs_of(
 def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:
     """Gradients by the array's name; what the forward pass knew, but for the scores that it ``kept``, is made again."""
     do = rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept is not None))
+    variant = given.backward_variant(do, kept is not None)
+    call = ChunkedCall.cut(given, variant, kept.lengths if kept else None)
     operands = state_operands(call, kept)
     segments = segments_of(call, operands)
     states, errors = states_of(call, operands, segments)

@@ -50,6 +50,7 @@ class DeltaVariant(Variant):
         num_sms: Multiprocessors of the device.
         scores_chunks: Chunks that a program of the scores takes.
         state_programs: Programs that carry a state and share a multiprocessor.
+        makes_lengths: Whether the kernel of the scores makes the reciprocal lengths of rows that are to be unit rows.
     """
 
     chunk: int
@@ -59,6 +60,7 @@ class DeltaVariant(Variant):
     num_sms: int
     scores_chunks: int
     state_programs: int
+    makes_lengths: bool
 
     def few(self, count: int) -> int:
         """Programs that fill the device and share ``count`` pieces of work."""
@@ -321,6 +323,7 @@ class Choice:
             num_sms=self.device.num_sms,
             scores_chunks=4 if self.gate < 2 and why is None else 1,
             state_programs=1 if self.state_sm90("v") else 2,
+            makes_lengths=self.facts.family == "kda" and why is None,
         )
 
 

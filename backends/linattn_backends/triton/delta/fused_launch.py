@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import state_strides, strides
-from ..host.lengths import NO_LENGTHS, lengths_of
+from ..host.lengths import lengths_of
 from ..runtime.launch import launch
 from .call import DeltaCall
 from .config import DeltaVariant
@@ -17,7 +17,7 @@ __all__ = ["fused_forward"]
 def fused_forward(call: DeltaCall, variant: DeltaVariant, final: bool) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states."""
     (_, T, HV, V), K, stage = call.v.shape, call.q.shape[-1], variant["fused"]
-    lengths = lengths_of(call) if call.maps.unit else NO_LENGTHS
+    lengths = lengths_of(call)
     out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
     end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
     launch(

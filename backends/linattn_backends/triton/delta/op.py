@@ -7,6 +7,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import asks_for_gradients, register
 
+from ..host.lengths import empty_lengths
 from ..host.maps import GateMap, Maps
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
@@ -30,6 +31,8 @@ def delta_backward(
     A2: Tensor | None,
     L2: Tensor | None,
     rates: Tensor | None,
+    uq: Tensor | None,
+    uk: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -53,7 +56,7 @@ def delta_backward(
     """
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
-    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates)
+    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates, uq, uk)
     grads = backward(call, do, dfinal, scores)
     zero_behind(call, cu_seqlens, *map(grads.get, ("q", "k", "v", "g", "beta", "a", "b")))
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, A_log=A_log, bias=bias, start=initial_state)
@@ -61,7 +64,7 @@ def delta_backward(
 
 
 @delta_backward.register_fake
-def _(do, dfinal, A, M, A2, L2, rates, q, k, v, g, beta, a, b, A_log, bias, initial_state, *_):
+def _(do, dfinal, A, M, A2, L2, rates, uq, uk, q, k, v, g, beta, a, b, A_log, bias, initial_state, *_):
     given = (q, k, v, g, beta, a, b, A_log, bias, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
@@ -111,7 +114,7 @@ def delta(
     number: float,
     unit: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor.
 
     ``A_log, bias, kind, number`` are the map of a raw ``g`` (:class:`..host.maps.GateMap`); ``unit`` says that queries and keys
@@ -131,8 +134,8 @@ def _(q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scal
     if form == "recurrent" or not keep:
         return *results, *(v.new_empty(0) for _ in Scores._fields)
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
-    scores = Scores.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps))
-    return *results, *(v.new_empty(0) if x is None else x for x in scores)
+    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
+    return *results, *(v.new_empty(0) if x is None else x for x in Scores.empty(call, empty_lengths(call)))
 
 
 _delta_call = register(delta, rule.setup_context, rule.backward, computed)

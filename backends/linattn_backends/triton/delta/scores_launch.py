@@ -24,7 +24,7 @@ def state_operands(call: ChunkedCall, kept: Scores | None = None) -> StateOperan
 
 def scalar_scores(call: ChunkedCall) -> Scores:
     """Scores and solved systems for at most a scalar gate."""
-    made, stage, count = Scores.empty(call), call.variant["scores"], call.chunk_heads
+    made, stage, count = Scores.empty(call, call.lengths), call.variant["scores"], call.chunk_heads
     L = unsolved(call, made.M)
     launch(
         stage.kernel, -(-count // call.variant.scores_chunks), call,
@@ -47,7 +47,7 @@ def vector_operands(call: ChunkedCall, kept: Scores | None) -> StateOperands:
     new = functools.partial(torch.empty, device=call.q.device)
     rows = functools.partial(new, (B, T, HV, K), dtype=call.state_dtype)
     chunks = functools.partial(new, dtype=torch.float32)
-    scores = kept or Scores.empty(call)
+    scores = kept or Scores.empty(call, call.lengths)
     made = StateOperands(
         rows(), rows(), rows(), rows() if call.dplr else None, scores,
         chunks((call.chunks.count, HV, K)), chunks((call.chunks.count, HV)),

@@ -43,10 +43,9 @@ class Made(NamedTuple):
     """What is made before any state is known; ``None`` where a call has no such array.
 
     Attributes:
-        A, M, A2, L2, rates: As in :class:`.call.Scores`.
+        A, M, A2, L2, rates, uq, uk: As in :class:`.call.Scores`.
         transitions, local: What segments do to the state before them, and make of zero, of sequences that are cut into some.
         read, compare, write, write2, decay, log_decays: Of a vector gate, as in :class:`.call.StateOperands`.
-        uq, uk: Reciprocal lengths of queries and keys.
     """
 
     A: Tensor
@@ -54,6 +53,8 @@ class Made(NamedTuple):
     A2: Tensor | None
     L2: Tensor | None
     rates: Tensor | None
+    uq: Tensor | None
+    uk: Tensor | None
     transitions: Tensor | None
     local: Tensor | None
     read: Tensor | None
@@ -62,8 +63,6 @@ class Made(NamedTuple):
     write2: Tensor | None
     decay: Tensor | None
     log_decays: Tensor | None
-    uq: Tensor | None
-    uk: Tensor | None
 
     @classmethod
     def of(cls, call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Made:
@@ -72,11 +71,11 @@ class Made(NamedTuple):
         if call.gate == 2:
             rows = operands.read, operands.compare, operands.write, operands.write2, operands.rates, operands.log_decays
         own = (None, None) if segments is None else (segments.transitions, segments.local)
-        return cls(*operands.scores, *own, *rows, *call.lengths)
+        return cls(*operands.scores, *own, *rows)
 
     def operands(self, call: ChunkedCall) -> StateOperands:
         """What carries the state of ``call``."""
-        scores = Scores(*self[:5])
+        scores = Scores(*self[:7])
         if call.gate < 2:
             return StateOperands(call.q, call.k, None, None, scores, scores.rates, None)
         return StateOperands(self.read, self.compare, self.write, self.write2, scores, self.decay, self.log_decays)
@@ -90,7 +89,7 @@ class Made(NamedTuple):
         return Made(**part.of_chunks(by_chunk), **part.of_tokens(by_token), transitions=None, local=None)
 
 
-KEPT = 7
+KEPT = 9
 """Of what is :class:`Made`, the arrays that the backward pass is given."""
 
 
@@ -171,10 +170,11 @@ def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
 def begin(*args: Any) -> Arrays:
     """``KEPT`` arrays, inputs, options."""
     kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
-    given, again = given_of(inputs, options, None), kept[0] is not None
-    call = ChunkedCall.cut(given, given.backward_variant(None, kept=True) if again else given.forward_variant(keep=True))
-    operands = state_operands(call, Scores(*kept[:5]) if again else None)
-    segments = segments_of(call, operands, *kept[5:])
+    given, scores = given_of(inputs, options, None), None if kept[0] is None else Scores(*kept[:7])
+    variant = given.backward_variant(None, kept=True) if scores else given.forward_variant(keep=True)
+    call = ChunkedCall.cut(given, variant, scores.lengths if scores else None)
+    operands = state_operands(call, scores)
+    segments = segments_of(call, operands, *kept[7:])
     if segments and segments.local is None:
         segments = segments._replace(local=local_states(call, operands, FORWARD, call.v, segments))
     return tuple(Made.of(call, operands, segments))

@@ -13,14 +13,17 @@ from ..lib.indexing import head_pointer, locate_sequence
 from ..lib.sm90 import (
     copy_layout,
     copy_rows_async,
+    load_lengths,
     load_scalars,
     locate_chunk,
     mma_async,
     mma_layout,
+    reciprocal_lengths,
     scale_rows,
     store_or_add_rows,
     store_rows,
     wait_for_predecessor,
+    widen,
 )
 from ..lib.sm90_gates import (
     any_strong,
@@ -88,6 +91,9 @@ def tile_gradients(
     beta_t = gl.load(beta + t.to(gl.int64) * bt, mask=t < count, other=0.0).to(gl.float32)
     beta_s = gl.load(beta + s.to(gl.int64) * bt, mask=s < count, other=0.0).to(gl.float32)
     one = zeros + 1.0
+    if UNIT and not STRONG:
+        lq = load_lengths(uq, t, b, bos + row, hv, T, HV // GROUP, count, GROUP)
+        lk = load_lengths(uk, t, b, bos + row, hv, T, HV // GROUP, count, GROUP)
 
     if not STRONG:
         async_copy.wait_group(2)
@@ -104,16 +110,16 @@ def tile_gradients(
     async_copy.commit_group()
     if not STRONG:
         async_copy.wait_group(2)
-        if UNIT:
-            scale_rows(bq, uq, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
-            scale_rows(bk, uk, b, bos + row, hv, T, HV // GROUP, count, C, BK, GROUP)
         gl.thread_barrier()
-        key = bk.load(acc).to(gl.float32)
+        key = widen(bk.load(acc))
+        queries = widen(bq.load(acc))
+        if UNIT:
+            key *= lk[:, None]
+            queries *= lq[:, None]
         right = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * gl.exp2(-G)).to(gl.bfloat16))
         early = gl.exp2(G)
         behind = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (key * early).to(gl.bfloat16))
-        queries = bq.load(acc).to(gl.float32) * early
-        reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, queries.to(gl.bfloat16))
+        reads = gl.allocate_shared_memory(gl.bfloat16, [C, BK], square, (queries * early).to(gl.bfloat16))
 
     async_copy.wait_group(1)
     if STRONG and UNIT:
@@ -143,7 +149,7 @@ def tile_gradients(
         gl.thread_barrier()
     compared = mma_async(y, S, zeros, True)
     wrote = mma_async(e, dS, zeros, True)
-    overlap = gl.sum(S.load(copy_layout(BK)).to(gl.float32) * dS.load(copy_layout(BK)).to(gl.float32), 0)
+    overlap = gl.sum(widen(S.load(copy_layout(BK))) * widen(dS.load(copy_layout(BK))), 0)
     place = head * K + ik * BK
     if parts is not None:
         parts += (here + i.to(gl.int64) * HV) * K + ik * BK
@@ -185,23 +191,23 @@ def tile_gradients(
         dS._keep_alive()
         gl.thread_barrier()
         wrote = wrote * beta_t[:, None] * half[None, :]
-        through = gl.sum(right.load(acc).to(gl.float32) * wrote, 0) + gl.convert_layout(overlap, of_columns) * half * half
+        through = gl.sum(widen(right.load(acc)) * wrote, 0) + gl.convert_layout(overlap, of_columns) * half * half
         wrote = mma_async(sA.permute((1, 0)), reads, wrote, False)
         wrote = mma_async(sL.permute((1, 0)), behind, wrote, False)
         store_value_gradients(mine, y, beta, bt, ik, HV * V, count, C, V, NK)
         early = gl.exp2(G)
         read = warpgroup_mma_wait(3, [read])
         store_or_add_rows(dq + summed, read * early, heads * K, count, TURN, C, BK, TURNS)
-        crossing = reads.load(acc).to(gl.float32) * read
+        crossing = widen(reads.load(acc)) * read
         compared = warpgroup_mma_wait(2, [compared])
-        crossing += behind.load(acc).to(gl.float32) * compared
+        crossing += widen(behind.load(acc)) * compared
         wrote = warpgroup_mma_wait(0, [wrote])
         sA._keep_alive()
         sL._keep_alive()
         reads._keep_alive()
         behind._keep_alive()
         gl.thread_barrier()
-        crossing -= right.load(acc).to(gl.float32) * wrote
+        crossing -= widen(right.load(acc)) * wrote
         wrote = compared * early + wrote * gl.exp2(-G)
         store_or_add_rows(dk + summed, wrote, heads * K, count, TURN, C, BK, TURNS)
         crossing = sum_where(gl.where(s[None, :] >= t[:, None], one, 0.0), crossing, C, BK) + through[None, :]
@@ -298,7 +304,8 @@ def delta_vector_scores_fwd_sm90(
 ):  # fmt: skip
     """Scores ``A``, solved ``M`` and decayed rows of every chunk that takes plain products.
 
-    Without ``SCORES``, decayed rows alone, whatever the chunk decays by.
+    If ``UNIT``, the reciprocal lengths ``uq, uk`` of all chunks' rows too, which others read. Without ``SCORES``, decayed rows
+    alone, whatever the chunk decays by.
     """
     wait_for_predecessor()
     NK: gl.constexpr = K // BK
@@ -308,7 +315,7 @@ def delta_vector_scores_fwd_sm90(
             return
     if SCORES:
         betas = load_chunk_beta(pid, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
-    gs, qs, ks, here, head, count = copy_chunk_async(
+    gs, terms, qs, ks, here, head, count = copy_chunk_async(
         pid, q, k, g, owner, first, cu, T, PER, HV, qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, 1, PACKED
     )
     acc: gl.constexpr = mma_layout(C)
@@ -318,11 +325,15 @@ def delta_vector_scores_fwd_sm90(
     if SCORES:
         from_middle = gl.where(s[None, :] <= t[:, None], gl.full((C, C), 0.5, gl.float32, acc), -0.5)
         halves = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile, from_middle.to(gl.bfloat16))
+    by_query = 1.0
+    by_key = 1.0
+    if UNIT and not SCORES:
+        lq, lk = load_two_lengths(pid, uq, uk, owner, first, cu, T, PER, HV, C, GROUP, PACKED, acc)
+        by_query = lq[:, None]
+        by_key = lk[:, None]
     async_copy.wait_group(NK)
     gl.thread_barrier()
     wholes = ()
-    high = ()
-    rest = ()
     least = 0.0
     for ik in gl.static_range(NK):
         gate = load_mapped_gates(
@@ -332,24 +343,26 @@ def delta_vector_scores_fwd_sm90(
         gl.store(decays + here * K + ik * BK + s, gl.exp2(whole))
         least = gl.minimum(least, gl.min(whole, 0))
         wholes = wholes + (whole,)  # noqa: RUF005
-        high = high + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
-        rest = rest + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile),)  # noqa: RUF005
-        store_split(high[ik], rest[ik], gate)
+        store_split(terms[ik].index(0), terms[ik].index(1), gate)
     gl.store(log_decays + here, least)
     if not SCORES:
         ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
         for ik in gl.static_range(NK):
             async_copy.wait_group(NK - 1 - ik)
-            if UNIT:
-                scale_pair(pid, qs[ik], ks[ik], uq, uk, owner, first, cu, T, PER, HV, C, BK, GROUP, PACKED)
             gl.thread_barrier()
             place = head + ik * BK
             store_decayed_rows(
-                read + place, compare + place, write + place, qs[ik], ks[ik], high[ik], rest[ik], ones, 1.0, HV * K, count,
-                C, BK, True
+                read + place, compare + place, write + place, qs[ik], ks[ik], by_query, by_key, terms[ik].index(0),
+                terms[ik].index(1), ones, HV * K, count, C, BK, True
             )  # fmt: skip
             gl.thread_barrier()
     else:
+        if UNIT:
+            async_copy.wait_group(0)
+            gl.thread_barrier()
+            lq = reciprocal_lengths(qs, C, BK, NK)
+            lk = reciprocal_lengths(ks, C, BK, NK)
+            store_two_lengths(pid, uq, uk, lq, lk, owner, first, cu, T, PER, HV, C, GROUP, PACKED)
         if least <= -RANGE:  # left to the strong kernel
             async_copy.wait_group(0)
             return
@@ -358,15 +371,15 @@ def delta_vector_scores_fwd_sm90(
             place = head + ik * BK
             half = gl.exp2(wholes[ik] * 0.5)[None, :]
             fence_async_shared()
-            async_copy.wait_group(NK - 1 - ik)
+            if not UNIT:
+                async_copy.wait_group(NK - 1 - ik)
+            gl.thread_barrier()
+            G = warpgroup_mma_wait(0, [sum_where_async(halves, terms[ik].index(0), terms[ik].index(1), C, BK)])
+            terms[ik]._keep_alive()
+            gl.thread_barrier()
+            key = widen(ks[ik].load(acc))
             if UNIT:
-                scale_pair(pid, qs[ik], ks[ik], uq, uk, owner, first, cu, T, PER, HV, C, BK, GROUP, PACKED)
-            gl.thread_barrier()
-            G = warpgroup_mma_wait(0, [sum_where_async(halves, high[ik], rest[ik], C, BK)])
-            high[ik]._keep_alive()
-            rest[ik]._keep_alive()
-            gl.thread_barrier()
-            key = ks[ik].load(acc).to(gl.float32)
+                key *= lk[:, None]
             right = key * gl.exp2(-G)
             wrote = wrote + (gl.allocate_shared_memory(gl.bfloat16, [C, BK], tile, right.to(gl.bfloat16)),)  # noqa: RUF005
             store_rows(write + place, (right * half).to(gl.bfloat16), HV * K, count, C, BK)
@@ -374,7 +387,9 @@ def delta_vector_scores_fwd_sm90(
             key = key * early
             ks[ik].store(key.to(gl.bfloat16))
             store_rows(compare + place, (key * half).to(gl.bfloat16), HV * K, count, C, BK)
-            queries = qs[ik].load(acc).to(gl.float32) * early
+            queries = widen(qs[ik].load(acc)) * early
+            if UNIT:
+                queries *= lq[:, None]
             qs[ik].store(queries.to(gl.bfloat16))
             store_rows(read + place, (queries * half).to(gl.bfloat16), HV * K, count, C, BK)
         fence_async_shared()
@@ -394,14 +409,28 @@ def delta_vector_scores_fwd_sm90(
 
 
 @gluon.jit
-def scale_pair(
-    item, bq, bk, uq, uk, owner, first, cu, T, PER, HV, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr,
-    PACKED: gl.constexpr,
+def load_two_lengths(
+    item, uq, uk, owner, first, cu, T, PER, HV, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """Queries and keys of one chunk and value head that a thread copied, times the reciprocal lengths of their rows."""
+    """Reciprocal lengths of the queries and the keys of one chunk and value head, one a row of a tile of this layout."""
     b, row, count = locate_chunk(item // HV, owner, first, cu, T, PER, C, PACKED)
-    scale_rows(bq, uq, b, row, item % HV, T, HV // GROUP, count, C, BK, GROUP)
-    scale_rows(bk, uk, b, row, item % HV, T, HV // GROUP, count, C, BK, GROUP)
+    t = gl.arange(0, C, gl.SliceLayout(1, layout))
+    lq = load_lengths(uq, t, b, row, item % HV, T, HV // GROUP, count, GROUP)
+    return lq, load_lengths(uk, t, b, row, item % HV, T, HV // GROUP, count, GROUP)
+
+
+@gluon.jit
+def store_two_lengths(
+    item, uq, uk, lq, lk, owner, first, cu, T, PER, HV, C: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr
+):  # fmt: skip
+    """Store of those, by the first value head of a group."""
+    b, row, count = locate_chunk(item // HV, owner, first, cu, T, PER, C, PACKED)
+    t = gl.arange(0, C, gl.SliceLayout(1, mma_layout(C)))
+    HEADS = HV // GROUP
+    here = (b * T + row) * HEADS + item % HV // GROUP + t * HEADS
+    mine = (t < count) & (item % HV % GROUP == 0)
+    gl.store(uq + here, lq, mask=mine)
+    gl.store(uk + here, lk, mask=mine)
 
 
 @gluon.jit
@@ -441,20 +470,32 @@ def delta_vector_scores_strong_fwd_sm90(
                 wanted = wanted & (gl.load(owner + item // HV) < N)
             if wanted:
                 none = opaque_offset(item)
-                gs, qs, ks, here, head, count = copy_chunk_async(
+                gs, terms, qs, ks, here, head, count = copy_chunk_async(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, K, GROUP, 1, PACKED
                 )  # fmt: skip
-                async_copy.wait_group(0)
+                by_query = 1.0
+                by_key = 1.0
                 if UNIT:
-                    scale_pair(item, qs[0], ks[0], uq, uk, owner, first, cu, T, PER, HV + none, C, K, GROUP, PACKED)
+                    lq, lk = load_two_lengths(
+                        item, uq, uk, owner, first, cu, T, PER, HV, C, GROUP, PACKED, mma_layout(K)
+                    )  # fmt: skip
+                    by_query = lq[:, None]
+                    by_key = lk[:, None]
+                async_copy.wait_group(0)
                 gl.thread_barrier()
                 gate = load_mapped_gates(
                     gs[0], 0, count, A_log, bias, item % HV, As, bs, bias_k, number, C, K, MAP, mma_layout(K)
                 )  # fmt: skip
                 a, m = strong_scores(
-                    read + head, compare + head, write + head, gate, qs[0], ks[0], 1.0, (HV + none) * K, count, C, K, True
+                    read + head, compare + head, write + head, gate, terms[0], qs[0], ks[0], by_query, by_key, (HV + none) * K,
+                    count, C, K, True
                 )  # fmt: skip
+                if UNIT:
+                    acc: gl.constexpr = mma_layout(C)
+                    of_writers = gl.convert_layout(lk, gl.SliceLayout(0, acc))[None, :]
+                    a *= gl.convert_layout(lq, gl.SliceLayout(1, acc))[:, None] * of_writers
+                    m *= gl.convert_layout(lk, gl.SliceLayout(1, acc))[:, None] * of_writers
                 betas = load_chunk_beta(item, beta, owner, first, cu, T, PER, HV, bb, bt, bh, C, PACKED)
                 store_scores_and_solve(A, M, a * scale, m, betas, here, C)
                 gl.thread_barrier()

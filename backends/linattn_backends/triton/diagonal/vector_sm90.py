@@ -33,7 +33,7 @@ def diagonal_vector_scores_strong_fwd_sm90(
                 least = gl.minimum(least, gl.load(stops + item * NK + ik))
             if least < C // 2:
                 none = opaque_offset(item)
-                gs, qs, ks, here, head, count = copy_chunk_async(
+                gs, terms, qs, ks, here, head, count = copy_chunk_async(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,
                     K, C, K, GROUP, GATE_GROUP, PACKED
                 )  # fmt: skip
@@ -41,7 +41,8 @@ def diagonal_vector_scores_strong_fwd_sm90(
                 gl.thread_barrier()
                 gate = load_log2_gates(gs[0], K)
                 made, _ = strong_scores(
-                    read + head, write + head, write + head, gate, qs[0], ks[0], scale, (HV + none) * K, count, C, K, False
+                    read + head, write + head, write + head, gate, terms[0], qs[0], ks[0], scale, 1.0, (HV + none) * K, count,
+                    C, K, False
                 )  # fmt: skip
                 store_rows(A + here * (C * C), (made * scale).to(gl.bfloat16), C, C, C, C)
                 gl.thread_barrier()

@@ -10,16 +10,18 @@ from torch import Tensor
 from ..lib.lengths import reciprocal_lengths, unit_row_gradients
 from ..runtime.launch import Launched, launch
 from .chunks import over_group, strides
+from .maps import Maps
 from .tiles import power_of_two, programs
 
-__all__ = ["NO_LENGTHS", "Lengths", "key_gradients", "lengths_of"]
+__all__ = ["NO_LENGTHS", "Lengths", "empty_lengths", "key_gradients", "lengths_of"]
 
 
 class Keyed(Launched, Protocol):
-    """A call with queries and keys ``[B, T, H, K]``."""
+    """A call with queries and keys ``[B, T, H, K]``, and their map."""
 
     q: Tensor
     k: Tensor
+    maps: Maps
 
 
 class Lengths(NamedTuple):
@@ -32,11 +34,18 @@ class Lengths(NamedTuple):
 NO_LENGTHS = Lengths(None, None)
 
 
+def empty_lengths(call: Keyed) -> Lengths:
+    """Arrays for those of a call's rows, if they are to be unit rows."""
+    if not call.maps.unit:
+        return NO_LENGTHS
+    return Lengths(*(torch.empty(call.q.shape[:3], dtype=torch.float32, device=call.q.device) for _ in range(2)))
+
+
 def lengths_of(call: Keyed) -> Lengths:
-    """Those of a call's rows."""
-    B, T, H, _ = call.q.shape
-    made = Lengths(*(torch.empty((B, T, H), dtype=torch.float32, device=call.q.device) for _ in range(2)))
-    run(reciprocal_lengths, call, *made)
+    """Those of a call's rows, if they are to be unit rows."""
+    made = empty_lengths(call)
+    if call.maps.unit:
+        run(reciprocal_lengths, call, *made)
     return made
 
 

@@ -31,15 +31,25 @@ NEG_EXP = tl.constexpr(4)
 
 @triton.jit
 def softplus(x):
-    """``log(1 + e^x)``, right to a rounding of itself where ``e^x`` is far below one, which the logarithm's instruction is not.
+    """``log(1 + e^x)``, right to a rounding of itself where ``e^x`` is far below one: the logarithm's instruction is not."""
+    return tl.maximum(x, 0.0) + log_of_one_and(tl.exp2(-LOG2E * tl.abs(x)))
 
-    ``log(1 + e) = 2 artanh(e / (2 + e))``, a series in at most 1/9.
-    """
+
+@triton.jit
+def log_of_one_and(e):
+    """``log(1 + e)`` for ``e`` of 0 to 1: ``e`` times a polynomial, which strays from it by 6e-8 of itself."""
+    p = 0.0782259330 + e * (-0.0295052268 + e * 0.00523269130)
+    p = -0.248429820 + e * (0.191060066 + e * (-0.136632442 + e * p))
+    return e * (0.9999999403953552 + e * (-0.499994934 + e * (0.333190978 + e * p)))
+
+
+@triton.jit
+def softplus_and_slope(x):
+    """``log(1 + e^x)`` and its derivative ``σ(x)``, of one exponential."""
     e = tl.exp2(-LOG2E * tl.abs(x))
-    s = e / (2.0 + e)
-    w = s * s
-    series = 1.0 + w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * (1 / 9 + w * (1 / 11 + w * (1 / 13))))))
-    return tl.maximum(x, 0.0) + 2.0 * s * series
+    root = tl.rsqrt(1.0 + e)
+    slope = root * root
+    return tl.maximum(x, 0.0) + log_of_one_and(e), tl.where(x < 0.0, e * slope, slope)
 
 
 @triton.jit
@@ -60,8 +70,9 @@ def decay_of(x, rate, number, MAP: tl.constexpr):
 def decay_slopes(x, rate, number, MAP: tl.constexpr):
     """Derivatives of log decays by ``x`` and, where the map has such a parameter, by ``A``."""
     if MAP == SOFTPLUS:
-        by_x = -rate * sigmoid(x)
-        by_A = -rate * softplus(x)
+        by_A, by_x = softplus_and_slope(x)
+        by_A *= -rate
+        by_x *= -rate
     elif MAP == BOUNDED:
         s = sigmoid(rate * x)
         by_x = number * rate * s * (1.0 - s)

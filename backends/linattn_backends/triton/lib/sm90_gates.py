@@ -11,8 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .gates import FLOOR, LOG2E, opaque_zero
 from .indexing import locate_sequence
-from .input_maps import NONE, decay_of, decay_slopes, load_rate
-from .sm90 import copy_rows_async, lhs_layout, mma_async, mma_layout, store_layout, store_rows
+from .input_maps import LOG_SIGMOID, NONE, SOFTPLUS, decay_of, decay_slopes, load_rate
+from .sm90 import copy_rows_async, lhs_layout, mma_async, mma_layout, store_layout, store_rows, widen
 
 
 @gluon.jit
@@ -47,6 +47,50 @@ SPLIT_IN_TWO = gl.constexpr("""{
 """Two numbers, two bfloat16 terms each. What the compiler makes of it rounds one number at a time, at an eighth of the rate."""
 
 
+DECAY_BOTH = gl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 x;
+    setp.ne.u32 first, $5, 0;
+    selp.b32 x, $2, $3, first;
+    mul.rn.bf16x2 $0, x, $4;
+    mul.rn.bf16x2 $1, $3, $4;
+}""")
+"""The first two numbers or the second, as a row says, times the third; and the second times the third."""
+
+
+@gluon.jit
+def decay_both(x, y, e, first):
+    """``x`` where ``first`` is not zero, elsewhere ``y``, and ``y``, both times ``e``; in bfloat16, two numbers at a time.
+
+    ``first`` is of whole rows. What is decayed so is rounded twice, ``e`` and the product.
+    """
+    return gl.inline_asm_elementwise(
+        DECAY_BOTH, "=&r,=&r,r,r,r,r,r", [x, y, e.to(gl.bfloat16), first], (gl.bfloat16, gl.bfloat16), True, 2
+    )
+
+
+KEEP_BELOW = gl.constexpr("""{
+    .reg .pred p, q;
+    .reg .b32 x, y;
+    setp.lt.u32 p, $4, $6;
+    setp.lt.u32 q, $5, $7;
+    selp.b32 x, 0xffff, 0, p;
+    selp.b32 y, 0xffff0000, 0, q;
+    or.b32 x, x, y;
+    and.b32 $0, $2, x;
+    and.b32 $1, $3, x;
+}""")
+"""Two numbers of two tiles each where an integer is below another, else zero."""
+
+
+@gluon.jit
+def keep_below(x, y, i, limit):
+    """``x`` and ``y`` of bfloat16 where ``0 ≤ i < limit``, else zero."""
+    return gl.inline_asm_elementwise(
+        KEEP_BELOW, "=&r,=&r,r,r,r,r,r,r", [x, y, i, limit], (gl.bfloat16, gl.bfloat16), True, 2
+    )  # fmt: skip
+
+
 @gluon.jit
 def store_split(high, rest, x):
     """Store float32 ``x`` as two bfloat16 terms."""
@@ -69,12 +113,12 @@ def load_log2_gates(buffer, BK: gl.constexpr):
 
 
 @gluon.jit
-def with_bias(x, column, bias, hv, bs, bias_k, BK: gl.constexpr, layout: gl.constexpr):
-    """A tile of raw gates of head ``hv``, from a column on, with their bias, float32."""
-    x = x.to(gl.float32)
+def with_bias(x, factor, column, bias, hv, bs, bias_k, BK: gl.constexpr, layout: gl.constexpr):
+    """A tile of raw gates of head ``hv``, from a column on, with their bias, times a factor, float32."""
+    x = widen(x) * factor
     if bias is not None:
         columns = column + gl.arange(0, BK, gl.SliceLayout(0, layout))
-        x += gl.load(bias + hv.to(gl.int64) * bs + columns * bias_k).to(gl.float32)[None, :]
+        x += (gl.load(bias + hv.to(gl.int64) * bs + columns * bias_k).to(gl.float32) * factor)[None, :]
     return x
 
 
@@ -88,13 +132,44 @@ def load_mapped_gates(
     ``A_log`` and ``bias`` are of all heads, and the tile of head ``hv`` from a column on.
     """
     x = buffer.load(layout)
-    if MAP != NONE:
-        there = gl.arange(0, C, gl.SliceLayout(1, layout)) < count
-        x = decay_of(
-            with_bias(x, column, bias, hv, bs, bias_k, BK, layout), load_rate(A_log, hv.to(gl.int64) * As), number, MAP
-        )
-        x = gl.where(there[:, None], x, 0.0)
-    return to_log2(x)
+    if MAP == NONE:
+        x = to_log2(x)
+    else:
+        there = (gl.arange(0, C, gl.SliceLayout(1, layout)) < count)[:, None]
+        rate = load_rate(A_log, hv.to(gl.int64) * As)
+        if MAP == SOFTPLUS:
+            x = log2_of_one_and_exp2(with_bias(x, LOG2E, column, bias, hv, bs, bias_k, BK, layout)) * -rate
+        elif MAP == LOG_SIGMOID:
+            x = log2_of_one_and_exp2(with_bias(x, -LOG2E, column, bias, hv, bs, bias_k, BK, layout)) * -number
+        else:
+            x = decay_of(with_bias(x, 1.0, column, bias, hv, bs, bias_k, BK, layout), rate, number, MAP) * LOG2E
+        x = gl.maximum(gl.where(there, x, 0.0), FLOOR * LOG2E, propagate_nan=tl.PropagateNan.ALL)
+    return x
+
+
+LOG_OF_ONE_AND_EXP = gl.constexpr("""{
+    .reg .pred small;
+    .reg .f32 e, x, y;
+    abs.f32 e, $1;
+    neg.f32 e, e;
+    ex2.approx.ftz.f32 e, e;
+    add.f32 x, e, 0f3F800000;
+    lg2.approx.ftz.f32 x, x;
+    fma.rn.f32 y, e, 0f3EF6384F, 0fBF38AA3B;
+    fma.rn.f32 y, e, y, 0f3FB8AA3B;
+    mul.f32 y, e, y;
+    setp.lt.f32 small, e, 0f3C800000;
+    selp.f32 x, y, x, small;
+    max.NaN.f32 y, $1, 0f00000000;
+    add.f32 $0, x, y;
+}""")
+"""By the logarithm's instruction or, where ``e = 2^-|x|`` is below 2^-6 and ``1 + e`` loses it, three terms of a series."""
+
+
+@gluon.jit
+def log2_of_one_and_exp2(x):
+    """``log2(1 + 2^x)``, off by 2e-5 of itself at most, as two bfloat16 terms of it are by 8e-6."""
+    return gl.inline_asm_elementwise(LOG_OF_ONE_AND_EXP, "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
@@ -114,7 +189,7 @@ def store_gate_gradient(
         columns = gl.arange(0, BK, gl.SliceLayout(0, layout))
         x = gl.load(g + (r[:, None] * gt + columns[None, :]), mask=(r < count)[:, None], other=0.0)
         by_x, by_A = decay_slopes(
-            with_bias(x, column, bias, hv, bs, bias_k, BK, layout), load_rate(A_log, hv.to(gl.int64) * As), number, MAP
+            with_bias(x, 1.0, column, bias, hv, bs, bias_k, BK, layout), load_rate(A_log, hv.to(gl.int64) * As), number, MAP
         )
         d = gl.convert_layout(d, layout)
         reaches = (r < count)[:, None] & (d != 0.0)
@@ -139,7 +214,8 @@ def copy_chunk_async(
 ):  # fmt: skip
     """Begin to copy gates, queries and keys of one chunk, ``K / BK`` tiles ``[C, BK]`` each, the gates first.
 
-    And say where its results go."""
+    And say where the gates' two terms go, in their place, and where results go.
+    """
     NK: gl.constexpr = K // BK
     hv = item % HV
     i = item // HV
@@ -151,11 +227,17 @@ def copy_chunk_async(
     g += b * gb + (bos + row) * gt + (hv // GATE_GROUP).to(gl.int64) * gh
     type: gl.constexpr = g.dtype.element_ty
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
+    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], type)
     gs = ()
+    terms = ()
     qs = ()
     ks = ()
-    for ik in gl.static_range(NK):  # each of its own: what were gates makes room when they are read
-        gs = gs + (gl.allocate_shared_memory(type, [C, BK], gl.NVMMASharedLayout.get_default_for([C, BK], type)),)  # noqa: RUF005
+    for ik in gl.static_range(NK):
+        terms = terms + (gl.allocate_shared_memory(gl.bfloat16, [2, C, BK], tile),)  # noqa: RUF005
+        if type == gl.bfloat16:
+            gs = gs + (terms[ik].index(0),)  # noqa: RUF005
+        else:
+            gs = gs + (terms[ik]._reinterpret(type, [C, BK], wide),)  # noqa: RUF005
         copy_rows_async(gs[ik], g + ik * BK, gt, count, C, BK)
     async_copy.commit_group()
     for ik in gl.static_range(NK):
@@ -164,16 +246,18 @@ def copy_chunk_async(
         copy_rows_async(qs[ik], q + ik * BK, qt, count, C, BK)
         copy_rows_async(ks[ik], k + ik * BK, kt, count, C, BK)
         async_copy.commit_group()
-    return gs, qs, ks, i.to(gl.int64) * HV + hv, ((b * T + bos + row) * HV + hv) * K, count
+    return gs, terms, qs, ks, i.to(gl.int64) * HV + hv, ((b * T + bos + row) * HV + hv) * K, count
 
 
 @gluon.jit
 def store_decayed_rows(
-    read, compare, write, bq, bk, high, rest, ones, scale, stride, count, C: gl.constexpr, BK: gl.constexpr, KEYS: gl.constexpr
+    read, compare, write, bq, bk, by_query, by_key, high, rest, ones, stride, count, C: gl.constexpr, BK: gl.constexpr,
+    KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Store ``scale q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates.
+    """Store ``q ∘ e^G``, ``k ∘ e^{G_C - G}`` and, if ``KEYS``, ``k ∘ e^G``, for any gates.
 
-    ``high, rest`` are the gates' terms; ``ones`` has room for two matrices ``[C, C]``.
+    Queries and keys are multiplied by factors, numbers or ``[C, 1]``. ``high, rest`` are the gates' terms; ``ones`` has room
+    for two matrices ``[C, C]``.
     """
     acc: gl.constexpr = mma_layout(BK)
     s = gl.arange(0, C, gl.SliceLayout(0, mma_layout(C)))[None, :]
@@ -186,9 +270,9 @@ def store_decayed_rows(
     early = sum_where_async(ones.index(0), high, rest, C, BK)
     later = sum_where_async(ones.index(1), high, rest, C, BK)
     early = gl.exp2(warpgroup_mma_wait(2, [early]))
-    asked = bq.load(acc).to(gl.float32) * early
-    store_rows(read, (asked * scale).to(gl.bfloat16), stride, count, C, BK)
-    key = bk.load(acc).to(gl.float32)
+    asked = widen(bq.load(acc)) * by_query * early
+    store_rows(read, asked.to(gl.bfloat16), stride, count, C, BK)
+    key = widen(bk.load(acc)) * by_key
     if KEYS:
         store_rows(compare, (key * early).to(gl.bfloat16), stride, count, C, BK)
     later = gl.exp2(warpgroup_mma_wait(0, [later]))
@@ -258,9 +342,9 @@ def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEY
     A, S = warpgroup_mma_wait(0, [A, S])
     for level in range(6):
         half = 1 << level
-        e = gl.exp2(S)
-        wrote.store((bk.load(wide).to(gl.float32) * e).to(gl.bfloat16))
-        asked.store((bq.load(wide).to(gl.float32) * e).to(gl.bfloat16))
+        left, right = decay_both(bq.load(wide), bk.load(wide), gl.exp2(S), 1)
+        asked.store(left)
+        wrote.store(right)
         fence_async_shared()
         gl.thread_barrier()
         S = sum_where_async(ones.index((level + 1) & 1), high, rest, C, K)
@@ -282,19 +366,21 @@ def level_scores(bq, bk, high, rest, ones, C: gl.constexpr, K: gl.constexpr, KEY
 
 @gluon.jit
 def strong_scores(
-    read, compare, write, gate, bq, bk, scale, stride, count, C: gl.constexpr, K: gl.constexpr, KEYS: gl.constexpr
+    read, compare, write, gate, terms, bq, bk, by_query, by_key, stride, count, C: gl.constexpr, K: gl.constexpr,
+    KEYS: gl.constexpr,
 ):  # fmt: skip
-    """``store_decayed_rows`` and ``level_scores`` of a chunk in one piece, its gates in registers."""
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, K], gl.bfloat16)
-    high = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
-    rest = gl.allocate_shared_memory(gl.bfloat16, [C, K], tile)
+    """``store_decayed_rows`` and ``level_scores`` of a chunk in one piece, its gates in registers, to go to ``terms``.
+
+    Factors are on the rows only.
+    """
+    high = terms.index(0)
+    rest = terms.index(1)
     store_split(high, rest, gate)
     ones = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16))
-    store_decayed_rows(read, compare, write, bq, bk, high, rest, ones, scale, stride, count, C, K, KEYS)
+    store_decayed_rows(read, compare, write, bq, bk, by_query, by_key, high, rest, ones, stride, count, C, K, KEYS)
     gl.thread_barrier()
     A, L = level_scores(bq, bk, high, rest, ones, C, K, KEYS)
-    high._keep_alive()
-    rest._keep_alive()
+    terms._keep_alive()
     ones._keep_alive()
     return A, L
 
@@ -307,10 +393,10 @@ def strong_gradients(
     ``k ∘ e^G`` if ``KEYS``, of ``k ∘ e^{G_C - G}``, and ``met [BK]`` of ``e^{G_C}``.
 
     Through the scores, by the levels of ``level_scores``, whose gradients, mirrored at the diagonal, are ``sA`` and, if
-    ``KEYS``, ``sL``; ``own [C, 1]`` is the first's diagonal. A tile ``X`` of decayed queries in upper halves and keys in lower
-    ones meets a level's pairs ``dA``: ``e^{…} ∘ dA X`` is ``dq`` in upper halves and ``dk`` in lower ones. A gate's gradient
-    sums over the tokens whose way to the middle crosses it. Queries and keys are loaded where they are needed: registers are
-    what there is least of.
+    ``KEYS``, ``sL``, which else is read and says nothing; ``own [C, 1]`` is the first's diagonal. A tile ``X`` of decayed
+    queries in upper halves and keys in lower ones meets a level's pairs ``dA``: ``e^{…} ∘ dA X`` is ``dq`` in upper halves and
+    ``dk`` in lower ones. A gate's gradient sums over the tokens whose way to the middle crosses it. Queries and keys are loaded
+    where they are needed: registers are what there is least of.
     """
     acc: gl.constexpr = mma_layout(C)
     tiles: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BK], gl.bfloat16)
@@ -319,7 +405,6 @@ def strong_gradients(
     r = gl.arange(0, C, gl.SliceLayout(1, lhs_layout(C)))[:, None]
     w = gl.arange(0, C, gl.SliceLayout(0, lhs_layout(C)))[None, :]
     zeros = gl.zeros((C, BK), gl.float32, acc)
-    none = gl.zeros((C, C), gl.bfloat16, lhs_layout(C))
     high = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     rest = gl.allocate_shared_memory(gl.bfloat16, [C, BK], tiles)
     store_split(high, rest, gate)
@@ -334,8 +419,8 @@ def strong_gradients(
     fence_async_shared()
     gl.thread_barrier()
     early = gl.exp2(warpgroup_mma_wait(0, [sum_where_async(ones.index(0), high, rest, C, BK)]))
-    key = bk.load(acc).to(gl.float32)
-    asked = bq.load(acc).to(gl.float32)
+    key = widen(bk.load(acc))
+    asked = widen(bq.load(acc))
     dq *= early
     across = asked * dq
     dk = own * asked
@@ -354,7 +439,7 @@ def strong_gradients(
     dwrote *= gl.exp2(later)
     dk += dwrote
     gl.thread_barrier()
-    store_split(XA, XL, bk.load(acc).to(gl.float32) * dwrote)
+    store_split(XA, XL, widen(bk.load(acc)) * dwrote)
     store_level_mask(ones.index(0), 1, C)
     fence_async_shared()
     gl.thread_barrier()
@@ -367,14 +452,12 @@ def strong_gradients(
         half = 1 << level
         e = gl.exp2(e)
         upper = gl.where((t & half) != 0, 1.0, 0.0)
-        key = bk.load(acc).to(gl.float32)
-        XA.store(((bq.load(acc).to(gl.float32) * upper + key * (1.0 - upper)) * e).to(gl.bfloat16))
+        above, keys = decay_both(bq.load(acc), bk.load(acc), e, t & half)
+        XA.store(above)
         if KEYS:
-            XL.store((key * e).to(gl.bfloat16))
+            XL.store(keys)
         apart = (r + opaque_zero(half)) ^ (w + opaque_zero(half)) ^ half
-        dA = gl.where(apart < half, sA.load(lhs_layout(C)), none)
-        if KEYS:
-            dL = gl.where(apart < half, sL.load(lhs_layout(C)), none)
+        dA, dL = keep_below(sA.load(lhs_layout(C)), sL.load(lhs_layout(C)), apart, half)
         fence_async_shared()
         gl.thread_barrier()
         Z = mma_async(dA, XA, zeros, True)
@@ -387,12 +470,12 @@ def strong_gradients(
         Z = Z * e
         across = Z * upper
         dq = dq + across
-        across = bq.load(acc).to(gl.float32) * across
+        across = widen(bq.load(acc)) * across
         Z = Z * (1.0 - upper)
         if KEYS:
             Z += Y * e
         dk = dk + Z
-        crossing.store((across + bk.load(acc).to(gl.float32) * Z).to(gl.bfloat16))
+        crossing.store((across + widen(bk.load(acc)) * Z).to(gl.bfloat16))
         fence_async_shared()
         gl.thread_barrier()
         dg = mma_async(ones.index(level & 1).permute((1, 0)), crossing, dg, False)
