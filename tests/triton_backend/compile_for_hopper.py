@@ -224,6 +224,10 @@ def run(family):
         S = torch.zeros(2, 4, 128, 128, requires_grad=True)
         differentiate(*chunk(**arrays(family, 1, 256, K=128, V=128), **packed | dict(initial_state=S)))
         differentiate(*chunk(**arrays(family, 2, 4096, K=128, V=128)))
+        # many heads of 64, whose states walk in one kernel
+        S = torch.zeros(50, 4, 64, 64, requires_grad=True)
+        differentiate(*chunk(**arrays(family, 50, 128)))
+        differentiate(*chunk(**arrays(family, 50, 128, dict(a=torch.float32)), initial_state=S, output_final_state=True))
     if family in ("gla", "rwkv6"):  # gates in 16 bits
         differentiate(*chunk(**arrays(family, 2, 256, dict(g=torch.bfloat16, u=torch.bfloat16))))
 

@@ -381,6 +381,8 @@ def in_assembly(assembly, constraints, args, dtype, is_pure, pack):
         x, y, i, limit = args
         return tuple(LANGUAGE.where(i.to(LANGUAGE.uint32) < limit, each, LANGUAGE.zeros_like(each)) for each in (x, y))
     assert "cvt.rn.bf16x2" in assembly
+    if not isinstance(dtype, tuple):
+        return args[0].to(dtype)
     first = args[0].to(dtype[0])
     return first, elementwise(operator.sub, args[0], first).to(dtype[1])
 

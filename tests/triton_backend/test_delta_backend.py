@@ -6,7 +6,7 @@ import pytest
 import torch
 from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend
-from linattn_backends.triton.delta.call import DeltaCall, Scores
+from linattn_backends.triton.delta.call import DeltaCall, Kept
 from linattn_backends.triton.delta.op import delta, delta_backward
 from linattn_backends.triton.maps.op import scalars
 from triton_cases import arrays, call, place_of, pretend
@@ -45,15 +45,7 @@ def test_opcheck_with_maps():
 
 def test_opcheck_backward():
     given = arrays("gated_delta_rule", T=5, K=4, V=4)
-    arguments = (
-        given["v"],
-        given["initial_state"],
-        *(None,) * len(Scores._fields),
-        *(given.get(name) for name in NAMES),
-        0.5,
-        16,
-        *NO_MAPS,
-    )
+    arguments = (given["v"], given["initial_state"], *Kept(), *(given.get(name) for name in NAMES), 0.5, 16, *NO_MAPS)
     with torch.no_grad():
         torch.library.opcheck(delta_backward, arguments, test_utils=("test_schema", "test_faketensor"))
 

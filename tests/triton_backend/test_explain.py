@@ -103,6 +103,12 @@ CASES = [
     (dict(op="dplr", vectors=("bfloat16", "bfloat16")), DPLR),
     (dict(op="dplr", vectors=("bfloat16", "float32")), DPLR),
     (dict(op="dplr", vectors=("bfloat16", "float32"), K=64, V=128), DPLR),
+    (dict(op="dplr", vectors=("bfloat16", "float32"), K=64, V=64, N=31, HV=4), DPLR),
+    (dict(op="dplr", vectors=("bfloat16", "float32"), K=64, V=64, N=32, HV=4), "delta_dplr_fused_fwd_sm90"),
+    (
+        dict(op="dplr", vectors=("bfloat16", "float32"), K=64, V=64, N=32, HV=4, needs_grad=True),
+        "delta_dplr_fused_fwd_sm90; gradients delta_dplr_fused_bwd_sm90, delta_dplr_chunk_bwd_sm90, delta_dplr_strong_bwd_sm90",
+    ),
     (dict(op="dplr", vectors=("bfloat16", "float32"), V=128, needs_grad=True), f"{DPLR}_sm90; gradients {DPLR_GRADIENTS}"),
     (
         dict(op="dplr", dtype="float16", vectors=("float32", "float32")),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from linattn.gates import Softplus
+from linattn_backends.triton.delta import call as delta_call
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal.config import DiagonalVariant
-from linattn_backends.triton.runtime import launch
+from linattn_backends.triton.runtime import launch, replay
 from test_input_maps import check as check_raw
 from test_input_maps import raw
 from test_ssd import arrays as state_space
@@ -24,11 +25,15 @@ GRADIENTS = "diagonal/gradients_sm90.py:diagonal_scalar_gradients_bwd_sm90"
 DELTA_GRADIENTS = "delta/gradients_sm90.py:delta_gradients_bwd_sm90"
 DELTA_SCORES = "delta/scores_sm90.py:delta_scores_fwd_sm90"
 DELTA_FUSED = "delta/fused_sm90.py:delta_fused_fwd_sm90"
+DPLR_FUSED = "delta/dplr_fused_sm90.py:delta_dplr_fused_fwd_sm90"
+DPLR_FUSED_BWD = "delta/dplr_fused_bwd_sm90.py:delta_dplr_fused_bwd_sm90"
 KDA_GRADIENTS = "delta/vector_sm90.py:delta_vector_gradients_bwd_sm90"
 KDA_STRONG = "delta/vector_sm90.py:delta_vector_scores_strong_fwd_sm90"
 DPLR = {f"delta/dplr_sm90.py:delta_dplr_{stage}_sm90" for stage in ("scores_fwd", "gradients_bwd")}
 DPLR_WALKS = {f"delta/state_sm90.py:delta_state_{way}_sm90" for way in ("fwd", "bwd")}
 """Of heads of 128 only, as wide as keys and as values."""
+DPLR_CHUNKS = {"delta/dplr_gradients_sm90.py:delta_dplr_chunk_bwd_sm90", "delta/dplr_strong_sm90.py:delta_dplr_strong_bwd_sm90"}
+"""Of heads of 64 only: all gradients of a chunk at once."""
 GLA_STRONG = {f"diagonal/vector_sm90.py:diagonal_vector_{stage}_sm90" for stage in ("scores_strong_fwd", "intra_strong_bwd")}
 
 
@@ -177,6 +182,23 @@ def test_dplr(sizes, launched):
     assert launched == DPLR
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        (dict(T=150, B=2, kind="weak"), torch.bfloat16),
+        (dict(T=140, H=1, HV=2, kind="mixed"), torch.float32),
+        (dict(T=230, kind="plain", cu=[0, 0, 5, 200, 230]), torch.float32),
+        (dict(T=70, kind="strong"), torch.bfloat16),
+    ],
+)
+def test_gradients_of_dplr_at_once(sizes, dtype, launched, monkeypatch):
+    """Of chunks that are not strong, among others that are."""
+    monkeypatch.setattr(delta_call, "many", lambda *sizes: False)
+    given = arrays("dplr", K=64, V=64, dtype=torch.bfloat16, **sizes)
+    check("dplr", given | {name: given[name].to(dtype) for name in "ab"})
+    assert launched == {"delta/dplr_sm90.py:delta_dplr_scores_fwd_sm90"} | DPLR_CHUNKS
+
+
 @pytest.mark.parametrize("sizes", [dict(T=200, H=1, HV=2), dict(T=230, kind="mixed", cu=[0, 0, 5, 200, 230])])
 def test_walks_of_dplr(sizes, launched):
     """Two writers; through more chunks than are loaded ahead."""
@@ -268,3 +290,46 @@ def test_many_heads_in_one_kernel(family, sizes, options, launched):
     given["beta"] = given["beta"].bfloat16()
     check_forward(family, given, "chunk", **options)
     assert launched == {DELTA_FUSED}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "dtype"),
+    [
+        ("plain", dict(T=150, B=2, H=1, HV=2), torch.bfloat16),
+        ("weak", dict(T=64, B=2), torch.float32),
+        ("strong", dict(T=130, H=2, HV=2), torch.float32),
+        ("mixed", dict(T=200, B=2), torch.bfloat16),
+        ("-inf", dict(T=70, B=2, state=False), torch.float32),
+        ("plain", dict(T=230, cu=[0, 5, 5, 140, 230]), torch.bfloat16),
+        ("mixed", dict(T=0, cu=[0, 0, 0, 0, 0]), torch.bfloat16),
+    ],
+)
+def test_many_heads_of_two_writers_in_one_kernel(kind, sizes, dtype, launched):
+    """Strong chunks go in spans; ``a, b`` are converted as they are read, if they are in another dtype."""
+    given = arrays("dplr", K=64, V=64, dtype=torch.bfloat16, kind=kind, **sizes)
+    given |= {name: given[name].to(dtype) for name in "ab"}
+    check_forward("dplr", given, form="chunk")
+    assert launched == {DPLR_FUSED}
+    check("dplr", given)
+    assert launched == {DPLR_FUSED, DPLR_FUSED_BWD} | DPLR_CHUNKS
+
+
+@pytest.mark.parametrize("width", [64, 65])
+def test_tracers_are_told_what_is_kept_where_heads_are_many(width, launched, monkeypatch):
+    """States and errors, also of arrays that do not lie as the kernel that leaves those takes them."""
+    monkeypatch.setattr(replay, "OFTEN", 100)  # a rehearsal has no memory for kernels on NumPy
+    torch._dynamo.reset()
+    given = arrays("dplr", B=2, T=70, K=width, V=width, dtype=torch.bfloat16, state=False)
+    found = []
+
+    def outputs(*x):
+        return BACKEND.chunk_dplr(*x, output_final_state=True)[0]
+
+    for run in (outputs, torch.compile(outputs, backend="aot_eager", fullgraph=True)):
+        leaves = [x[..., :64].detach().requires_grad_() for x in given.values()]
+        o = run(*leaves)
+        o.float().sum().backward()
+        found.append([o, *(x.grad for x in leaves)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    kernels = {DPLR_FUSED, DPLR_FUSED_BWD} | DPLR_CHUNKS
+    assert launched == (kernels if width == 64 else set())

@@ -195,7 +195,7 @@ MORE = {
     "linear_attn": [*WIDE, dict(T=4096, cu=[0, 4000])],
     "simple_gla": WIDE,
     "gla": [dict(gv="plain")],
-    "dplr": [dict(K=128, V=128), dict(K=128, V=128, T=4096)],
+    "dplr": [dict(K=128, V=128), dict(K=128, V=128, T=4096), dict(H=200, HV=200)],
 }
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 CALLS = {

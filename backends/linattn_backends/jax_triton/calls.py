@@ -48,7 +48,7 @@ class Op(NamedTuple):
 
 OPS = {
     "diagonal": Op(library.diagonal, library.diagonal_backward, kept=len(library.VectorOperands._fields)),
-    "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Scores._fields)),
+    "delta": Op(delta_library.delta, delta_library.delta_backward, kept=len(delta_library.Kept._fields)),
     "mixed": Op(mixed_library.mixed, mixed_library.mixed_backward),
     "bidirectional": Op(bidirectional_library.bidirectional, bidirectional_library.bidirectional_backward),
 }

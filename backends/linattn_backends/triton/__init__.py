@@ -79,6 +79,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
               states, errors, outputs                         state.py:delta_state_fwd
                 on Hopper                                     state_sm90.py:delta_state_fwd_sm90
               segments: the states that they begin with       state.py:delta_state_carry
+              all in one on Hopper, many heads, dplr only     dplr_fused_sm90.py:delta_dplr_fused_fwd_sm90
 
     backward  decayed rows                                    vector.py:delta_vector_rows_fwd
                 on Hopper, kda only                           vector_sm90.py:delta_vector_scores_fwd_sm90
@@ -87,11 +88,14 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
                 on Hopper                                     state_sm90.py:delta_state_fwd_sm90
               their gradients                                 state.py:delta_state_bwd
                 on Hopper                                     state_sm90.py:delta_state_bwd_sm90
+                with scores on Hopper, many heads, dplr only  dplr_fused_bwd_sm90.py:delta_dplr_fused_bwd_sm90
               segments: the states that they begin with       state.py:delta_state_carry
               gradients of scores; dv and dbeta, kda          gradients.py:delta_scores_bwd
               dq, dk, dg, da, db, weak and strong gates       vector.py:delta_vector_gradients_bwd
                 with all the others on Hopper, kda only       vector_sm90.py:delta_vector_gradients_bwd_sm90
                 weak gates on Hopper, dplr only               dplr_sm90.py:delta_dplr_gradients_bwd_sm90
+                all, weak gates, heads of 64, dplr only       dplr_gradients_sm90.py:delta_dplr_chunk_bwd_sm90
+                all, strong gates, heads of 64, dplr only     dplr_strong_sm90.py:delta_dplr_strong_bwd_sm90
               dv, dplr only                                   vector.py:delta_vector_values_bwd
 
 `linear_attn` in mixed/, with ``causal=False``::

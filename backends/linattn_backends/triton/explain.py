@@ -123,9 +123,11 @@ def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | N
     chunk = delta.chunk_tokens(dtype, call.K, beta, int(call.option("chunk_size") or 0))
     packed = call.has("cu_seqlens")
     sequences = (call.N if packed else call.B) or 1
-    many = not call.needs_grad and delta.many(sequences, call.HV, packed, device.num_sms)
+    many = (not call.needs_grad or call.op == "dplr") and delta.many(call.op, sequences, call.HV, packed, device.num_sms)
     facts = Facts(call.op, dtype, call.K, call.V, chunk, beta, many=many)
-    return delta.forward_variant(facts, device), delta.backward_variant(facts, True, device) if call.needs_grad else None
+    forward = delta.forward_variant(facts, device)
+    kept = "states" if "fused" in forward.stages else "scores"
+    return forward, delta.backward_variant(facts, kept, device) if call.needs_grad else None
 
 
 def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:

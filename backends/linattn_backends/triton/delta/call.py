@@ -19,10 +19,10 @@ from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
 from ..host.lengths import Lengths, empty_lengths, lengths_of
 from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
-from ..runtime.device import properties
+from ..runtime.device import Properties, properties
 from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant, many
 
-__all__ = ["ChunkedCall", "DeltaCall", "ScoreGradients", "Scores", "StateOperands", "States"]
+__all__ = ["ChunkedCall", "DeltaCall", "Kept", "ScoreGradients", "Scores", "StateOperands", "States"]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,27 @@ class DeltaCall(MatrixStateCall):
         K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # symbols have no place in a cache
         return Facts(self.family, self.q.dtype, K, V, self.chunk, self.strength)
 
-    def forward_variant(self, keep: bool) -> DeltaVariant:
-        """The variant of its forward pass; ``keep`` says whether that leaves its scores for a backward pass."""
+    def forward_variant(self, keep: bool, staged: bool = False) -> DeltaVariant:
+        """The variant of its forward pass, or of its stages; ``keep`` says whether it leaves something for a backward pass."""
         device = properties(self.q.device)
-        facts = self.facts._replace(many=not keep and many(self.N, self.v.shape[2], self.cu is not None, device.num_sms))
-        return forward_variant(facts, device, unaligned(device, self.facts, self._copied()))
+        return forward_variant(self._facts(device, keep, staged), device, unaligned(device, self.facts, self._copied()))
 
-    def backward_variant(self, do: Tensor | None, kept: bool) -> DeltaVariant:
-        """The variant of its backward pass from the outputs' gradient, if that is there yet, as scores are if ``kept``."""
+    def backward_variant(self, do: Tensor | None, kept: str, staged: bool = False) -> DeltaVariant:
+        """The variant of its backward pass, or of its stages, from the outputs' gradient, if that is there yet."""
+        device, facts = properties(self.q.device), self.facts
+        return backward_variant(self._facts(device, True, staged), kept, device, unaligned(device, facts, self._copied(do)))
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether its forward pass leaves states and not scores: a tracer, which knows of no array where it lies, can tell."""
         device = properties(self.q.device)
-        return backward_variant(self.facts, kept, device, unaligned(device, self.facts, self._copied(do)))
+        return "fused" in forward_variant(self._facts(device, True, False), device).stages
+
+    def _facts(self, device: Properties, keep: bool, staged: bool) -> Facts:
+        """The facts, and whether one kernel may carry the state: not in stages, and ``dplr``'s alone can keep something."""
+        whole = not staged and (self.dplr or not keep)
+        filled = whole and many(self.family, self.N, self.v.shape[2], self.cu is not None, device.num_sms)
+        return self.facts._replace(many=bool(filled))  # symbols of a trace have no place in a cache
 
     def _copied(self, do: Tensor | None = None) -> dict[str, Tensor | None]:
         """The arrays that kernels copy in whole lines."""
@@ -190,6 +201,54 @@ class Scores(NamedTuple):
         return Lengths(self.uq, self.uk)
 
 
+class Kept(NamedTuple):
+    """What the forward pass leaves for the backward pass: its scores or, where one kernel makes those and carries the state,
+    the states before chunks and errors; ``None`` for what is not left.
+
+    Attributes:
+        A, M, A2, L2, rates, uq, uk: As in :class:`Scores`.
+        states, errors: As in :class:`States`.
+    """
+
+    A: Tensor | None = None
+    M: Tensor | None = None
+    A2: Tensor | None = None
+    L2: Tensor | None = None
+    rates: Tensor | None = None
+    uq: Tensor | None = None
+    uk: Tensor | None = None
+    states: Tensor | None = None
+    errors: Tensor | None = None
+
+    @classmethod
+    def of(cls, scores: Scores) -> Kept:
+        """Scores."""
+        return cls(*scores)
+
+    @classmethod
+    def states_of(cls, call: DeltaCall) -> Kept:
+        """Arrays for the states and errors of a call."""
+        states, errors = States.empty(call)
+        return cls(states=states, errors=errors)
+
+    @classmethod
+    def empty(cls, call: DeltaCall) -> Kept:
+        """Arrays for what the forward pass of a call leaves."""
+        return cls.states_of(call) if call.keeps_states else cls.of(Scores.empty(call, empty_lengths(call)))
+
+    @property
+    def what(self) -> str:
+        """What was left: "scores", "states" or nothing; of no tokens there are no errors."""
+        return "scores" if self.A is not None else "states" if self.errors is not None else ""
+
+    @property
+    def scores(self) -> Scores | None:
+        """The scores, if those are what was left."""
+        if self.A is None or self.M is None:
+            return None
+        return Scores(self.A, self.M, self.A2, self.L2, self.rates, self.uq, self.uk)
+
+
 class StateOperands(NamedTuple):
     """What carries a state over the chunks.
 
@@ -227,11 +286,12 @@ class States(NamedTuple):
     adjoint: Tensor
 
     @classmethod
-    def empty(cls, call: ChunkedCall) -> tuple[Tensor, Tensor]:
+    def empty(cls, call: DeltaCall) -> tuple[Tensor, Tensor]:
         """Arrays for those of one way through the chunks."""
-        HV, V = call.v.shape[2:]
+        T, HV, V = call.v.shape[1:]
+        count = room_for(T, call.N, call.chunk, call.cu is not None)
         new = functools.partial(torch.empty, dtype=call.state_dtype, device=call.v.device)
-        return new((call.chunks.count, HV, V, call.q.shape[-1])), new(call.v.shape)
+        return new((count, HV, V, call.q.shape[-1])), new(call.v.shape)
 
 
 class ScoreGradients(NamedTuple):

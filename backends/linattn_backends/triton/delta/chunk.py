@@ -6,23 +6,30 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous
-from .call import ChunkedCall, DeltaCall, Scores, StateOperands, States
-from .fused_launch import fused_forward
-from .gradients_launch import Gradients, operand_gradients
+from .call import ChunkedCall, DeltaCall, Kept, StateOperands, States
+from .fused_launch import fused_forward, fused_state_gradients, fused_states
+from .gradients_launch import Gradients, operand_gradients, vector_gradients
 from .scores_launch import state_operands
 from .state_launch import Segments, Written, carry_backward, carry_forward, segments_of
 
 __all__ = ["backward", "forward", "outputs_of", "state_gradients_of", "states_of"]
 
 
-def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Scores | None]:
+def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None]:
     """Outputs, if asked for final states, and what the backward pass can use, if it is to ``keep`` that."""
     variant = given.forward_variant(keep)
     if "fused" in variant.stages:
-        return *fused_forward(given, variant, final), None
+        return fused_forward(given, variant, final, keep)
     call = ChunkedCall.cut(given, variant)
     operands = state_operands(call)
-    return *outputs_of(call, operands, segments_of(call, operands), final), operands.scores if keep else None
+    segments = segments_of(call, operands)
+    o, end = outputs_of(call, operands, segments, final)
+    if not keep:
+        return o, end, None
+    if given.keeps_states:  # but its arrays do not lie as that kernel takes them
+        states, errors = states_of(call, operands, segments)
+        return o, end, Kept(states=states, errors=errors)
+    return o, end, Kept.of(operands.scores)
 
 
 def outputs_of(
@@ -33,14 +40,25 @@ def outputs_of(
     return out, carry_forward(call, operands, segments, final, Written(out=out))
 
 
-def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Scores | None) -> Gradients:
-    """Gradients by the array's name; what the forward pass knew, but for the scores that it ``kept``, is made again."""
+def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Kept) -> Gradients:
+    """Gradients by the array's name; what the forward pass knew, but for what it ``kept``, is made again."""
     do = rows_contiguous(do)
-    variant = given.backward_variant(do, kept is not None)
-    call = ChunkedCall.cut(given, variant, kept.lengths if kept else None)
-    operands = state_operands(call, kept)
+    scores = kept.scores
+    variant = given.backward_variant(do, kept.what)
+    call = ChunkedCall.cut(given, variant, scores.lengths if scores else None)
+    if "fused_bwd" in variant.stages:
+        states, errors = kept.states, kept.errors
+        if states is None or errors is None:
+            states, errors = fused_states(call)
+        dstates, adjoint, dstart, log_decays = fused_state_gradients(call, do, dfinal)
+        found = vector_gradients(call, do, log_decays, None, States(states, dstates, errors, adjoint))
+        return found | dict(start=dstart)
+    operands = state_operands(call, scores)
     segments = segments_of(call, operands)
-    states, errors = states_of(call, operands, segments)
+    if kept.states is None or kept.errors is None:
+        states, errors = states_of(call, operands, segments)
+    else:
+        states, errors = kept.states, kept.errors
     dstates, adjoint, dstart = state_gradients_of(call, operands, segments, do, dfinal)
     return operand_gradients(call, do, operands, States(states, dstates, errors, adjoint)) | dict(start=dstart)
 

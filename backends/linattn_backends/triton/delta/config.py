@@ -86,14 +86,18 @@ class DeltaVariant(Variant):
         return (3 * length + 15) * self.chunk
 
 
-def many(sequences: int, heads: int, packed: bool, num_sms: int) -> bool:
+def many(family: str, sequences: int, heads: int, packed: bool, num_sms: int) -> bool:
     """Whether one program for each sequence and value head leaves few multiprocessors idle.
 
-    A walk of a multiprocessor of its own takes as long as its sequence. Of packed ones only the mean length is known: two or
-    three are taken to differ.
+    A walk takes as long as its sequence, and has a multiprocessor of its own; two of ``dplr`` share one, and take less time
+    than one after the other. Of packed ones only the mean length is known: two or three are taken to differ.
     """
     walks = sequences * heads
-    return (sequences > 3 or not packed) and 4 * walks >= 3 * num_sms * -(-walks // num_sms)
+    if family == "dplr":
+        filled = 20 * walks >= 19 * num_sms
+    else:
+        filled = 4 * walks >= 3 * num_sms * -(-walks // num_sms)
+    return (sequences > 3 or not packed) and filled
 
 
 def most_tokens(dtype: torch.dtype, K: int, beta: int) -> int:
@@ -241,13 +245,27 @@ class Choice:
     def fused_sm90(self) -> bool:
         """Whether one kernel makes scores and carries the state."""
         facts = self.facts
-        return facts.many and self.gate < 2 and facts.K == facts.V == 128 and self.why_plain("q", "k", "v") is None
+        if not facts.many or facts.K != facts.V:
+            return False
+        if self.dplr:
+            return facts.K == 64 and self.why_plain(*self.operands, "v") is None
+        return self.gate < 2 and facts.K == 128 and self.why_plain("q", "k", "v") is None
 
     def fused(self) -> Stages:
         """Scores, solve and state, in one kernel for Hopper."""
+        if self.dplr:
+            from .dplr_fused_sm90 import delta_dplr_fused_fwd_sm90
+
+            return dict(fused=Stage(delta_dplr_fused_fwd_sm90, Tile(64, 64, 4, 1), OVERLAP))
         from .fused_sm90 import delta_fused_fwd_sm90
 
         return dict(fused=Stage(delta_fused_fwd_sm90, Tile(128, 64, 4, 3), dict(STAGES=3, REGISTERS=(192, 104, 24), **OVERLAP)))
+
+    def fused_bwd(self) -> Stages:
+        """Scores, solve and the state's gradient of ``dplr``, in one kernel for Hopper."""
+        from .dplr_fused_bwd_sm90 import delta_dplr_fused_bwd_sm90
+
+        return dict(fused_bwd=Stage(delta_dplr_fused_bwd_sm90, Tile(64, 64, 4, 1)))
 
     def state_fwd(self) -> Stage:
         """The state from chunk to chunk."""
@@ -284,6 +302,8 @@ class Choice:
             return self.scalar_gradients_sm90() if sm90 else self.stage("gradients", delta_gradients_bwd)
         if sm90 and not self.dplr:
             return self.kda_gradients_sm90()
+        if sm90 and self.facts.K == self.facts.V == 64:
+            return self.dplr_gradients_at_once_sm90()
         stages = self.stage("scores_bwd", delta_scores_bwd) | self.stage("gradients", delta_vector_gradients_bwd)
         if sm90:
             stages |= self.dplr_gradients_sm90()
@@ -303,6 +323,14 @@ class Choice:
 
         made = Stage(delta_vector_gradients_bwd_sm90, self.tiles["sm90"])
         return dict(gradients=made, gradients_strong=made)
+
+    def dplr_gradients_at_once_sm90(self) -> Stages:
+        """All gradients of ``dplr`` with heads of 64, for Hopper."""
+        from .dplr_gradients_sm90 import delta_dplr_chunk_bwd_sm90
+        from .dplr_strong_sm90 import delta_dplr_strong_bwd_sm90
+
+        tile = self.tiles["sm90"]
+        return dict(gradients=Stage(delta_dplr_chunk_bwd_sm90, tile), gradients_strong=Stage(delta_dplr_strong_bwd_sm90, tile))
 
     def dplr_gradients_sm90(self) -> Stages:
         """Gradients of the other chunks of ``dplr``, for Hopper; strong chunks have no kernel for it."""
@@ -345,16 +373,18 @@ def forward_variant(facts: Facts, device: Properties, unaligned: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def backward_variant(facts: Facts, kept: bool, device: Properties, unaligned: tuple[str, ...] = ()) -> DeltaVariant:
+def backward_variant(facts: Facts, kept: str, device: Properties, unaligned: tuple[str, ...] = ()) -> DeltaVariant:
     """The variant of a backward pass.
 
     Args:
         facts: What is static of the call.
-        kept: Whether the forward pass kept its scores.
+        kept: What the forward pass kept: "scores" or, where one kernel carries the state, "states"; or nothing.
         device: What is chosen by, of the device.
         unaligned: Which of ``q, k, v, a, b, g, do`` kernels for Hopper cannot copy as they lie.
     """
     choice = Choice(facts, device, unaligned)
+    if choice.dplr and choice.fused_sm90() and choice.why_plain("do") is None:
+        return choice.variant(({} if kept == "states" else choice.fused()) | choice.fused_bwd() | choice.gradients())
     forward, backward = choice.state_fwd(), choice.state_bwd()
-    stages = choice.scores(kept) | choice.segments(segment_fwd=forward, segment_bwd=backward)
+    stages = choice.scores(kept == "scores") | choice.segments(segment_fwd=forward, segment_bwd=backward)
     return choice.variant(stages | dict(state_fwd=forward, state_bwd=backward) | choice.gradients())

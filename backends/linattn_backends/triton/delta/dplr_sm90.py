@@ -27,51 +27,9 @@ from ..lib.sm90 import (
     store_rows,
 )
 from ..lib.sm90_gates import load_log2_gates, opaque_offset, store_split, sum_where, sum_where_async
+from .rows_sm90 import copy_narrow_rows, load_wide_rows, scale_rows, store_product, store_wide_rows
 
 __all__ = ["delta_dplr_gradients_bwd_sm90", "delta_dplr_scores_fwd_sm90"]
-
-
-@gluon.jit
-def copy_narrow_rows(buffer, p, stride, count, C: gl.constexpr, BK: gl.constexpr):
-    """Begin of a copy of rows of bfloat16 to ``buffer``; wider rows are loaded by ``load_wide_rows``."""
-    if p.dtype.element_ty == gl.bfloat16:
-        copy_rows_async(buffer, p, stride, count, C, BK)
-
-
-@gluon.jit
-def load_wide_rows(p, stride, count, C: gl.constexpr, BK: gl.constexpr):
-    """Rows wider than bfloat16, on their way to registers."""
-    if p.dtype.element_ty == gl.bfloat16:
-        return 0
-    else:
-        layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BK, BK // 4], [4, 1], [1, 0])
-        r = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
-        columns = gl.arange(0, BK, gl.SliceLayout(0, layout))[None, :]
-        return gl.load(p + (r * stride + columns), mask=r < count, other=0.0)
-
-
-@gluon.jit
-def store_wide_rows(buffer, p, x):
-    """Store to ``buffer`` of rows that ``load_wide_rows`` brought."""
-    if p.dtype.element_ty != gl.bfloat16:
-        buffer.store(x.to(gl.bfloat16))
-
-
-@gluon.jit
-def store_product(p, x, stride, count, C: gl.constexpr, W: gl.constexpr):
-    """Store of a product's float32 ``x``; where that is what is stored, from the registers where it lies."""
-    if p.dtype.element_ty == gl.float32:
-        r = gl.arange(0, C, gl.SliceLayout(1, mma_layout(W)))[:, None]
-        columns = gl.arange(0, W, gl.SliceLayout(0, mma_layout(W)))[None, :]
-        gl.store(p + (r * stride + columns), x, mask=r < count)
-    else:
-        store_rows(p, x.to(p.dtype.element_ty), stride, count, C, W)
-
-
-@gluon.jit
-def scale_rows(buffer, x, C: gl.constexpr, BK: gl.constexpr):
-    """Product ``buffer ∘ x``, in the buffer's place."""
-    buffer.store((buffer.load(mma_layout(BK)).to(gl.float32) * x).to(gl.bfloat16))
 
 
 @gluon.jit

@@ -15,14 +15,16 @@ from ..host.tiles import programs
 from ..runtime.launch import launch
 from .call import ChunkedCall, ScoreGradients, StateOperands, States
 
-__all__ = ["operand_gradients"]
+__all__ = ["Gradients", "operand_gradients", "vector_gradients"]
 
 Gradients = dict[str, Tensor | None]
 
 
 def operand_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, states: States) -> Gradients:
     """Every gradient but the initial state's, by the array's name."""
-    return (scalar_gradients if call.gate < 2 else vector_gradients)(call, do, operands, states)
+    if call.gate < 2:
+        return scalar_gradients(call, do, operands, states)
+    return vector_gradients(call, do, operands.log_decays, operands, states)
 
 
 def scalar_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, states: States) -> Gradients:
@@ -62,10 +64,16 @@ def gate_gradient(call: ChunkedCall, partial_dg: Tensor) -> Tensor:
     return dg
 
 
-def vector_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, states: States) -> Gradients:
-    """Gradients for a vector gate: of chunks that take plain products, then of those that decay too much."""
+def vector_gradients(
+    call: ChunkedCall, do: Tensor, log_decays: Tensor | None, operands: StateOperands | None, states: States
+) -> Gradients:
+    """Gradients for a vector gate: of chunks that take plain products, then of those that decay too much.
+
+    The ``operands`` of the state are read where values have a stage of their own.
+    """
     V, variant = call.v.shape[-1], call.variant
-    dv, dbeta = None if call.dplr else like(call.v), like(call.beta)
+    separate = "values" in variant.stages
+    dv, dbeta = None if separate else like(call.v), like(call.beta)
     first = "scores_bwd" in variant.stages
     scores = score_gradients(call, do, states, dv, dbeta) if first else ScoreGradients(None, None, None, None)
     turns = turns_of(call, programs(call.q.shape[-1], 1, variant["gradients"].tile.BK, 1))
@@ -80,14 +88,14 @@ def vector_gradients(call: ChunkedCall, do: Tensor, operands: StateOperands, sta
             call.q, call.a, call.b, call.k, call.v, do, call.g, *call.lengths, A_log, bias, call.beta, states.errors,
             states.adjoint, *scores, states.states, states.dstates, dq, da, db, dk,
             *((None, dg, parts, None) if first else (dv, dg, parts, dbeta)),
-            operands.log_decays, *call.places, turn, count, call.scale, number,
+            log_decays, *call.places, turn, count, call.scale, number,
             *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
             *call.maps.gate.strides,
             **call.constants, **call.products, V=V, BK=stage.tile.BK, BV=stage.tile.BV, TURNS=turns, BETA=call.strength,
             DPLR=call.dplr, STRONG=strong, SPLIT=variant.split, RANGE=variant.range, UNIT=call.maps.unit, MAP=kind,
             **stage.config,
         )  # fmt: skip
-    dv = value_gradient(call, do, operands, states) if call.dplr else dv
+    dv = value_gradient(call, do, operands, states) if separate else dv
     dq, dk = key_gradients(call, call.lengths, dq, dk)
     return dict(q=dq, k=dk, v=dv, g=dg, beta=dbeta, a=da, b=db, **parameter_gradients(call, parts))
 
@@ -135,7 +143,7 @@ def score_gradients(
     return made
 
 
-def value_gradient(call: ChunkedCall, do: Tensor, operands: StateOperands, states: States) -> Tensor:
+def value_gradient(call: ChunkedCall, do: Tensor, operands: StateOperands | None, states: States) -> Tensor:
     """The values' gradient of ``dplr``."""
     V, stage, dv = call.v.shape[-1], call.variant["values"], like(call.v)
     launch(

@@ -7,14 +7,13 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import asks_for_gradients, register
 
-from ..host.lengths import empty_lengths
 from ..host.maps import GateMap, Maps
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
-from .call import DeltaCall, Scores
+from .call import DeltaCall, Kept
 from .chunk import backward, forward
 
 __all__ = ["delta", "delta_backward", "delta_call"]
@@ -33,6 +32,8 @@ def delta_backward(
     rates: Tensor | None,
     uq: Tensor | None,
     uk: Tensor | None,
+    states: Tensor | None,
+    errors: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -52,19 +53,20 @@ def delta_backward(
 ) -> list[Tensor]:
     """Gradients of the float arrays given, in the order of the arguments; both forms have the chunk form's.
 
-    Scores that the forward pass did not keep are made again.
+    What the forward pass did not keep is made again.
     """
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
-    scores = None if A is None or M is None else Scores(A, M, A2, L2, rates, uq, uk)
-    grads = backward(call, do, dfinal, scores)
+    grads = backward(call, do, dfinal, Kept(A, M, A2, L2, rates, uq, uk, states, errors))
     zero_behind(call, cu_seqlens, *map(grads.get, ("q", "k", "v", "g", "beta", "a", "b")))
     given = dict(q=q, k=k, v=v, g=g, beta=beta, a=a, b=b, A_log=A_log, bias=bias, start=initial_state)
     return [grads[name].to(x.dtype) for name, x in given.items() if x is not None]
 
 
 @delta_backward.register_fake
-def _(do, dfinal, A, M, A2, L2, rates, uq, uk, q, k, v, g, beta, a, b, A_log, bias, initial_state, *_):
+def _(
+    do, dfinal, A, M, A2, L2, rates, uq, uk, states, errors, q, k, v, g, beta, a, b, A_log, bias, initial_state, *_
+):  # fmt: skip
     given = (q, k, v, g, beta, a, b, A_log, bias, initial_state)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given if x is not None]
 
@@ -81,16 +83,15 @@ def computed(
     chunk: int, final: bool, kind: int, number: float, unit: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What :func:`delta` returns, and ``None`` for what is not wanted."""
-    nothing = (None,) * len(Scores._fields)
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
         tokens = Tokens(q, k, v, g, beta=beta, a=a, b=b)
-        return recurrent_forward(tokens, initial_state, end, scale, v.dtype, cu_seqlens, maps=maps), end, *nothing
+        return recurrent_forward(tokens, initial_state, end, scale, v.dtype, cu_seqlens, maps=maps), end, *Kept()
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
-    o, end, scores = forward(call, final, keep)
+    o, end, kept = forward(call, final, keep)
     zero_behind(call, cu_seqlens, o)
-    return o, end, *(scores or nothing)
+    return o, end, *(kept or Kept())
 
 
 @torch.library.custom_op("linattn::triton_delta", mutates_args=())
@@ -114,8 +115,8 @@ def delta(
     number: float,
     unit: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, final states and ``Scores``, for the backward pass; what is not wanted is an empty tensor.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, final states and ``Kept``, for the backward pass; what is not wanted is an empty tensor.
 
     ``A_log, bias, kind, number`` are the map of a raw ``g`` (:class:`..host.maps.GateMap`); ``unit`` says that queries and keys
     are to have unit length.
@@ -132,16 +133,16 @@ def delta(
 def _(q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scale, chunk, final, kind, number, unit, keep):
     results = v.new_empty(v.shape), v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
     if form == "recurrent" or not keep:
-        return *results, *(v.new_empty(0) for _ in Scores._fields)
+        return *results, *(v.new_empty(0) for _ in Kept._fields)
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
-    call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
-    return *results, *(v.new_empty(0) if x is None else x for x in Scores.empty(call, empty_lengths(call)))
+    kept = Kept.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps))
+    return *results, *(v.new_empty(0) if x is None else x for x in kept)
 
 
 _delta_call = register(delta, rule.setup_context, rule.backward, computed)
 
 
 def delta_call(*args):
-    """``delta``: scores are kept where a gradient will be asked for."""
+    """``delta``: something is kept where a gradient will be asked for."""
     keep = asks_for_gradients(args)
     return _delta_call(*args, keep)[:2]

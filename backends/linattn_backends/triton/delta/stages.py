@@ -171,8 +171,8 @@ def begin(*args: Any) -> Arrays:
     """``KEPT`` arrays, inputs, options."""
     kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
     given, scores = given_of(inputs, options, None), None if kept[0] is None else Scores(*kept[:7])
-    variant = given.backward_variant(None, kept=True) if scores else given.forward_variant(keep=True)
-    call = ChunkedCall.cut(given, variant, scores.lengths if scores else None)
+    again = given.backward_variant(None, kept="scores", staged=True) if scores else None
+    call = ChunkedCall.cut(given, again or given.forward_variant(keep=True, staged=True), scores.lengths if scores else None)
     operands = state_operands(call, scores)
     segments = segments_of(call, operands, *kept[7:])
     if segments and segments.local is None:
@@ -186,7 +186,7 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
     """What is made, inputs, options."""
     made, inputs, options = taken(args)
     given = given_of(inputs, options, None)
-    call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.forward_variant(keep=True, staged=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
     A, ranges = transitions_of(call, operands, segments)
@@ -199,7 +199,7 @@ def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
     given = given_of(inputs, options, start)
-    call = ChunkedCall.cut(given, given.forward_variant(keep=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.forward_variant(keep=True, staged=True), NO_LENGTHS)
     operands = made.operands(call)
     o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions, made.local), args[-1])
     zero_behind(call, options.cu, o)
@@ -212,7 +212,7 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
     """Gradients of outputs and final states; what is made, inputs, options."""
     made, inputs, options = taken(args)
     given, do = given_of(inputs, options, None), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions)
     ranges = None if segments else whole_transitions(call, operands, reverse=True).ranges
@@ -225,7 +225,7 @@ def recall(start: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """The states before the tokens; what is made, inputs, options."""
     made, inputs, options = taken(args)
     given = given_of(inputs, options, start)
-    call = ChunkedCall.cut(given, given.backward_variant(None, kept=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.backward_variant(None, kept="scores", staged=True), NO_LENGTHS)
     operands = made.operands(call)
     return states_of(call, operands, segments_of(call, operands, made.transitions, made.local))
 
@@ -238,7 +238,7 @@ def state_gradients(
     """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
     made, inputs, options = taken(args)
     given, do = given_of(inputs, options, start), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
     dstates, adjoint, dstart = state_gradients_of(call, operands, segments, do, dfinal)
@@ -252,7 +252,7 @@ def gradients(do: Tensor, *args: Any) -> list[Tensor]:
     count = len(States._fields)
     states, (made, inputs, options) = States(*args[:count]), taken(args[count:])
     given, do = given_of(inputs, options, None), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept=True), Lengths(made.uq, made.uk))
+    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), Lengths(made.uq, made.uk))
     found = operand_gradients(call, do, made.operands(call), states)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias")

@@ -83,7 +83,7 @@ class Facts(NamedTuple):
         chunk: Tokens a chunk.
         strength: Dimensions of ``beta`` besides batch and time: 2 is one a value channel.
         short: Whether sequences are too short for kernels that have a multiprocessor for themselves.
-        many: Whether sequences times value heads fill the device with such kernels, and nothing is kept.
+        many: Whether sequences times value heads fill the device with such kernels, and no scores are kept.
     """
 
     family: str
