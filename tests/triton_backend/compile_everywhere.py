@@ -38,6 +38,7 @@ def calls():
         compiler.differentiate(*chunk(**compiler.arrays(family, 1, 8192, **HEADS), **packed))
         if family in ("simple_gla", "gla"):
             compiler.differentiate(*chunk(**compiler.arrays(family, 2, 256, dict(q=torch.float32), **HEADS)))
+    compiler.differentiate(*backend.chunk_gla(**compiler.arrays("gla", 1, 256, **HEADS), normalize=True))
     raw = compiler.arrays("gated_delta_rule", 1, 128, **HEADS)
     compiler.differentiate(*backend.chunk_gated_delta_rule(**raw, **compiler.maps("gated_delta_rule")))
     for softplus in (False, True):

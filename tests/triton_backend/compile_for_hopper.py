@@ -200,7 +200,8 @@ def run(family):
         getattr(backend, f"decode_{family}")(**token, state=S.detach())
     if family == "linear_attn":
         differentiate(*chunk(**arrays(family, 2, 256), causal=False))
-        differentiate(*chunk(**arrays(family, 2, 256), normalize=True))
+    if family in ("linear_attn", "simple_gla", "gla"):
+        differentiate(*chunk(**arrays(family, 2, 256), output_final_state=True, normalize=True))
     if family == "ssd":
         differentiate(*chunk(**arrays(family, 2, 256, optional=True), dt_softplus=True))
         differentiate(*chunk(**arrays(family, 1, 256, optional=True, shape=1), **packed))

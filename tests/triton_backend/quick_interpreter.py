@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import numbers
 
+import numpy as np
 from triton import language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
@@ -21,7 +22,22 @@ def quicken() -> None:
     TritonSemantic.binary_op_type_checking_impl = of_one_type(TritonSemantic.binary_op_type_checking_impl)
     builder = interpreter.interpreter_builder  # without ``debug`` it looks for overflows of integers, and tells nobody
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=builder.options.debug)
+    interpreter.ScanOps.generic_scan = scanned_by_rows
     describe_types()
+
+
+def scanned_by_rows(self, inputs):
+    """A scan that takes the rows of a block one after the other, and not its numbers."""
+    blocks = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
+    found = [np.empty_like(block) for block in blocks]
+    so_far = ()
+    for step, row in enumerate(zip(*blocks, strict=True)):
+        given = tuple(self.to_tensor(np.array(part), x.dtype) for part, x in zip(row, inputs, strict=True))
+        result = self.combine_fn.fn(*so_far, *given) if step else given
+        so_far = result if isinstance(result, tuple) else (result,)
+        for into, x in zip(found, so_far, strict=True):
+            into[step] = x.handle.data
+    return [self.to_tensor(np.moveaxis(block, 0, self.axis), x.dtype) for block, x in zip(found, inputs, strict=True)]
 
 
 def describe_types() -> None:

@@ -49,6 +49,7 @@ GLA_GRADIENTS_PLAIN = (
 )
 SUMS = "diagonal_running_sums_fwd"
 
+NORMALIZER = "normalizer_sums, normalizer_carries, normalizer_outputs_fwd"
 CASES = [
     (dict(), KDA),
     (dict(op="linear_attn"), "diagonal_scan_sm90"),
@@ -98,7 +99,24 @@ CASES = [
         "delta_scores_fwd_sm90, delta_state_fwd_sm90; gradients delta_state_fwd_sm90, delta_state_bwd_sm90, "
         "delta_gradients_bwd_sm90",
     ),
-    (dict(op="linear_attn", normalize=True), "diagonal_scan (none for Hopper: results are float32, not bfloat16)"),
+    (dict(op="linear_attn", normalize=True), f"diagonal_scan_sm90, {NORMALIZER}"),
+    (
+        dict(op="linear_attn", normalize=True, needs_grad=True),
+        f"diagonal_scan_sm90, {NORMALIZER}; gradients normalizer_quotients_bwd, diagonal_scan_sm90, normalizer_sums, "
+        "normalizer_carries, normalizer_gradients_bwd",
+    ),
+    (
+        dict(op="simple_gla", normalize=True, needs_grad=True),
+        f"{SUMS}, diagonal_states, diagonal_outputs, {NORMALIZER}; gradients normalizer_quotients_bwd, {SUMS}, "
+        "diagonal_states, diagonal_outputs, diagonal_gradients_bwd, normalizer_sums, normalizer_carries, "
+        "normalizer_gradients_bwd (none for Hopper: operands are float32, not bfloat16)",
+    ),
+    (
+        dict(op="gla", normalize=True, dtype="float16"),
+        f"{GLA_PLAIN}, {NORMALIZER} (none for Hopper: operands are float16, not bfloat16)",
+    ),
+    (dict(op="linear_attn", normalize=True, form="recurrent"), f"recurrent_tokens_fwd, {NORMALIZER}"),
+    (dict(op="linear_attn", normalize=True, form="decode"), "recurrent_tokens_fwd"),
     (dict(op="linear_attn", causal=False), "mixed_sums_fwd, mixed_states_fwd, mixed_outputs_fwd"),
     (dict(op="dplr", vectors=("bfloat16", "bfloat16")), DPLR),
     (dict(op="dplr", vectors=("bfloat16", "float32")), DPLR),

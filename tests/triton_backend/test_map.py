@@ -72,6 +72,15 @@ def matrix_state(family, **sizes):
     (o.sum() + final.sum()).backward()
 
 
+def normalized(family):
+    """One call whose outputs are divided by sums of weights, forward and backward."""
+    given = arrays(family, state=False, dtype=torch.bfloat16)
+    yield "forward"
+    o, _ = call(family, {name: x.requires_grad_() for name, x in given.items()}, normalize=True)
+    yield "backward"
+    o.sum().backward()
+
+
 def in_stages(family):
     """One call as ranks run it, which exchange what they found between its stages."""
     given = arrays(family, T=70, H=2, HV=2, K=64, V=64, dtype=torch.bfloat16)
@@ -204,6 +213,8 @@ CALLS = {
     for family in FAMILIES
 }
 CALLS["linear_attn"].append(both_directions)
+for family in ("linear_attn", "simple_gla", "gla"):
+    CALLS[family].append(lambda f=family: normalized(f))
 for family in ("simple_gla", "delta_rule", "gated_delta_rule", "kda"):
     CALLS[family].append(lambda f=family: mapped(f))
 for family in ("delta_rule", "gated_delta_rule"):

@@ -12,10 +12,11 @@ from linattn.registry import check_contract, registry
 from linattn_backends.triton import TritonBackend, backend
 from linattn_backends.triton.diagonal.op import diagonal, diagonal_backward
 from linattn_backends.triton.diagonal.vector import diagonal_vector_outputs
+from linattn_backends.triton.normalizer.op import normalized_attention
 from linattn_backends.triton.runtime import launch
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from triton_cases import arrays, call
+from triton_cases import arrays, call, positive
 
 DIMS = (("B", 1), ("T", 8), ("H", 1), ("HV", 1), ("K", 16), ("V", 16))
 ARRAYS = (("q", "B T H K", "float32"), ("k", "B T H K", "float32"), ("v", "B T HV V", "float32"), ("g", "B T HV K", "float32"))
@@ -153,7 +154,18 @@ def test_opcheck(family, form, keep):
     for x in given.values():
         x.requires_grad_()
     arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
-    torch.library.opcheck(diagonal, (*arguments, form, 0.5, 16, True, False, keep))
+    torch.library.opcheck(diagonal, (*arguments, form, 0.5, 16, True, keep))
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("family", ["linear_attn", "gla"])
+def test_opcheck_of_normalized_calls(family, form, keep):
+    given = positive(arrays(family, T=5, K=4, V=4))
+    for x in given.values():
+        x.requires_grad_()
+    arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "initial_state", "cu_seqlens")]
+    torch.library.opcheck(normalized_attention, (*arguments, form, 16, True, keep))
 
 
 def test_opcheck_backward():
@@ -161,7 +173,7 @@ def test_opcheck_backward():
     arguments = [given.get(name) for name in ("q", "k", "v", "g", "gv", "u", "initial_state", "cu_seqlens")]
     tests = ("test_schema", "test_faketensor")
     with torch.no_grad():
-        _, _, *kept = diagonal(*arguments, "chunk", 0.5, 16, False, False, True)
+        _, _, *kept = diagonal(*arguments, "chunk", 0.5, 16, False, True)
         for applied in (kept, [None] * len(kept)):
             given_first = (given["v"], given["initial_state"], *applied)
             torch.library.opcheck(diagonal_backward, (*given_first, *arguments, 0.5, 16), test_utils=tests)

@@ -78,6 +78,16 @@ def arrays(
     return result
 
 
+def positive(given):
+    """The same with weights that do not come close to zero, and a state of a normalised call in the place of any other."""
+    (B, _, HV, V), K = given["v"].shape, given["q"].shape[3]
+    N = len(given["cu_seqlens"]) - 1 if "cu_seqlens" in given else B
+    for name in ("q", "k"):
+        given[name] = given[name].abs() + 0.1
+    given["initial_state"] = torch.rand(N, HV, K, V + 1) + 0.1
+    return given
+
+
 def near_the_end(family, name, decay, **sizes):
     """float16 arrays under decays of ``2^decay`` in 64 tokens, where half of that takes ``name`` out of the range, upwards.
 

@@ -176,7 +176,7 @@ def matrix_state(
     g, v = arrays.get("g"), arrays["v"]
     if g is not None and g.ndim == 1:  # a fixed decay; its gradient is a sum over the tokens
         arrays = {**arrays, "g": jnp.broadcast_to(g.astype(jnp.float32), v.shape[:3])}
-    options = dict(form=form, scale=scale_of(arrays["q"], scale), chunk=chunk_size or 0, final=output_final_state, wide=False)
+    options = dict(form=form, scale=scale_of(arrays["q"], scale), chunk=chunk_size or 0, final=output_final_state)
     options |= dict(kind=NO_MAPS.gate.kind, number=NO_MAPS.gate.number, unit=NO_MAPS.unit)  # the dispatcher has applied them
     given = (*map(arrays.get, operands), initial_state, cu_seqlens)
     o, final = launched(op, tuple(options.items()), given)

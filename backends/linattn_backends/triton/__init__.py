@@ -129,6 +129,17 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     decode    and the recurrent form, token by token          kernels.py:recurrent_tokens_fwd
 
+`linear_attn`, `simple_gla`, `gla` in normalizer/, with ``normalize=True``::
+
+    forward   sums of each chunk's keys                       kernels.py:normalizer_sums
+              and over the chunks before                      kernels.py:normalizer_carries
+              outputs divided                                 kernels.py:normalizer_outputs_fwd
+
+    backward  gradients of both sides of the division         kernels.py:normalizer_quotients_bwd
+              sums of each chunk's queries                    kernels.py:normalizer_sums
+              and over the chunks behind                      kernels.py:normalizer_carries
+              what is added to dq, dk, dg                     kernels.py:normalizer_gradients_bwd
+
 `short_conv` in conv/::
 
     forward   outputs                                         kernels.py:conv_outputs_fwd

@@ -29,6 +29,7 @@ from .maps import with_scalars_mapped
 from .mixed.bidirectional import bidirectional_call
 from .mixed.op import mixed_attention
 from .norm import gated_rms_norm
+from .normalizer import normalized
 from .recurrent.op import Tokens, decode_call
 from .runtime.device import INTERPRETED
 from .ssd import decode_ssd, ssd
@@ -70,35 +71,34 @@ def matrix_state(
     output_final_state: bool,
     cu_seqlens: Tensor | None,
     chunk_size: int | None,
-    wide: bool = False,
+    normalize: bool = False,
 ) -> Result:
     """Any family with a diagonal gate."""
     q, k, v, g, gv, u = named(arrays, "q", *DIAGONAL_UPDATES)
-    scale = scale_of(arrays, scale)
     if g is not None and g.dim() == 1 and torch._C._are_functorch_transforms_active():
         g = g.expand(v.shape[:3])  # vmap folds the mapped dimension into B, which a fixed decay does not have
-    o, final = diagonal_call(
-        q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk_size or 0, output_final_state, wide
-    )
+    rest = initial_state, cu_seqlens, form
+    if normalize:
+        o, final = normalized(q, k, v, g, gv, *rest, chunk_size or 0, output_final_state)
+    else:
+        o, final = diagonal_call(q, k, v, g, gv, u, *rest, scale_of(arrays, scale), chunk_size or 0, output_final_state)
     return o, final if output_final_state else None
 
 
 def linear_attn(form: str, arrays: dict[str, Tensor | None], *, causal: bool, normalize: bool, **options) -> Result:
     """The ungated family."""
-    dtype = arrays["v"].dtype
-    arrays = with_ones(arrays) if normalize else arrays
     if causal:
-        o, final = matrix_state(form, arrays, wide=normalize, **options)
-    else:
-        scale = scale_of(arrays, options["scale"])
-        (o, _), final = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize), None
-    return divided(o, dtype) if normalize else o, final
+        return matrix_state(form, arrays, normalize=normalize, **options)
+    dtype, scale = arrays["v"].dtype, scale_of(arrays, options["scale"])
+    arrays = with_ones(arrays) if normalize else arrays
+    o, _ = bidirectional_call(*arrays.values(), options["cu_seqlens"], scale, normalize)
+    return divided(o, dtype) if normalize else o, None
 
 
-def simple_gla(form: str, arrays: dict[str, Tensor | None], *, gate: Any = None, **options) -> Result:
+def simple_gla(form: str, arrays: dict[str, Tensor | None], *, normalize: bool, gate: Any = None, **options) -> Result:
     """The family with one log decay a token and head, which may be raw."""
     arrays, _ = with_scalars_mapped(arrays, Maps.of(gate))
-    return matrix_state(form, arrays, **options)
+    return matrix_state(form, arrays, normalize=normalize, **options)
 
 
 def with_ones(arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -270,7 +270,7 @@ def widest(call: Call, symbol: str) -> int:
         return 1 << 20  # in tiles, any number of them
     if call.op in (*DELTA, "mixed_attn"):
         return WIDEST_DELTA
-    ones = symbol == "V" and bool(call.option("normalize"))
+    ones = symbol == "V" and bool(call.option("normalize")) and (call.form == "decode" or not call.option("causal", True))
     return WIDEST - int(ones)
 
 

@@ -15,6 +15,8 @@ from .host.variant import Facts, Stage, Variant, described
 from .maps import config as maps
 from .mixed import config as mixed
 from .norm import config as norm
+from .normalizer import config as normalizer
+from .normalizer.config import before_division, operands
 from .recurrent import config as recurrent
 from .runtime.device import Properties, properties
 from .ssd import config as ssd
@@ -49,7 +51,10 @@ def variants_of(call: Call, device: Properties) -> tuple[Variant, Variant | None
     chunked = delta_variants if call.op in DELTA else diagonal_variants
     forward, backward = chunked(call, device)
     if call.form != "chunk":  # gradients are the chunk form's
-        forward = recurrent.variant(call.K, value_width(call), call.T == 1 or call.op == "dplr")
+        V = value_width(call) if call.form == "decode" else call.V
+        forward = recurrent.variant(call.K, V, call.T == 1 or call.op == "dplr")
+    if call.option("normalize") and call.form != "decode":
+        return with_normalizer(call, forward, backward)
     if call.op == "ssd":
         return with_surroundings(call, forward, backward)
     mapped = call.form != "decode" and (call.gate is not None or call.option("beta_map") is not None)
@@ -61,6 +66,17 @@ def with_scalar_maps(call: Call, forward: Variant, backward: Variant | None) -> 
     before, after = (maps.variant(call.HV, back).stages for back in (False, True))
     forward = replace(forward, stages={**before, **forward.stages})
     return forward, backward and replace(backward, stages={**backward.stages, **after})
+
+
+def with_normalizer(call: Call, forward: Variant, backward: Variant | None) -> tuple[Variant, Variant | None]:
+    """The variants with the stages of the normaliser: forwards behind the others, backwards around them."""
+    ahead, behind = (
+        {f"normalizer_{name}": stage for name, stage in normalizer.variant(call.K, call.V, back).stages.items()}
+        for back in (False, True)
+    )
+    first = {"normalizer_quotients": behind.pop("normalizer_quotients")}
+    forward = replace(forward, stages={**forward.stages, **ahead})
+    return forward, backward and replace(backward, stages={**first, **backward.stages, **behind})
 
 
 def with_surroundings(call: Call, forward: Variant, backward: Variant | None) -> tuple[Variant, Variant | None]:
@@ -132,20 +148,23 @@ def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | N
 
 def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
     """Those of the other families' chunk form."""
-    dtype = getattr(torch, call.dtype)
-    family, out = CORES.get(call.op, call.op), torch.float32 if call.option("normalize") else dtype
+    dtype = out = getattr(torch, call.dtype)
+    if call.option("normalize"):
+        dtype = operands(dtype, call.op != "linear_attn", call.needs_grad is not False)
+        out = before_division(dtype)
+    family = CORES.get(call.op, call.op)
     family = "gla with gv" if call.has("gv") else family
     chunk = diagonal.chunk_tokens(dtype, int(call.option("chunk_size") or 0))
-    V, tokens = value_width(call), call.T or diagonal.SHORT + 1  # a length that a trace leaves open is taken to be large
+    V, tokens = call.V, call.T or diagonal.SHORT + 1  # a length that a trace leaves open is taken to be large
     if call.has("cu_seqlens"):
         tokens = -(-tokens // max(call.N or 1, 1))
     facts = Facts(family, dtype, call.K, V, chunk, short=diagonal.is_short(family, call.K, V, tokens))
     forward = diagonal.forward_variant(facts, out, device)
     if not call.needs_grad:
         return forward, None
-    return forward, diagonal.backward_variant(facts, out, call.HV > call.H or call.op == "ssd", True, device)
+    return forward, diagonal.backward_variant(facts, dtype, call.HV > call.H or call.op == "ssd", True, device)
 
 
 def value_width(call: Call) -> int:
-    """Value channels that kernels see: a normaliser is one more."""
+    """Value channels of kernels to which a normaliser is one more."""
     return call.V + bool(call.option("normalize"))

@@ -71,16 +71,15 @@ rule = rules(8, diagonal_backward, _backward_call)
 @precompiled(rule.rehearse)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, u: Tensor | None, initial_state: Tensor | None,
-    cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, wide: bool, keep: bool,
+    cu_seqlens: Tensor | None, form: str, scale: float, chunk: int, final: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What :func:`diagonal` returns, and ``None`` for what is not wanted."""
-    dtype = torch.float32 if wide else v.dtype
     nothing = (None,) * len(VectorOperands._fields)
     if form == "recurrent":
         end = v.new_empty(final_shape(q, v, cu_seqlens, True), dtype=torch.float32) if final else None
-        return recurrent_forward(Tokens(q, k, v, g, gv, u=u), initial_state, end, scale, dtype, cu_seqlens), end, *nothing
+        return recurrent_forward(Tokens(q, k, v, g, gv, u=u), initial_state, end, scale, v.dtype, cu_seqlens), end, *nothing
     call = DiagonalCall.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
-    o, end, made = forward(call, call.forward_variant(dtype), dtype, final)
+    o, end, made = forward(call, call.forward_variant(v.dtype), v.dtype, final)
     zero_behind(call, cu_seqlens, o)
     return o, end, *(made if keep and made is not None else nothing)
 
@@ -99,16 +98,15 @@ def diagonal(
     scale: float,
     chunk: int,
     final: bool,
-    wide: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs (float32 if ``wide``), final states, and ``VectorOperands`` for the backward pass; empty where not wanted."""
-    return filled(v, computed(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide, keep))
+    """Outputs, final states, and ``VectorOperands`` for the backward pass; empty where not wanted."""
+    return filled(v, computed(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, keep))
 
 
 @diagonal.register_fake
-def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, wide, keep):
-    o = v.new_empty(v.shape, dtype=torch.float32 if wide else v.dtype)
+def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, keep):
+    o = v.new_empty(v.shape)
     end = v.new_empty(final_shape(q, v, cu_seqlens, final), dtype=torch.float32)
     if keep and form == "chunk":
         call = DiagonalCall.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linattn_backends.torch.transforms import asks_for_gradients, unwatched, without_modes
 
-__all__ = ["Rules", "filled", "final_shape", "in_place", "rules"]
+__all__ = ["Rules", "filled", "final_shape", "in_place", "not_empty", "rules"]
 
 
 class Rules(NamedTuple):
