@@ -26,8 +26,9 @@ the small difference of; and, under ``normalize``, for the gradients of queries 
 they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
-over all rows) by more than ``OVERALL`` times its noise. The row bound is relative to the noise at that row, so a few bad
-rows cannot hide in a good average; each array is held to its own noise, so a small gradient cannot hide behind a large one.
+over all rows) by more than ``OVERALL`` times its noise. An element's own rounding is granted to it where that is more, as in a
+wide row of which the rest is zero. The row bound is relative to the noise at that row, so a few bad rows cannot hide in a good
+average; each array is held to its own noise, so a small gradient cannot hide behind a large one.
 A fault much smaller than the rounding noise of its own array stays invisible, in this and any other test.
 """
 
@@ -124,7 +125,8 @@ def distance(got: Array, want: Quantity, rows: Any = ...) -> Any:
     if not np.isfinite(error).all():
         return np.inf
     noise = np.broadcast_to(want.noise, want.value.shape)[rows]
-    return max(_ratio(error, ROW * noise).max(), _ratio(_rms(error), OVERALL * _rms(noise)))
+    each = np.where(noise > 0, np.maximum(ROW * noise, ROUNDOFF[want.dtype] * np.abs(value)), 0.0)
+    return max(_ratio(error, each).max(), _ratio(_rms(error), OVERALL * _rms(noise)))
 
 
 def _ratio(error: Any, bound: Any) -> Any:

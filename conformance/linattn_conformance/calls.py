@@ -340,7 +340,11 @@ def claimed(claim: Claim) -> None:
 MOST_KEPT = 96
 ROOM = math.inf
 """Bytes of the process, beyond which one goes for each that comes."""
-WITHOUT_GRADIENT = ("forward", "large")
+WITHOUT_GRADIENT = frozenset({
+    "forward", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree", "ungated", "steps",
+    "held", "rewritten", "often", "shapes", "threads", "surroundings", "forked", "keeps", "streams", "replayed",
+})  # fmt: skip
+"""Checks that have no use for the truth of gradients."""
 _kept: dict[Any, Any] = {}
 
 
@@ -361,7 +365,7 @@ def key(what: str, case: Case) -> tuple[Any, ...]:
 
 
 def with_gradients(case: Case) -> bool:
-    """Whether the truth of a case has gradients: not where it has no use for one."""
+    """Whether the truth of a case has gradients: not where it has no use for them."""
     return case.check not in WITHOUT_GRADIENT and "phi" not in "".join(case.flags)
 
 
@@ -371,8 +375,12 @@ def drawn(case: Case, adapter: Adapter) -> dict[str, NDArray[Any]]:
 
 
 def truth(case: Case, adapter: Adapter) -> Truth:
-    """The truth of a case."""
-    return kept((adapter.name, adapter.device, *key("truth", case)), lambda: _truth(case, adapter))
+    """The truth of a case: without gradients a part of that with them, where it is at hand."""
+    place = adapter.name, adapter.device
+    whole = _kept.get((*place, "truth", problem(case), True))
+    if whole is not None and not with_gradients(case):
+        return Truth(whole.outputs, {}, {})
+    return kept((*place, *key("truth", case)), lambda: _truth(case, adapter))
 
 
 def _draw(case: Case, adapter: Adapter) -> dict[str, NDArray[Any]]:

@@ -35,14 +35,15 @@ The list itself is checked in, as the manifest. Flags mean:
 ``far``                 tokens of q, k and v lie so far apart that offsets pass 2³¹ elements
 ``many``                300 packed sequences, of three tokens at most
 ``tiny`` to ``vast``    values and states are 2⁻⁸⁰, 2⁻⁸ (``small``), 2⁸ (``large``) or 2⁸⁰ times as large
-``tiny.NAME``           the array of that name alone is 2⁻⁴² times as large; ``large.NAME``: 2³⁰ times
+``tiny.NAME``           the array of that name alone is 2⁻⁴² times as large; ``large.NAME``: 2³⁰ times, and what states are
+                        taken away by, ``beta`` or ``b``, so much smaller that they do not grow
 ``blank.NAME``          it is zero throughout
 ``zeros.NAME``          every third token of the array of that name, or state, is zero; ``zeros.cotangents``: all gradients
                         that are fed in are; ``zeros.d_o``, ``zeros.d_state``: those of one output
 ``subnormal.NAME``      some numbers of it are the smallest that there are
 ``zero``                every gate is 0
 ``reset``               some gates are -inf
-``huge``                some gates are -1e4
+``huge``                some gates are -1e4 to -1e9
 ``long``                gates add up to some -1e3 in a chunk, -1e2 a token among small ones
 ``mixed``               gates of every size from 0 to -inf
 ``deep``                a state of 1e18 that a first gate of -60 takes away
@@ -113,7 +114,7 @@ TRANSFORMS = {
 """Transforms, and the frameworks that have them."""
 OF_ROWS = (("jvp", "second"), ("autocast",))
 """Transforms that rows of covering arrays have by turns, where they take no compiler's time."""
-TURN = 6
+TURN = 12
 """Rows from one that has some of them to the next."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
@@ -269,12 +270,14 @@ def cost(case: Case) -> tuple[bool, int]:
 
 
 def neighbours(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Cases without repetition, those on the same data side by side, so that its truth is worked out once."""
+    """Cases without repetition, those on the same data side by side, so that its truth is worked out once: those with gradients
+    first, whose truth holds that of the others.
+    """
     found = {case.id: case for case in cases}
     order: dict[Any, int] = {}
     for case in found.values():
         order.setdefault(problem(case), len(order))
-    return tuple(sorted(found.values(), key=lambda case: order[problem(case)]))
+    return tuple(sorted(found.values(), key=lambda case: (order[problem(case)], not case.needs_gradient)))
 
 
 def problem(case: Case) -> tuple[object, ...]:

@@ -23,10 +23,12 @@ TRIES = 3
 """Rows that are made for each one that is kept."""
 OF_A_RARE_LEVEL = 6
 """Rows that have it."""
-OF_A_HIDING_LEVEL = 3
+OF_A_HIDING_LEVEL = 5
 """Rows that have it."""
 FIRST_OF_A_RARE_LEVEL = 2
 """Those of them that a part of an array has."""
+FIRST_OF_A_HIDING_LEVEL = 1
+"""Those of them that such a part has."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Pairs:
         return tuple(f"{self.of[i][0].name}={self.of[i][1]}" for i in places)
 
 
-def cover(asked: Pairs, seed: int, triples: Iterable[tuple[str, str, str]] = (), most: int = 0) -> Covering:
+def cover(asked: Pairs, seed: int, triples: Iterable[tuple[str, str, str]] = (), most: int = 0, least: int = 0) -> Covering:
     """Rows in which every two levels meet that may, and every three levels of some factors.
 
     Args:
@@ -114,9 +116,12 @@ def cover(asked: Pairs, seed: int, triples: Iterable[tuple[str, str, str]] = (),
         seed: Of the choices between equals.
         triples: Names of three factors each.
         most: Only so many rows, without late levels, and beside them a few of each rare level; 0 for as many as it takes.
+        least: So many rows for pairs at least, in which levels meet once more, where fewer would do.
     """
     made = _Maker(asked, np.random.default_rng(seed), most)
     made.pass_over_pairs(late=False)
+    while not most and len(made.rows) < least and made.once_more(least):
+        pass
     usual = len(made.rows)
     made.add_rare()
     early = len(made.rows)
@@ -161,12 +166,24 @@ class _Maker:
             else:
                 self.add(row)
 
+    def once_more(self, most: int) -> bool:
+        """Rows in which the pairs of levels meet again that are neither rare nor late, but no more rows than ``most``; whether
+        there are more rows now.
+        """
+        before, left, missing = len(self.rows), self.open, dict(self.missing)
+        self.most = most
+        self.open = self.wanted & ~self.rare[:, None] & ~self.rare[None, :] & ~self.late[:, None] & ~self.late[None, :]
+        self.pass_over_pairs(late=False)
+        self.open, self.missing, self.most = left, missing, 0
+        return len(self.rows) > before
+
     def add_rare(self) -> None:
-        """Some rows of each rare level, with other levels every time."""
+        """Some rows of each rare level, with other levels every time, those first that a part of an array has."""
+        rare = sorted((self.of[i] for i in np.flatnonzero(self.rare)), key=lambda item: item[1] in item[0].hiding)
         for n in range(FIRST_OF_A_RARE_LEVEL if self.most else OF_A_RARE_LEVEL):
-            for i in np.flatnonzero(self.rare):
-                factor, level = self.of[i]
-                if level in factor.hiding and n >= OF_A_HIDING_LEVEL:
+            for factor, level in rare:
+                rows = FIRST_OF_A_HIDING_LEVEL if self.most else OF_A_HIDING_LEVEL
+                if level in factor.hiding and n >= rows:
                     continue
                 row = self._best({factor.name: level}, self.dear, False)
                 if row is not None:

@@ -24,12 +24,16 @@ __all__ = ["Problem", "blank", "draw", "grouping", "offsets", "outline", "packed
 Array = NDArray[Any]
 NUMBERS = {"LogSigmoid": 4.0, "BoundedSigmoid": -5.0}
 """The static numbers of gate objects."""
-SCALES = {"": 0.37, "given": 0.37, "negative": -0.45, "zero": 0.0, "one": 1, "large": 2.0**12, "tiny": 2.0**-40}
+SCALES = {"": 0.37, "given": 2.37, "negative": -0.45, "zero": 0.0, "one": 1, "large": 2.0**12, "tiny": 2.0**-40}
 """The values of a scale, by what a flag calls them."""
 MAGNITUDES = {"tiny": 2.0**-80, "small": 2.0**-8, "large": 2.0**8, "vast": 2.0**80}
 """Of values and states, by flag."""
 ALONE = {"tiny": 2.0**-42, "large": 2.0**30}
 """Of one array among others of the usual size."""
+BALANCES = {"beta": "k", "b": "a"}
+"""Arrays that are smaller by the square of what others of the delta families are larger, or the state would grow."""
+HUGE = (-1e4, -3e4, -1e6, -1e9)
+"""Gates after which nothing is left, and small ones follow."""
 MIXED = (0.0, -1e-8, -1e-3, -0.1, -0.5, -1.0, -5.0, -30.0, -90.0, -1e4, -np.inf)
 
 
@@ -306,6 +310,7 @@ def flagged(x: Array, name: str, symbols: tuple[str, ...], case: Case, dtype: st
             x = sums_kept(x, x * MAGNITUDES[flag], case)
     for size in ALONE:
         x = x * ALONE[size] if f"{size}.{name}" in flags else x
+        x = x / ALONE[size] ** 2 if f"{size}.{BALANCES.get(name)}" in flags and ALONE[size] > 1 else x
     if f"blank.{name}" in flags:
         x = np.zeros_like(x)
     if f"zeros.{name}" in flags:
@@ -367,7 +372,7 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
     if "mixed" in flags:
         return rng.choice(MIXED, x.shape)
     if "huge" in flags:
-        return np.where(token | (draw < 0.02), -1e4, g)
+        return np.where(token | (draw < 0.02), rng.choice(HUGE, token.shape), g)
     return g
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 
-from .covering import FIRST_OF_A_RARE_LEVEL, Covering, Factor, Pairs, Row, cover
+from .covering import FIRST_OF_A_HIDING_LEVEL, FIRST_OF_A_RARE_LEVEL, Covering, Factor, Pairs, Row, cover
 from .packings import KINDS
 
 __all__ = ["COTANGENTS", "LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
@@ -33,6 +33,10 @@ COST = 2**20
 """Most multiplications of keys by values in a call."""
 USUAL_COST = 2**16
 """Most in a call with the least sizes of its levels, unless the two levels that it is made for have more."""
+LEAST_ROWS = {"companion": 480, "decode": 240, "family": 0}
+"""So many rows an operator has, though fewer would cover its pairs: where a row is tried in one form, and factors are few, each
+size would stand in too few calls.
+"""
 ROOM = 2
 """So many times as many there may be with the sizes that are drawn."""
 COSTLY = ("T", "K", "V", "B", "H", "G", "D")
@@ -52,8 +56,10 @@ LONG = "a long call is dear: a few rows have it"
 HIDES = "little is seen of anything beside it: a few rows have it"
 HIDING = frozenset({"scale.zero", "varlen.nothing", "padding", "zeros.cotangents"})
 BLANK = "blank."
-"""What the flags of arrays begin with that are zero throughout, which hide as much, unless it is what is added to the rest."""
+"""What the flags of arrays begin with that are zero throughout, which hide as much, unless nothing is multiplied by them."""
 ADDED = "initial_state"
+DECAYS = ("gv", "A")
+HIDES_NOTHING = frozenset(f"{BLANK}{name}" for name in (ADDED, "bias", "D", "dt_bias", "u", *DECAYS))
 MANY_BY = {"rows": "packing", "heads": "groups"}
 """What makes many of a single row, and of a single head."""
 NOT_THIN = frozenset({"filter"})
@@ -109,11 +115,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A factor and its levels."""
+    """A factor and its levels.
+
+    Attributes:
+        long: From so many tokens on a level is rare.
+    """
 
     name: str
     levels: tuple[Level, ...]
     varied: bool = False
+    long: int = 258
 
     @cached_property
     def factor(self) -> Factor:
@@ -122,10 +133,11 @@ class Dimension:
             level.name
             for level in self.levels
             if HIDING.intersection(level.flags)
-            or (level.name.startswith(BLANK) and level.name != BLANK + ADDED)
+            or (level.name.startswith(BLANK) and level.name not in HIDES_NOTHING)
             or level.sizes.get("T") == (0,)
         )
-        rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= 258} | dict.fromkeys(hiding, HIDES)
+        rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= self.long}
+        rare |= dict.fromkeys(hiding, HIDES)
         single = [level.name for level in self.levels if set(level.sizes.values()) == {(1,)}]
         thin = {} if self.name in NOT_THIN else dict.fromkeys(single, MANY_BY.get(self.name, ""))
         late = frozenset(level.name for level in self.levels if {flag.partition(".")[0] for flag in level.flags} & LATE)
@@ -154,30 +166,45 @@ def optional(name: str, *levels: Level) -> Dimension:
 
 # -- the factors -----------------------------------------------------------------------------------------------------
 
+EDGES = frozenset(2**i + n for i in range(3, 13) for n in (-1, 0, 1))
+"""Powers of two and their neighbours, where tiles and chunks begin and end."""
+AS_OFTEN = 3
+"""An edge stands in so many times as many rows as another size of its level."""
+
+
+def edged(sizes: Iterable[int]) -> list[int]:
+    """Sizes of a level, its edges as often as they are to stand in rows."""
+    return [n for size in sizes for n in [size] * (AS_OFTEN if size in EDGES else 1)]
+
+
 # Sizes by symbol: levels of neighbours, the usual ones first. K and V have the same.
 TOKENS = (
     range(66, 127), [0], [1], [2], range(3, 15), [15, 16, 17], range(18, 31), [31, 32, 33], range(34, 63), [63, 64, 65],
-    [127, 128, 129], range(130, 255), [255, 256, 257], range(258, 512), [512, 513, *range(600, 1100, 7)],
-    [*range(1500, 4097, 11), 4096],
+    [127, 128, 129], range(130, 255), [255, 256, 257], range(258, 512),
+    edged([*range(512, 515), *range(600, 1023, 7), *range(1023, 1026), *range(1030, 1100, 7)]),
+    edged([*range(1500, 2047, 11), *range(2047, 2050), *range(2055, 4095, 11), 4095, 4096]),
 )  # fmt: skip
-TOKENS_OF_A_STEP = ([1], [2, 3], [4, 5, 6, 7], [8, 16], range(9, 33), [0])
+TOKENS_OF_A_STEP = ([1], [2, 3], [4, 5, 6, 7], [8, 16], range(9, 33), [0], range(33, 130), edged(range(130, 258)))
 PARTIAL = (80, 96, 112)
 """Widths whose last tile is a part of one, for most tiles."""
 WIDTHS = (
-    range(9, 32), [1], range(2, 8), [8, 16], [32, 64], range(33, 64), PARTIAL,
-    [n for n in range(65, 128) if n not in PARTIAL], [128], range(129, 256), [256],
+    edged(range(9, 32)), [1], range(2, 8), [8, 16], [32, 64], edged(range(33, 64)), PARTIAL,
+    edged(n for n in range(65, 128) if n not in PARTIAL), [128], edged(range(129, 256)), [256],
 )  # fmt: skip
 CHANNELS = (
-    range(9, 32), [1], range(2, 8), [8, 16, 32, 64], range(33, 64), range(65, 128), [128, 256],
-    [*range(129, 256), *range(257, 301)], [512, 1000, 1024],
+    edged(range(9, 32)), [1], range(2, 8), [8, 16, 32, 64], edged(range(33, 64)), edged(range(65, 128)), [128, 256],
+    edged([*range(129, 256), *range(257, 301)]), [512, 1000, 1024],
 )  # fmt: skip
 HEADS = ([2], [1], [3], [4], [5, 6, 7, 8], range(9, 18))
 ROWS = ([2], [1], [3], [4, 5, 6, 7], [8, 16, *range(9, 16), *range(17, 20)])
-CHUNKS = ([16], [32], [64], [128, 256], [1, 3, 7, 24, 48, 100], [500, 4096])
-CHUNKS_OF_MIXED = ([16], [1], range(3, 15), [32, 64], [17, 23, 31, 33], [100, 128, 256])
+CHUNKS = ([16], [32], [64], [128, 256, 500, 4096], [1, 2, *edged(range(3, 16))], edged([*range(17, 64), *range(65, 256, 3)]))
+CHUNKS_OF_MIXED = (
+    [16], [1], [2, *edged(range(3, 16))], [32, 64], edged([*range(17, 32), *range(33, 64)]),
+    [100, 128, 256, *edged(range(65, 128, 3))],
+)  # fmt: skip
 """Of an operator whose result depends on it."""
 FILTERS = ([4], [1], [2], [3], [5], [6], [7], [8])
-WINDOWS = ([7], [8], [9], [12])
+WINDOWS = ([7], [8], [9], [12], range(13, 130))
 
 
 def spans(symbol: str, sizes: Iterable[Sequence[int]]) -> tuple[Level, ...]:
@@ -192,7 +219,9 @@ def widths(symbol: str, most: int = 256) -> tuple[Level, ...]:
 
 def dimensions(spec: OpSpec, form: str) -> list[Dimension]:
     """The factors of an operator."""
-    found = [Dimension("tokens", spans("T", TOKENS_OF_A_STEP if form == "decode" else TOKENS), varied=True)]
+    of_a_step = (*TOKENS_OF_A_STEP, *(TOKENS[-2:] if "W" in symbols_of(spec) else ()))  # a filter sees few at a time
+    tokens = spans("T", of_a_step if form == "decode" else TOKENS)
+    found = [Dimension("tokens", tokens, varied=True, long=33 if form == "decode" else 258)]
     found += sizes_of(spec, form)
     found += sequences_of(spec, form)
     found += dtypes_of(spec, form)
@@ -231,7 +260,7 @@ def sizes_of(spec: OpSpec, form: str) -> list[Dimension]:
     if spec.state_type is not None:
         found.append(Dimension("chunk size", spans("C", CHUNKS_OF_MIXED)))
     elif "chunk_size" in spec.option_names:
-        found.append(optional("chunk size", *spans("C", CHUNKS)))
+        found.append(Dimension("chunk size", (USUAL, *spans("C", CHUNKS)), varied=True))
     return found
 
 
@@ -306,14 +335,13 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
     squared = "eps" in spec.option_names  # and float32 does not hold the squares of vast numbers
     kinds = ["small", "large", "tiny", *([] if squared else ["vast"])]
     kinds += [f"{kind}.{name}" for name in others(spec) for kind in ("tiny", "large")]
-    kinds = [kind for kind in kinds if kind != "large.k" or not {"beta", "a"}.intersection(names)]  # which amplifies errors
     found = [optional("magnitude", *map(choice, kinds))]
     if "g" in names:
         kinds = ("zero", "reset", "huge", "long", "mixed", *(("deep",) if spec.name in DEEP and form != "decode" else ()))
         found.append(optional("gates", *map(choice, kinds)))
     if "beta" in names:
         found.append(optional("beta values", choice("strong"), choice("edges"), choice("tiny.beta")))
-    arrays = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.name not in ("g", "gv", "A", "weight")]
+    arrays = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.name != "g"]
     arrays += [ADDED] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
     kinds = [f"{prefix}{name}" for prefix in ("zeros.", BLANK) for name in arrays]
     found.append(optional("zeros", *map(choice, kinds)))
@@ -322,8 +350,9 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
 
 
 def others(spec: OpSpec) -> list[str]:
-    """The operands beside those that states are sums of: queries, keys and what stands for them."""
-    return [arg.name for arg in spec.args if arg.role == "operand" and arg.name != spec.like]
+    """What products are made with beside what states are sums of: queries, keys, weights and what stands for them."""
+    more = [name for name in ("a", "weight", "u") if name in {arg.name for arg in (*spec.args, *spec.keyword_args)}]
+    return [arg.name for arg in spec.args if arg.role == "operand" and arg.name != spec.like] + more
 
 
 def layouts_of(spec: OpSpec, form: str) -> list[Dimension]:
@@ -447,7 +476,9 @@ class Rules:
             return "what is made of narrower numbers is made in float32"
         if "g.HV" in flags and chosen.get("gates", "usual") not in ("usual", "zero"):
             return "a fixed decay is one number a head"
-        if any(flag.startswith("beta_map.") for flag in flags) and chosen.get("beta values", "usual") != "usual":
+        if any(flag.startswith("beta_map.") for flag in flags) and (
+            chosen.get("beta values", "usual") != "usual" or ("large.k" in flags and "beta" in self.arrays)
+        ):
             return "a map makes beta"
         size = group_size(flags)
         level = self.levels.get(("channels", chosen.get("channels", "")))
@@ -474,9 +505,12 @@ class Plan:
 
     def spanning(self, first: int) -> set[int]:
         """The places of the ``first`` rows, and of some rows of each rare level."""
-        rare = sum(len(dimension.factor.rare) for dimension in self.dimensions)
+        factors = [dimension.factor for dimension in self.dimensions]
+        hiding = sum(len(factor.hiding) for factor in factors)
+        rare = sum(len(factor.rare) for factor in factors) - hiding
         start = self.covering.usual
-        return {*range(min(first, start)), *range(start, min(start + FIRST_OF_A_RARE_LEVEL * rare, self.covering.early))}
+        count = FIRST_OF_A_HIDING_LEVEL * hiding + FIRST_OF_A_RARE_LEVEL * rare
+        return {*range(min(first, start)), *range(start, min(start + count, self.covering.early))}
 
 
 def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples: bool = True) -> Plan:
@@ -491,7 +525,8 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
     """
     rules, pairs = asked(spec.name, form)
     begun = zlib.crc32(f"{spec.name}/{form}/{seed}".encode())
-    covering = cover(pairs, begun, TRIPLES if triples else (), most)
+    kind = form or ("companion" if spec.name in COMPANIONS else "family")
+    covering = cover(pairs, begun, TRIPLES if triples else (), most, LEAST_ROWS[kind])
     rng = np.random.default_rng(begun + 1)
     dealt: Counter[tuple[Any, ...]] = Counter()
     calls = tuple(call_of(row, rules, rng, dealt) for row in covering.rows)
@@ -524,8 +559,9 @@ def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tup
         others = {**{name: min(sizes) for name, sizes in choices.items()}, **drawn}
         fits = [n for n in choices[symbol] if symbol not in COSTLY or products({**others, symbol: n}) <= most]
         fits = fits or [min(choices[symbol])]
-        seldom = min(dealt[symbol, n, such] for n in fits)
-        drawn[symbol] = int(rng.choice([n for n in fits if dealt[symbol, n, such] == seldom]))
+        shares = {n: dealt[symbol, n, such] / count for n, count in Counter(fits).items()}
+        seldom = min(shares.values())
+        drawn[symbol] = int(rng.choice([n for n, share in shares.items() if share == seldom]))
         dealt[symbol, drawn[symbol], such] += 1
     groups = drawn.pop("G", None)
     flags += [f"grouped.{groups}"] if groups else []

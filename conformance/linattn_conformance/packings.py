@@ -28,6 +28,11 @@ def several(T: int, rng: np.random.Generator) -> list[int]:
     return parts(T, int(rng.integers(2, 7)), rng)
 
 
+def dozens(T: int, rng: np.random.Generator) -> list[int]:
+    """Some ten to forty sequences, empty ones among them where there are few tokens."""
+    return parts(T, int(rng.integers(8, 45)), rng)
+
+
 def empties(T: int, rng: np.random.Generator) -> list[int]:
     """Empty ones among them: at one end, and inside."""
     found = several(T, rng)
@@ -76,6 +81,7 @@ def many(T: int, rng: np.random.Generator) -> list[int]:
 KINDS: dict[str, Draw] = {
     "one": one,
     "several": several,
+    "dozens": dozens,
     "empties": empties,
     "adjacent": adjacent,
     "chunks": chunks,

@@ -5,6 +5,7 @@ from typing import ClassVar
 import linattn
 import numpy as np
 import pytest
+from linattn_conformance import calls
 from linattn_conformance.adapters import adapter_for
 from linattn_conformance.bounds import Quantity, distance
 from linattn_conformance.broken.base import Simple
@@ -150,6 +151,32 @@ def test_without_noise_only_the_exact_value_will_do():
     assert distance(VALUE, exact) == 0
     assert distance(VALUE + 1e-300, exact) == 0  # lost in the value
     assert distance(VALUE + 1e-15, exact) == np.inf
+
+
+def test_a_truth_without_gradients_is_a_part_of_that_with_them(monkeypatch):
+    adapter = adapter_for("numpy", "cpu")
+    forward, gradient = (named(f"kda/chunk/fp32/state-varlen/T65-K24-V40/{check}") for check in ("forward", "gradient"))
+    monkeypatch.setattr(calls, "_kept", {})
+    alone = truth(forward, adapter)
+    monkeypatch.setattr(calls, "_kept", {})
+    whole = truth(gradient, adapter)
+    part = truth(forward, adapter)
+    assert part.outputs is whole.outputs
+    assert whole.gradients
+    assert not part.gradients
+    for name, want in alone.outputs.items():
+        np.testing.assert_array_equal(part.outputs[name].value, want.value)
+        np.testing.assert_array_equal(part.outputs[name].noise, want.noise)
+
+
+def test_a_single_number_of_a_wide_row_may_be_rounded():
+    """As in the gradient of a bias, of whose rows short sequences reach the beginning alone."""
+    value = np.zeros((1, 1024))
+    value[0, 0] = 1 + 2.0**-24
+    noise = np.full((1, 1), 2.0**-24 / 32)
+    assert distance(value.astype(np.float32).astype(float), Quantity(value, noise, "float32")) == pytest.approx(1.0, rel=1e-6)
+    value[0, 0] = 1 + 2.0**-23
+    assert distance(np.where(value, 1.0, 0.0), Quantity(value, noise, "float32")) > 1.9
 
 
 def test_the_gradient_of_a_quotient_is_held_to_what_its_terms_are_summed_of():

@@ -50,7 +50,7 @@ def test_a_selection_that_passes():
 def test_a_selection_that_fails_says_how_to_run_it_again(tmp_path):
     done = conformance("--backend", WRONG, "--case", PATTERN, "--report", str(tmp_path / "report.json"))
     assert done.returncode == 1
-    name = "gla/chunk/fp32/state/T15-K24-V40-C16/forward"
+    name = "gla/chunk/fp32/state/T15-K24-V40-C16/gradient"
     assert f"linattn conformance --backend {WRONG} --device cpu --case '{name}'" in done.stdout
     assert {result["status"] for result in json.loads((tmp_path / "report.json").read_text())["results"]} == {"failed"}
 

@@ -1,5 +1,6 @@
 """Covering arrays: every pair of levels meets in a row, or it is said why not."""
 
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -104,6 +105,16 @@ def test_a_pair_that_no_row_has_room_for_is_listed():
 
     assert cover(Pairs(three, crowded, 0.0), 0).missing["a=0", "c=0"] == "no"
     assert cover(Pairs(three[:2], lambda levels: "", 0.0), 0).missing == {}
+
+
+def test_pairs_meet_again_where_more_rows_are_asked_for():
+    two = [Factor("a", ("0", "1")), Factor("b", ("0", "1", "2"))]
+    once, twice = (cover(Pairs(two, lambda levels: "", 0.0), 0, least=least) for least in (0, 12))
+    assert len(once.rows) == 6
+    assert len(twice.rows) == twice.pairs == twice.usual == 12
+    assert Counter(map(str, twice.rows)) == Counter(map(str, once.rows * 2))
+    none = cover(Pairs(two, lambda levels: "no" if len(levels) > 1 else "", 0.0), 0, least=12)
+    assert none.rows == []  # and it ends
 
 
 # -- of the operators ------------------------------------------------------------------------------------------------

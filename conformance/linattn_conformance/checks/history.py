@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import threading
@@ -14,8 +13,7 @@ from typing import Any
 
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
-from ..memory import allocated
-from .leak import frozen, given_back
+from .leak import SETTLING, given_back, in_use
 from .values import compare_gradients
 
 __all__ = [
@@ -253,18 +251,16 @@ def _growth(run: Run, calls: Callable[[], Any]) -> int:
                 run.adapter.to_float64(x)
 
     def measured() -> int:
-        gc.collect()
-        time.sleep(0.02)
-        return allocated() + run.adapter.held()
+        time.sleep(SETTLING)
+        return in_use(run)
 
     finished()
     least = None
-    with frozen():
-        for _ in range(ROUNDS):
-            before = measured()
-            finished()
-            grown = measured() - before
-            least = grown if least is None else min(least, grown)
-            if least <= CALLS * PER_CALL:
-                break
+    for _ in range(ROUNDS):
+        before = measured()
+        finished()
+        grown = measured() - before
+        least = grown if least is None else min(least, grown)
+        if least <= CALLS * PER_CALL:
+            break
     return least or 0

@@ -12,7 +12,7 @@ from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated, entries
 
-__all__ = ["frozen", "given_back", "leak", "leak_backward"]
+__all__ = ["SETTLING", "given_back", "in_use", "leak", "leak_backward"]
 
 CALLS = 16
 SETTLING = 0.05
@@ -48,24 +48,23 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
     for _ in range(3):
         finished()
-    with frozen():
-        for _ in range(ROUNDS):
-            before = held(run)
-            for _ in range(CALLS):
-                finished()
-            after = held(run)
-            grown = {name: after[name] - before[name] for name in most if after[name] - before[name] >= most[name]}
-            if not grown:
-                return
+    for _ in range(ROUNDS):
+        before = held(run)
+        for _ in range(CALLS):
+            finished()
+        after = held(run)
+        grown = {name: after[name] - before[name] for name in most if after[name] - before[name] >= most[name]}
+        if not grown:
+            return
     told = [f"{count / 2**20:.1f} MiB" if name == "bytes" else f"{count} {name}" for name, count in grown.items()]
     raise Failure(f"{CALLS} calls hold {' and '.join(told)} more each time, {ROUNDS} times in a row")
 
 
 RECORD = 1024
 """Bytes that a call may leave behind, of what it was and not of its arrays."""
-MORE = ((1, 1), (3, 1), (8, 1), (8, 2), (8, 2), (16, 2))
-"""So many calls are made in turn while each time as many more results seem to be held; and how old objects may be that are
-looked through then for such as only hold each other.
+MORE = ((1, False), (3, False), (8, False), (8, True), (16, True))
+"""So many calls are made in turn while each time as many more results seem to be held; and whether every object is looked
+through then for such as only hold each other, however old it is.
 """
 
 
@@ -80,33 +79,29 @@ def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Ite
     yield
     if in_use(run) - before < least:
         return
-    for count, generation in MORE:
-        before = in_use(run, generation)  # as thoroughly as after it, or old objects that go meanwhile hide new ones
+    for count, thoroughly in MORE:
+        before = in_use(run, thoroughly)  # as thoroughly as after it, or old objects that go meanwhile hide new ones
         calls(count)
-        grown = in_use(run, generation) - before
+        grown = in_use(run, thoroughly) - before
         if grown < count * least:
             return
     raise Failure(f"{count} calls hold {grown / 1024:.1f} KiB more each time, however many there were before")
 
 
-def in_use(run: Run, generation: int = 1) -> int:
-    """Bytes that live objects hold, on the device as well, without young ones that nobody knows but they each other."""
-    gc.collect(generation)
-    return allocated() + run.adapter.held()
+def in_use(run: Run, thoroughly: bool = False) -> int:
+    """Bytes that live objects hold, on the device as well, without those that nobody knows but they each other.
 
-
-@contextlib.contextmanager
-def frozen() -> Iterator[None]:
-    """The objects that there are already are not looked through again and again, which takes long."""
+    What was there at the last look is looked through again only ``thoroughly``: it takes longer than most cases, and objects of
+    which there are more each time are new.
+    """
+    if thoroughly:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    return allocated() + run.adapter.held()
 
 
 def held(run: Run) -> dict[str, int]:
     """Bytes that live objects hold, on the device as well, and what else the process has open."""
     time.sleep(SETTLING)
-    return {"bytes": in_use(run, 2), "open files": entries("fd"), "threads": entries("task")}
+    return {"bytes": in_use(run), "open files": entries("fd"), "threads": entries("task")}

@@ -41,7 +41,7 @@ def mirrored(run: Run, got: Arrays) -> None:
     """
     held = run.snapshot(got)
     changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
-    sizes = {symbol: size for symbol, size in run.case.sizes if symbol != "C"}
+    sizes = {symbol: max(size, 1) for symbol, size in run.case.sizes if symbol != "C"}  # states there are without tokens
     many = np.prod(list(sizes.values())) <= (CHEAP if sizes["T"] <= FEW else CHEAPEST)
 
     def made(count: int) -> Arrays:
