@@ -390,12 +390,13 @@ def pivot(title: str, rows: Sequence[Row], show: Callable[[Row], str]) -> Sectio
 
 
 def mixers(rows: Sequence[Row]) -> list[Row]:
-    """What the mixers take of a training step, by library and mode, where the step was also timed without them."""
-    medians = {(row["what"], row["library"], row["mode"]): row["ms"]["median"] for row in rows if row["ms"]}
+    """What the mixers take of each training step that was also timed without them."""
+    medians = {call_of(row): row["ms"]["median"] for row in rows if row["ms"]}
+    without = {call_of(row): medians.get(call_of(row | {"what": REST})) for row in rows}
     return [
-        row | {"what": MIXERS, "ms": {"median": row["ms"]["median"] - medians[REST, row["library"], row["mode"]]}}
+        row | {"what": MIXERS, "ms": {"median": row["ms"]["median"] - without[call_of(row)]}}
         for row in rows
-        if row["ms"] and row["what"] == WHOLE and (REST, row["library"], row["mode"]) in medians
+        if row["ms"] and row["what"] == WHOLE and without[call_of(row)] is not None
     ]
 
 

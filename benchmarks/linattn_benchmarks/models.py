@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,8 @@ def prepared(job: Job) -> Prepared:
     """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
+    if job.library == MODELS[job.name].package:
+        importlib.import_module(job.library)  # transformers would run its own code where that fails, and say nothing
     if job.library == "fla" and job.device == "cuda" and fla_refuses():
         force_fla()
 
@@ -156,10 +159,16 @@ def prepared(job: Job) -> Prepared:
 
     def decode(compile_: Compile) -> Callable[[], Any]:
         model, ids = whole()
-        with torch.no_grad():
-            cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
         run, token = compile_(model), ids[:, -1:]
-        return torch.no_grad()(lambda: run(token, past_key_values=cache, use_cache=True).logits)
+        empty = None if run is model else still(model, job.T + 1)
+        with torch.no_grad():
+            cache = model(ids, past_key_values=empty, use_cache=True, logits_to_keep=1).past_key_values
+
+        def step() -> Any:
+            rewind(cache, job.T)
+            return run(token, past_key_values=cache, use_cache=True).logits
+
+        return torch.no_grad()(step)
 
     def idle() -> None:
         if whole.cache_info().currsize:
@@ -183,6 +192,20 @@ def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
             return cls(found.config(job.layers, small)).to(job.device, dtype).train()
     finally:
         torch.set_default_dtype(usual)
+
+
+def still(model: Any, tokens: int) -> Any:
+    """A cache of one size, as generation makes for a compiled model: a graph for each length is none for decoding."""
+    import transformers
+
+    return transformers.StaticCache(config=model.config, max_cache_len=tokens)
+
+
+def rewind(cache: Any, tokens: int) -> None:
+    """Let the layers of a cache of :func:`still` go on after so many tokens; one that grows goes on where it is."""
+    for layer in cache.layers:
+        if isinstance(length := getattr(layer, "cumulative_length", None), Tensor):
+            length.fill_(tokens)
 
 
 class HandsOn(nn.Module):

@@ -108,7 +108,9 @@ def test_who_has_a_layer():
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
+@pytest.fixture
+def tiny_olmo(monkeypatch, without_kernels):
+    """The models, of which OLMo-Hybrid at reduced sizes is tiny."""
     pytest.importorskip("transformers")
     from linattn_benchmarks import models
 
@@ -116,6 +118,11 @@ def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     tiny = replace(models.MODELS["olmo_hybrid"], small={**sizes, **heads})
     monkeypatch.setitem(models.MODELS, "olmo_hybrid", tiny)
+    return models
+
+
+def test_a_model_is_the_same_every_way(tmp_path, tiny_olmo):
+    models = tiny_olmo
     job = replace(JOB, benchmark="model", name="olmo_hybrid", whats=models.WHATS, layers=4)
     assert models.libraries("olmo_hybrid") == ("linattn", "linattn, fused", "fla", "transformers")
     for library in ("linattn", "linattn, fused", "transformers"):
@@ -126,6 +133,33 @@ def test_a_model_is_the_same_every_way(tmp_path, monkeypatch, without_kernels):
         with ready.timed():
             rows = [timed(job, ready, what) for what in models.WHATS]
         assert [(row["status"], row["reason"]) for row in rows] == [("ok", None)] * 4
+
+
+def test_a_compiled_model_decodes_with_one_graph(tiny_olmo):
+    ready = tiny_olmo.prepared(replace(JOB, benchmark="model", name="olmo_hybrid", layers=2))
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    with ready.timed():
+        call = ready.calls["decode"](lambda model: torch.compile(model, fullgraph=True, dynamic=False, backend=counted))
+        first = call()
+        others = [call() for _ in range(9)]
+        grown = ready.calls["decode"](lambda model: model)()
+    assert len(graphs) == 1
+    assert all(x.isfinite().all() for x in others)
+    torch.testing.assert_close(first, grown)
+
+
+def test_a_package_that_cannot_be_imported_is_not_timed_as_transformers_own_code(monkeypatch):
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
+    with pytest.raises(ModuleNotFoundError, match="mamba_ssm"):
+        models.prepared(replace(JOB, benchmark="model", name="bamba", library="mamba_ssm"))
 
 
 def test_models_have_the_published_sizes_and_as_many_layers_as_asked():
@@ -340,6 +374,16 @@ def test_what_a_step_takes_longer_with_its_mixers_is_theirs():
     }
 
 
+def test_a_step_without_mixers_is_that_of_the_same_model_and_shape():
+    longer = [row("linattn", 30.0, what="train", label="B1 T16"), row("fla", 40.0, what="train", label="B1 T16")]
+    longer += [row("linattn", 20.0, what="rest", label="B1 T16"), row("fla", 20.0, what="rest", label="B1 T16")]
+    shorter = [row("linattn", 9.0, what="train"), row("fla", 13.0, what="train")]
+    shorter += [row("linattn", 5.0, what="rest"), row("fla", 5.0, what="rest")]
+    ((_, _, _, cells),) = beside.heatmaps(results(*shorter, *longer))
+    mixers = {line: ratio for (line, _), ratio in cells.items() if "mixers" in line}
+    assert list(mixers.values()) == [0.5, 0.5]
+
+
 def test_two_shapes_of_one_layer_have_a_table_each():
     longer = [row("linattn", 4.0, label="B1 T16"), row("fla", 1.0, label="B1 T16")]
     first, _, second, _ = beside.sections(results(row("linattn", 2.0), *longer))
@@ -367,7 +411,7 @@ def test_files_of_several_runs_are_shown_as_one(run, tmp_path):
     assert [(r["library"], r["ms"]["median"]) for r in rows] == [("linattn", 2.0), ("fla", 5.0)]
     done = run("report", first, file("third.json", row("linattn", 2.0), benchmark="model"))
     assert done.exit_code == 2
-    assert "results files of one of operators, layer, model, or one file of table" in " ".join(
+    assert "results files of one of operators, parts, layer, model, or one file of table" in " ".join(
         done.output.replace("│", " ").split()
     )
 

@@ -1,12 +1,13 @@
 """A plug-in of pytest's: fla's tests on a GPU, with linattn's functions in fla.
 
 A call that linattn refuses does not count as fla's: the test fails, unless fla refuses it as well. Neither does a test pass in
-which none of linattn's functions ran. What is left of fla's kernels is not tuned. After the time ``JUDGED_UNTIL``, in seconds
-since the epoch, no more tests are begun.
+which none of linattn's functions ran. What is left of fla's kernels is not tuned. Processes take the devices ``JUDGED_ON`` in
+turn. At the time ``JUDGED_UNTIL``, in seconds since the epoch, tests that run are interrupted, and no more are begun.
 """
 
 import functools
 import os
+import signal
 import time
 
 import pytest
@@ -19,7 +20,8 @@ reasons: list[str] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests():
-    """Before fla's tests import its functions by name."""
+    """Before fla's tests import its functions by name, and anything looks for a device."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = device_of(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
     enable()
 
 
@@ -32,6 +34,12 @@ def enable():
     seams.serving = lambda before, ours, name: serving(answered(before, name), ours, name)
     fla.FUNCTIONS.update({name: seen(function) for name, function in fla.FUNCTIONS.items()})
     fla.enable()
+
+
+def device_of(worker):
+    """The device of one of several processes, by its name."""
+    devices = os.environ["JUDGED_ON"].split(",")
+    return devices[int(worker.removeprefix("gw")) % len(devices)]
 
 
 def seen(function):
@@ -65,13 +73,27 @@ def untuned():
 
 
 def pytest_runtest_setup(item):
-    if time.time() > float(os.environ["JUDGED_UNTIL"]):
-        pytest.skip("not run: no time was left")
+    if left() <= 0:
+        not_run()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     ran.clear()
-    result = yield
+    signal.signal(signal.SIGALRM, not_run)
+    signal.setitimer(signal.ITIMER_REAL, max(left(), 1e-3))
+    try:
+        result = yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     assert ran, "refused by linattn: none of its functions ran"
     return result
+
+
+def left():
+    """Seconds."""
+    return float(os.environ.get("JUDGED_UNTIL", time.time() + 1e6)) - time.time()
+
+
+def not_run(*_):
+    pytest.skip("not run: no time was left")

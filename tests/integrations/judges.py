@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping
     Args:
         checkout: A clone of fla's.
         jobs: Processes.
-        seconds: After which no more tests are begun.
+        seconds: After which tests that run are interrupted, and no more are begun.
         earlier: What a run of this found that left tests for this one; empty if there was none.
 
     Returns:
@@ -158,7 +159,8 @@ def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping
     for counts in counted.values():
         counts.pop("not run", None)
     together = ["-pxdist.plugin", f"-n{jobs}", "--dist=worksteal"]  # neighbours in a file compile the same kernels
-    cases = suites.run([*tests, *together], checkout, "fla_on_gpu", JUDGED_UNTIL=str(time.time() + seconds))
+    where = {"JUDGED_ON": devices(), "JUDGED_UNTIL": str(time.time() + seconds)}
+    cases = suites.run([*tests, *together], checkout, "fla_on_gpu", **where)
     for name, counts in _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases).items():
         counted[name] = counted.get(name, Counter()) + counts
     return {"judges": counted, **_exceptions(cases, exceptions)}
@@ -173,6 +175,11 @@ def _exceptions(
         if (reason := _reason(case)) is not None:
             found[reason] = [*found.get(reason, []), _node(case)]
     return {"exceptions": found}
+
+
+def devices() -> str:
+    """The GPUs of this process, as CUDA is told them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
 
 
 def _reason(case: suites.Case) -> str | None:
@@ -254,7 +261,7 @@ def main() -> None:
     parser.add_argument("--fla-ranks", type=Path, help="a clone of fla: run its context-parallel tests instead, on GPUs")
     parser.add_argument("--commit", help="what to call the commit of fla, where the tests lie there without their history")
     parser.add_argument("--jobs", type=int, default=1, help="processes for fla's operator tests on a GPU")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no more of these are begun")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which these end")
     parser.add_argument("--more", type=Path, help="what was written of these, to go on with the tests that did not run")
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")

@@ -312,6 +312,12 @@ def test_a_keyword_of_nobodys_is_an_error(x: dict[str, Any]) -> None:
         ours.chunk_gated_delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], use_l2norm=True)
 
 
+def test_kdas_chunks_have_flas_sizes(x: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as refused:
+        ours.chunk_kda(*(x[name] for name in ("q", "k", "v", "gk", "beta")), chunk_size=16)
+    assert str(refused.value) == "chunk_kda: chunk_size must be 32 or 64, got 16"
+
+
 def test_a_doubled_sigmoid_needs_the_sigmoid(x: dict[str, Any]) -> None:
     with pytest.raises(
         OptionError, match="allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True: it doubles the sigmoid"

@@ -54,6 +54,22 @@ def test_after_its_time_no_test_is_begun(monkeypatch: pytest.MonkeyPatch) -> Non
         plugin.pytest_runtest_setup(None)
 
 
+def test_at_its_time_a_test_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGED_UNTIL", str(time.time() + 0.05))
+    call: Any = plugin.pytest_runtest_call(None)
+    next(call)
+    with pytest.raises(pytest.skip.Exception, match="not run: no time was left"):
+        time.sleep(30)
+    with pytest.raises(pytest.skip.Exception):
+        call.throw(pytest.skip.Exception("not run: no time was left"))
+
+
+def test_processes_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setenv("JUDGED_ON", judges.devices())
+    assert [plugin.device_of(f"gw{n}") for n in range(3)] == ["2", "5", "2"]
+
+
 def test_what_did_not_run_runs_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -70,7 +70,9 @@ def test_a_model_computes_learns_and_says_the_same_on_linattn(
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-5)
     assert ours.gradients.keys() == theirs.gradients.keys()
     for name, gradient in theirs.gradients.items():
-        torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max().item(), msg=name)
+        most = gradient.abs().max().item()
+        said = f"{name}, at most {most:.2g}: {{}}".format
+        torch.testing.assert_close(ours.gradients[name], gradient, rtol=1e-3, atol=1e-4 * most, msg=said)
     assert ours.tokens.tolist() == theirs.tokens.tolist()
 
 

@@ -11,11 +11,13 @@ from linattn.plugin import form_methods
 from torch import Tensor
 
 from .. import Torch
-from ..companions import decode_short_conv, gated_rms_norm, short_conv
+from ..companions import decode_short_conv
 from . import recurrent
+from .conv import short_conv
 from .layout import chunk_length
 from .library import OPERANDS, accumulation, matrix_state_call, plain
 from .mixed import mixed_attention
+from .norm import gated_rms_norm
 
 Result = tuple[Tensor, Tensor | None]
 

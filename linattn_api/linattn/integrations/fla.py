@@ -795,11 +795,13 @@ def chunk_kda(
     """:func:`linattn.kda` as ``fla.ops.kda.chunk_kda``: log decays ``g [B, T, HV, K]``.
 
     With ``use_gate_in_kernel``, ``g`` is a raw projection of ``−exp(A_log) · softplus(g + dt_bias)``, ``dt_bias [HV · K]``, or
-    with ``lower_bound`` of ``lower_bound · sigmoid(exp(A_log) · (g + dt_bias))``. The other parameters are those of
-    :func:`chunk_gated_delta_rule`.
+    with ``lower_bound`` of ``lower_bound · sigmoid(exp(A_log) · (g + dt_bias))``. A ``chunk_size`` that fla has not is an error
+    here as well. The other parameters are those of :func:`chunk_gated_delta_rule`.
     """
     name = "chunk_kda"
     _refuse(name, return_intermediate_states=return_intermediate_states, head_first=head_first)
+    if chunk_size not in (None, 32, 64):
+        raise OptionError(f"{name}: chunk_size must be 32 or 64, got {chunk_size}")
     if safe_gate and use_gate_in_kernel and lower_bound is None:
         raise OptionError(f"{name}: safe_gate=True with use_gate_in_kernel=True needs lower_bound")
     return _delta(
