@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ from pathlib import Path
 import torch
 
 from . import pages, runner, smollm, studies
-from .protocol import estimate
 from .record import DOCS, table
 
 
@@ -28,8 +28,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="train a cell of each, drawn at random, again with other seeds")
     parser.add_argument("--write", action="store_true", help="write the list into the documentation, as runs do")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="cells that run at a time, each in a process, or on a GPU in a thread; default 1"
+        "--jobs", type=int, default=1, help="parts that run at a time, each in a process, or on each GPU in a thread; default 1"
     )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="leave what does not end within so many; default none")
     chosen = parser.parse_args()
     for name in chosen.names:
         if name not in studies.NAMES:
@@ -39,7 +40,9 @@ def main() -> None:
     if chosen.check:
         agreed = [checked(name, chosen.out, chosen.device) for name in chosen.names]
         sys.exit(not all(agreed))
-    runner.run([studies.study(name) for name in chosen.names], chosen.out, chosen.device, chosen.small, chosen.jobs)
+    runner.run(
+        [studies.study(name) for name in chosen.names], chosen.out, chosen.device, chosen.small, chosen.jobs, chosen.seconds
+    )
     if chosen.write or (chosen.names and chosen.out == DOCS):
         (DOCS / "studies.table.md").write_text(listing(), encoding="utf-8")
     if not chosen.names:
@@ -57,9 +60,9 @@ def checked(name: str, folder: Path, device: str) -> bool:
 def listing() -> str:
     """A table of the studies: what each asks, its GPU minutes, and its state."""
     of = [studies.study(name) for name in studies.NAMES]
-    rows = [(s.name, s.question, f"{estimate(s):.0f}", pages.state(s, pages.saved(s)).replace("*", "")) for s in of]
-    rows.append(("smollm", smollm.QUESTION, f"{smollm.minutes(argparse.Namespace(**smollm.DEFAULTS)):.0f}", smollm.state()))
-    return table(["study", "question", "GPU minutes", "state"], rows)
+    rows = [(s.name, s.question, *pages.pace(s), pages.state(s, pages.saved(s)).replace("*", "")) for s in of]
+    rows.append(("smollm", smollm.QUESTION, *smollm.pace(), smollm.state()))
+    return table(["study", "question", "GPU minutes", "left", "state"], rows)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import linattn
 import torch
 from linattn.nn.torch import SwiGLU  # type: ignore[attr-defined]
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 Carried = dict[str, Tensor]
 
@@ -40,9 +41,17 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         h = self.norm(x)
         if self.taps is not None:
-            h = linattn.short_conv(h, self.taps)[0]
+            h = convolved(h, self.taps)
         x = x + (self.mixer(h) if cache is None else self.mixer(h, cache=cache))
         return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
+
+
+def convolved(x: Tensor, taps: Tensor) -> Tensor:
+    """:func:`linattn.short_conv` of ``x [B, T, D]``, written out: stacked models have other taps each, which the operator takes
+    one after the other."""
+    T, width = x.shape[1], taps.shape[-1]
+    padded = pad(x, (0, 0, width - 1, 0))
+    return sum(padded[:, i : i + T] * taps[:, i] for i in range(width))
 
 
 class Model(nn.Module):
@@ -55,7 +64,7 @@ class Model(nn.Module):
         convolution: Whether blocks have one.
         carries: Whether it leaves its states to the next segment; then blocks have no convolution.
         norm: Of the blocks. Default RMS norm.
-        half: Whether products are of bfloat16.
+        half: Whether who trains it is to call it with its parameters as bfloat16.
     """
 
     def __init__(
@@ -80,13 +89,10 @@ class Model(nn.Module):
     def forward(self, ids: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
         """Logits ``[B, T, symbols]`` of ``ids [B, T]``, and the states after them."""
         cache = linattn.nn.Cache.from_state_dict(carried) if self.carries else None
-        # No cast is kept for later calls: a recorded step would keep that of the weights it was recorded with.
-        with torch.autocast(ids.device.type, torch.bfloat16, self.half, cache_enabled=False):
-            x = self.embedding(ids)
-            for block in self.blocks:
-                x = block(x, cache)
-            logits = self.norm(x) @ self.embedding.weight.mT
-        return logits, {} if cache is None else cache.state_dict()
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, cache)
+        return self.norm(x) @ self.embedding.weight.mT, {} if cache is None else cache.state_dict()
 
 
 def of(mixer: Callable[..., nn.Module], **options: Any) -> Callable[[Any, Any], nn.Module]:

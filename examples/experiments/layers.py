@@ -1,14 +1,16 @@
-"""What a layer costs by length of the context: GLA (Yang et al. 2024, §5.3) and Hedgehog (Zhang et al. 2024, §5.4) by softmax.
+"""What attention costs by length of the context, alone, as a layer and as a block: GLA (Yang et al. 2024, §5.3), Hedgehog
+(Zhang et al. 2024, §5.4) and FLASH (Hua et al. 2022, §5.2) by softmax.
 
-As many tokens, cut into contexts of growing length; a forward pass, and one with its backward pass, of whole layers and of the
-attention in them alone. Softmax is PyTorch's fused attention. Milliseconds, and the memory that a pass needs. On a GPU.
-Called one operation at a time, or compiled, by a compiler of ``torch.compile``.
+As many tokens, cut into contexts of growing length; a forward pass, and one with its backward pass. Softmax is PyTorch's
+FlashAttention-2, and alone cuDNN's kernel too. Milliseconds, and the memory that a pass needs. On a GPU. Called one operation
+at a time, or compiled, by a compiler of ``torch.compile``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -18,12 +20,15 @@ from linattn.feature_maps import Hedgehog
 from linattn.progress import bars
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .mixers import Attention
+from .frame import Block
+from .mixers import Attention, Unit
 from .record import COLOURS, Record, Tables, axes, numbers, options
 
 HEAD = 64  # width of the heads of softmax and Hedgehog
+CHUNK = 256  # of FLASH
 
 
 class Alone(nn.Module):
@@ -41,18 +46,60 @@ class Alone(nn.Module):
         return linattn.linear_attn(q, k, v, feature_map=Hedgehog(self.W), normalize=True)[0]
 
 
-KINDS: dict[str, tuple[int, Callable[[int], nn.Module]]] = {
+class Operator(nn.Module):
+    """An operator without projections, on ``x [B, T, …]`` that is cut into its arrays: heads and width of each."""
+
+    def __init__(self, function: Callable[..., Any], *shapes: tuple[int, int]) -> None:
+        super().__init__()
+        self.function, self.shapes = function, shapes
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.split([heads * width for heads, width in self.shapes], -1)
+        return self.function(*(y.unflatten(-1, shape) for y, shape in zip(parts, self.shapes, strict=True)))[0]
+
+
+def gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
+    return linattn.gla(q, k, v, g, gate=linattn.gates.LogSigmoid(16))
+
+
+def mixed(*arrays: Tensor) -> Any:
+    return linattn.mixed_attn(*arrays, chunk_size=CHUNK, quad_scale=1 / CHUNK, lin_scale=1 / CHUNK)
+
+
+KINDS: dict[str, tuple[float, Callable[[int], nn.Module]]] = {
     "softmax": (1, lambda D: Attention(D, D // HEAD)),
     "GLA": (1, lambda D: linattn.nn.GatedLinearAttention(D)),
     "Hedgehog": (1, lambda D: linattn.nn.Hedgehog(D, num_heads=D // HEAD)),
+    "FLASH": (1, lambda D: linattn.nn.FLASH(D, chunk_size=CHUNK)),
+    "softmax block": (1, lambda D: Block(D, Attention(D, D // HEAD), convolution=False)),
+    "GLA block": (1, lambda D: Block(D, linattn.nn.GatedLinearAttention(D), convolution=False)),
+    "Hedgehog block": (1, lambda D: Block(D, linattn.nn.Hedgehog(D, num_heads=D // HEAD), convolution=False)),
+    "FLASH block": (1, lambda D: Unit(D, lambda: linattn.nn.FLASH(D, chunk_size=CHUNK), nn.RMSNorm)),
     "softmax alone": (3, lambda D: Alone()),
+    "softmax alone, cuDNN": (3, lambda D: Alone()),
+    "linear_attn alone": (3, lambda D: Operator(linattn.linear_attn, *[(D // HEAD, HEAD)] * 3)),
+    "GLA alone": (2.5, lambda D: Operator(gla, (4, D // 8), (4, D // 8), (4, D // 4), (4, D // 8))),
     "Hedgehog alone": (3, lambda D: Alone(torch.from_numpy(Hedgehog.init(D // HEAD, HEAD)["W"]))),
+    "FLASH alone": (2.5, lambda D: Operator(mixed, *[(1, D // 8)] * 4, (1, 2 * D))),
 }
-"""The width of the input in that of the model, and the layer."""
+"""The width of the input in that of the model, and what is timed: layers, blocks with their MLPs (of FLASH two layers, which
+have as many parameters), and attention without projections, of the sizes that it has in its layer."""
+
+
+def softmax_by(kind: str, device: str) -> Any:
+    """PyTorch's kernel for softmax is not left to it on a GPU."""
+    if device != "cuda":
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION if kind.endswith("cuDNN") else SDPBackend.FLASH_ATTENTION)
 
 
 def cost(kind: str, T: int, chosen: Any) -> dict[str, float]:
     """Milliseconds of both passes, and MiB that they need beyond the input and the layer."""
+    with softmax_by(kind, chosen.device):
+        return measured(kind, T, chosen)
+
+
+def measured(kind: str, T: int, chosen: Any) -> dict[str, float]:
     torch.manual_seed(chosen.seed)
     wide, make = KINDS[kind]
     dtype = torch.bfloat16 if chosen.device == "cuda" else torch.float32
@@ -60,7 +107,7 @@ def cost(kind: str, T: int, chosen: Any) -> dict[str, float]:
     if chosen.compiler:
         torch._dynamo.reset()
         layer.compile(fullgraph=True, dynamic=False, backend=chosen.compiler)
-    x = torch.randn(chosen.tokens // T, T, wide * chosen.width, device=chosen.device, dtype=dtype, requires_grad=True)
+    x = torch.randn(chosen.tokens // T, T, int(wide * chosen.width), device=chosen.device, dtype=dtype, requires_grad=True)
     gradient = torch.randn_like(layer(x))
 
     def forward() -> None:
@@ -99,7 +146,7 @@ def wait(device: str) -> None:
 def main() -> None:
     chosen = options(
         __doc__, device="cuda" if torch.cuda.is_available() else "cpu", width=1024, tokens=32768, seed=0, repeats=10,
-        contexts="1024,2048,4096,8192,16384,32768",
+        contexts="512,1024,2048,4096,8192,16384,32768",
         compiler="",
     )  # fmt: skip
     record, contexts = Record("layers", chosen, shown), numbers(chosen.contexts)
@@ -123,11 +170,11 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
 def plot(costs: dict[str, dict[str, Any]]) -> Figure:
     """Milliseconds by length of the context."""
     figure, found = axes(2)
-    colours = {kind: COLOURS[i] for i, kind in enumerate(("softmax", "GLA", "Hedgehog"))}
+    colours = dict(zip(dict.fromkeys(kind.split()[0] for kind in costs), COLOURS, strict=False))
     for ax, what in zip(found, ("forward", "with backward"), strict=True):
         for kind, of in costs.items():
-            alone = kind.endswith(" alone")
-            style, colour = "--" if alone else "-", colours[kind.removesuffix(" alone")]
+            style = "--" if " alone" in kind else ":" if kind.endswith(" block") else "-"
+            colour = colours[kind.split()[0]]
             ax.plot([int(T) for T in of], [one[what] for one in of.values()], style, color=colour, marker=".", label=kind)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
@@ -135,7 +182,7 @@ def plot(costs: dict[str, dict[str, Any]]) -> Figure:
         ax.set_title(what, loc="left", fontsize=10)
         ax.set_xlabel("context length")
     found[0].set_ylabel("milliseconds")
-    found[-1].legend(frameon=False, fontsize=8)
+    found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

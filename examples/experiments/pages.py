@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from linattn_conformance import packed
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from .protocol import Study, estimate
-from .record import COLOURS, DOCS, Tables, axes, table
+from .protocol import Study, minutes
+from .record import COLOURS, DOCS, Tables, axes, runs_of, table
 
 Summary = dict[str, dict[str, Any]]
 
@@ -25,7 +26,7 @@ def state(study: Study, summary: Summary | None, small: bool = False) -> str:
     """Whether a study was run on the protocol, and what is missing if it was not."""
     asked = study.cells()
     if summary is None:
-        return f"*Not run yet on this protocol*: {len(asked)} cells, {estimate(study):.0f} GPU minutes or fewer by estimate."
+        return f"*Not run yet on this protocol*: {len(asked)} cells, {minutes(study)[1]:.0f} GPU minutes or fewer by estimate."
     cells = {(model, setting): cell for setting, of in summary.items() for model, cell in of.items()}
     done = sum(key in cells and not cells[key]["lacks"] for key in asked)
     worst: dict[str, str] = {}
@@ -51,6 +52,14 @@ def saved(study: Study) -> Summary | None:
     """The summary in the documentation, if there is one."""
     path = DOCS / f"{study.name}.json"
     return json.loads(path.read_text(encoding="utf-8"))["results"]["summary"] if path.exists() else None
+
+
+def pace(study: Study) -> tuple[str, str]:
+    """GPU minutes that the runs in the documentation took, and an estimate of what is left."""
+    path = runs_of(DOCS / f"{study.name}.json")
+    parts = json.loads(packed.read(path)).values() if path.exists() else ()
+    spent, left = minutes(study, parts)
+    return f"{spent:.0f}", f"{left:.0f}"
 
 
 def figures(summary: Summary) -> list[str]:

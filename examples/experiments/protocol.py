@@ -2,10 +2,10 @@
 
 * At least :data:`SEEDS` seeds, and :data:`RATES` of learning. A model's rate is the one whose mean over seeds is best on
   validation data; what is reported is its score on test data, and the spread of its seeds.
-* The schedule is doubled, with the better half of its rates. A task that can be solved is doubled until all seeds solve it: a
-  model may stand on a plateau for as long as it likes and leave it. Another is doubled as often as the study says: bits of
-  text go on falling for as long as anybody trains, and what must not change is which of two models is ahead. What is reported
-  is the longest.
+* The schedule is doubled, with the better half of its rates. A task that can be solved is doubled until all seeds solve it,
+  where training stops: a model may stand on a plateau for as long as it likes and leave it. Another is doubled as often as the
+  study says: bits of text go on falling for as long as anybody trains, and what must not change is which of two models is
+  ahead. What is reported is the longest.
 * Models of one study have the same embeddings, positions, convolution and number of parameters, but for what it varies.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import mean
 from typing import Any, NamedTuple
@@ -21,8 +21,11 @@ from typing import Any, NamedTuple
 SEEDS = 3
 RATES = (1e-3, 2e-3, 5e-3, 1e-2)
 
-LAYER_SECONDS, FLOPS = 2e-3, 5e13
-"""What an estimate assumes of a GPU: what a layer takes at least, forward and backward, and operations a second."""
+LAYER_SECONDS, FLOPS = 1e-3, 2e13
+"""What an estimate assumes of a GPU that runs some stacks at a time: what a layer of one takes at least, forward and backward,
+and operations a second."""
+SCOUT = "in small, for the rates"
+"""The setting of runs in which the rates of a large one are chosen."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,53 @@ def spread(study: Study, runs: list[dict[str, Any]], steps: int) -> tuple[float,
     return None if None in found else (mean(found), min(found), max(found))
 
 
+class Due(NamedTuple):
+    """Members of a cell that are yet to be trained, side by side."""
+
+    steps: int
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+def due(study: Study, setting: Setting, runs: list[dict[str, Any]]) -> list[Due]:
+    """What a cell has to do next, given its runs: what is left of its schedule, or of one twice as long as the last, with the
+    better half of its rates, unless the task is solved."""
+    rates, seeds = setting.rates, tuple(range(setting.first_seed, setting.first_seed + setting.seeds))
+    for doubled in range(setting.doublings + 1):
+        steps = setting.steps * 2**doubled
+        of = [run for run in runs if run["steps"] == steps]
+        there = {(run["rate"], run["seed"]) for run in of}
+        if left := [some for some in stacks(setting, steps, rates, seeds) if not there >= members(some)]:
+            return left
+        if solved(study, of):
+            break
+        rates = better_half(study, of)
+    return []
+
+
+def stacks(setting: Setting, steps: int, rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Due]:
+    """Every rate with every seed, as many at once as the setting says."""
+    few = max(1, setting.together // setting.seeds)
+    parts = [seeds] if setting.together >= setting.seeds else [(seed,) for seed in seeds]
+    return [Due(steps, rates[i : i + few], part) for i in range(0, len(rates), few) for part in parts]
+
+
+def members(some: Due) -> set[tuple[float, int]]:
+    return set(itertools.product(some.rates, some.seeds))
+
+
+def learned(study: Study, of: list[tuple[float, int]], scores: list[dict[str, float | None]]) -> bool:
+    """Whether all seeds of one rate have solved the task beyond doubt, scored on validation data on the way."""
+    if not study.solved_by:
+        return False
+    best = 1.0 if study.higher else 0.0
+    beyond = study.solved + (best - study.solved) / 2
+    by_rate: dict[float, list[float | None]] = {}
+    for (rate, _), found in zip(of, scores, strict=True):
+        by_rate.setdefault(rate, []).append(found.get(study.score))
+    return any(not any(study.better(beyond, score) for score in found) for found in by_rate.values())
+
+
 def solved(study: Study, runs: list[dict[str, Any]]) -> bool:
     """Whether all seeds of the longest schedule solved the task."""
     found = spread(study, runs, max(run["steps"] for run in runs))
@@ -234,24 +284,39 @@ def long_enough(study: Study, runs: list[dict[str, Any]]) -> bool:
     return max(run["steps"] for run in runs) >= study.full.steps * 2**study.full.doublings
 
 
-def estimate(study: Study) -> float:
-    """GPU minutes of the full setting, every doubling taken, by the assumptions above: a bound for planning, not a figure."""
-    seconds = sum(cost(study, setting, setting.rates or (0.0,)) for setting in study.cells().values())
-    if study.scout:
-        seconds += sum(cost(study, setting, setting.rates) for setting in study.cells(scout=True).values())
-    return seconds / 60
+def minutes(study: Study, parts: Iterable[dict[str, Any]] = ()) -> tuple[float, float]:
+    """GPU minutes that were spent, and what is left with every doubling taken, by the pace of those or by the assumptions."""
+    parts = list(parts)
+    runs = [run for part in parts for run in part["found"]]
+    spent, done, left = sum(part["seconds"] for part in parts), 0.0, 0.0
+    for scout in (True, False) if study.scout else (False,):
+        for (model, column), setting in study.cells(scout=scout).items():
+            of = [run for run in runs if run["model"] == model and run["setting"] == (SCOUT if scout else column)]
+            done += cost(study, setting, [(run["steps"], 1) for run in of])
+            left += cost(study, setting, to_come(study, replace(setting, doublings=0) if scout else setting, of))
+    return spent / 60, left * (spent / done if done else 1.0) / 60
 
 
-def cost(study: Study, setting: Setting, rates: Sequence[float]) -> float:
-    """Seconds of a cell."""
-    tokens, seconds, count = setting.batch * study.task(setting).tokens, 0.0, len(rates)
+def to_come(study: Study, setting: Setting, runs: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Steps, and how many members of a cell take them, in schedules that it has not ended."""
+    found, rates = [], len(setting.rates) or 1
     for doubled in range(setting.doublings + 1):
-        members = setting.seeds * count
-        operations = 1.5 * 6 * 12 * setting.width**2 * setting.depth * tokens * min(members, setting.together)
-        step = -(-members // setting.together) * max(LAYER_SECONDS * setting.depth, operations / FLOPS)
-        seconds += setting.steps * 2**doubled * step
-        count = -(-count // 2)
-    return seconds
+        steps = setting.steps * 2**doubled
+        of = [run for run in runs if run["steps"] == steps]
+        found.append((steps, max(0, rates * setting.seeds - len(of))))
+        if of and solved(study, of):
+            break
+        rates = -(-rates // 2)
+    return found
+
+
+def cost(study: Study, setting: Setting, taken: Iterable[tuple[int, int]]) -> float:
+    """Seconds of a GPU by the assumptions above, for members of a cell that take so many steps each."""
+    tokens = setting.batch * study.task(setting).tokens
+    operations = 6 * 12 * setting.width**2 * setting.depth * tokens
+    beside = min(setting.together, setting.seeds * max(1, len(setting.rates)))
+    step = max(LAYER_SECONDS * setting.depth / beside, operations / FLOPS)
+    return step * sum(steps * members for steps, members in taken)
 
 
 def options(study: Study, small: bool) -> dict[str, Any]:

@@ -63,14 +63,18 @@ class Record:
         """The result of a part: worked out if it is not there yet, and saved at once with the seconds since the one before."""
         if key not in self.parts:
             found, before, self.since = work(), self.since, time.perf_counter()
-            self.parts[key] = {"found": found, "seconds": round(self.since - before, 1), "code": self.versions["code"]}
-            fresh = self.partial.with_suffix(".new")
-            fresh.write_text(
-                json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
-            )
-            fresh.replace(self.partial)
+            self.add(key, found, self.since - before)
             print(f"{key}: {self.parts[key]['seconds']} s, {found}", flush=True)
         return self.parts[key]["found"]
+
+    def add(self, key: str, found: Any, seconds: float) -> None:
+        """Keep the result of a part, and save it at once."""
+        self.parts[key] = {"found": found, "seconds": round(seconds, 1), "code": self.versions["code"]}
+        fresh = self.partial.with_suffix(".new")
+        fresh.write_text(
+            json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
+        )
+        fresh.replace(self.partial)
 
     def arrays(self, key: str, work: Callable[[], tuple[dict[str, torch.Tensor], Any]]) -> tuple[dict[str, torch.Tensor], Any]:
         """The same for a part that finds arrays too, which are kept in a file of their own."""
@@ -86,13 +90,13 @@ class Record:
         rest = self.once(key, save)
         return torch.load(path), rest
 
-    def take_up(self, keys: Iterable[str]) -> None:
-        """Go on from what was published before all of ``keys`` were there, if that is of the same options."""
+    def take_up(self) -> None:
+        """Go on from what was published, if that is of the same options."""
         path = self.folder / f"{self.name}.json"
         if self.parts or not runs_of(path).exists():
             return
         whole, parts = json.loads(path.read_text(encoding="utf-8")), json.loads(packed.read(runs_of(path)))
-        if whole["options"] == published(self.options) and not parts.keys() >= set(keys):
+        if whole["options"] == published(self.options):
             self.parts = parts
 
     def publish(self, results: Any, with_runs: bool = False) -> str:

@@ -1,128 +1,139 @@
-"""Runs studies on the protocol, cell by cell; what was cut off goes on where it stopped."""
+"""Runs studies on the protocol, schedule by schedule; what was cut off goes on where it stopped."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+import time
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from . import pages, protocol, studies
-from .batched import on_gpu, train
-from .protocol import Setting, Study
+from .batched import OutOfTime, train
+from .crew import Crew
+from .protocol import SCOUT, Due, Setting, Study
 from .record import Record
 
 Run = dict[str, Any]
-Key = tuple[str, str]
-Pool = Callable[[dict[Key, tuple[Any, ...]]], Iterable[tuple[Key, Callable[[], list[Run]]]]]
-"""Of arguments by key, keys in any order and what gives the runs."""
 
 
-def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1) -> None:
-    """Run every cell of some studies, ``jobs`` at a time, and write each one's results, tables and plot into ``out``."""
+class Work(NamedTuple):
+    """Members of a cell of a study, to be trained side by side."""
+
+    study: str
+    model: str
+    column: str
+    scout: bool
+    some: Due
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{rate:g}" for rate in self.some.rates)
+        column = SCOUT if self.scout else self.column
+        return f"{self.model}; {column}; {self.some.steps} steps; {rates}; seeds {', '.join(map(str, self.some.seeds))}"
+
+
+def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1, seconds: float = math.inf) -> None:
+    """Run some studies, ``jobs`` parts at a time on each device, and write each one's results, tables and plot into ``out``.
+
+    Earlier studies go first, short schedules of one before long ones. What does not end within ``seconds`` is left and said.
+    """
+    deadline = time.time() + seconds
     running = {study.name: Running(study, out, device, small) for study in of}
     for one in running.values():
-        if not one.left:
+        one.publish()
+    begun: set[Work] = set()
+    late: list[Work] = []
+    failed: list[Work] = []
+    with Crew(jobs, device) as crew:
+        while True:
+            waiting = (work for one in running.values() for work in one.due() if work not in begun)
+            for work in crew.take(waiting):
+                begun.add(work)
+                crew.begin(work, part, (work, small, deadline))
+            if not crew.busy:
+                break
+            work, found, spent, error = crew.wait()
+            if found is None:
+                (failed if error else late).append(work)
+                print(error, end="", flush=True)
+                continue
+            one = running[work.study]
+            one.record.add(str(work), found, spent)
+            print(f"{work.study}: {work}: {spent:.1f} s, {told(one.study, found)}", flush=True)
             one.publish()
-    with workers(jobs, device) as pool:
-        for (name, key), found in pool(in_turn({name: one.left for name, one in running.items()})):
-            running[name].record.once(key, found)
-            running[name].publish()
+    for work in late:
+        print(f"{work.study}: {work}: not within {seconds:g} s", flush=True)
+    if failed:
+        raise RuntimeError(f"failed: {'; '.join(f'{work.study}: {work}' for work in failed)}")
 
 
-def in_turn(left: dict[str, dict[str, tuple[Any, ...]]]) -> dict[Key, tuple[Any, ...]]:
-    """A cell of each study, then a second of each: text is bound by memory, recall by launches, and either leaves the other."""
-    turns = itertools.zip_longest(*([((name, key), cell) for key, cell in of.items()] for name, of in left.items()))
-    return dict(one for turn in turns for one in turn if one is not None)
+def told(study: Study, found: list[Run]) -> str:
+    """The score of the seeds of the best rate."""
+    of = protocol.at_best(study, found, found[0]["steps"])
+    return f"{study.score} at {of[0]['rate']:g}: {', '.join(str(run['test'].get(study.score)) for run in of)}"
 
 
 class Running:
-    """A study while its cells are run: what is found, and what is ``left``."""
+    """A study while its cells are run: what is found, and what is due."""
 
     def __init__(self, study: Study, out: Path, device: str, small: bool) -> None:
         given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
-        self.study, self.record = study, Record(study.name, given, functools.partial(pages.shown, study))
-        self.cells = {f"{model}; {name}": (study.name, model, name, device, small) for model, name in study.cells(small)}
-        self.record.take_up(self.cells)
+        self.study, self.small = study, small
+        self.record = Record(study.name, given, functools.partial(pages.shown, study))
+        self.record.take_up()
 
-    @property
-    def left(self) -> dict[str, tuple[Any, ...]]:
-        return {key: cell for key, cell in self.cells.items() if key not in self.record.parts}
+    def due(self) -> list[Work]:
+        """What can be trained next, short schedules first."""
+        found = [work for key in self.study.cells(self.small) for work in self.of_cell(*key)]
+        return sorted(found, key=lambda work: (not work.scout, work.some.steps))
+
+    def of_cell(self, model: str, column: str) -> list[Work]:
+        setting, runs = self.study.cells(self.small)[model, column], self.runs(model)
+        if self.study.scout:
+            scout = replace(self.study.cells(self.small, scout=True)[model, column], doublings=0)
+            small = runs.get(SCOUT, [])
+            if due := protocol.due(self.study, scout, small):
+                return [Work(self.study.name, model, column, True, some) for some in due]
+            setting = replace(setting, rates=(protocol.best_rate(self.study, small),))
+        due = protocol.due(self.study, setting, runs.get(column, []))
+        return [Work(self.study.name, model, column, False, some) for some in due]
+
+    def runs(self, model: str) -> dict[str, list[Run]]:
+        """Runs of a model, by setting."""
+        found: dict[str, list[Run]] = {}
+        for one in (run for part in self.record.parts.values() for run in part["found"] if run["model"] == model):
+            found.setdefault(one["setting"], []).append(one)
+        return found
 
     def publish(self) -> None:
-        """Write what was found: each cell is shown as it comes, so that what was cut off can be published, and taken up."""
-        self.record.parts = {key: self.record.parts[key] for key in self.cells if key in self.record.parts}
-        write = self.record.publish if self.left else self.record.finish
+        """Write what was found: each part is shown as it comes, so that what was cut off can be published, and taken up."""
+        if not self.record.parts:
+            return
+        write = self.record.publish if self.due() else self.record.finish
         write(results(self.study, self.record.parts), with_runs=True)
 
 
-@contextmanager
-def workers(jobs: int, device: str) -> Iterator[Pool]:
-    """What goes through cells, several at a time in processes of their own, or on a GPU in threads with a stream each.
-
-    Kernels of small models leave most of a GPU idle, and those of several processes take turns.
-    """
-    if jobs == 1:
-        yield lambda cells: ((key, functools.partial(cell, *of)) for key, of in cells.items())
-        return
-    threads = on_gpu(device)
-    with (
-        ThreadPoolExecutor(jobs, initializer=own_stream) if threads else ProcessPoolExecutor(jobs, get_context("spawn")) as pool
-    ):
-
-        def submitted(cells: dict[Key, tuple[Any, ...]]) -> Iterator[tuple[Key, Callable[[], list[Run]]]]:
-            keys = {pool.submit(cell, *of): key for key, of in cells.items()}
-            return ((keys[future], future.result) for future in as_completed(keys))
-
-        yield submitted
-
-
-def own_stream() -> None:
-    """Let what this thread launches wait for no other's."""
-    torch.cuda.set_stream(torch.cuda.Stream())
-
-
-def cell(name: str, model: str, column: str, device: str, small: bool) -> list[Run]:
-    """Runs of one model in one setting of a study, by their names."""
+def part(work: Work, small: bool, deadline: float, device: str) -> list[Run] | None:
+    """Runs of a part, by their names; ``None`` where it does not end in time."""
     torch.set_float32_matmul_precision("high")
-    study, key = studies.study(name), (model, column)
-    setting = study.cells(small)[key]
-    if study.scout:
-        scout = replace(study.cells(small, scout=True)[key], doublings=0)
-        setting = replace(setting, rates=(protocol.best_rate(study, schedules(study, model, scout, device)),))
-    return [{"model": model, "setting": column, **one} for one in schedules(study, model, setting, device)]
+    study = studies.study(work.study)
+    setting = study.cells(small, work.scout)[work.model, work.column]
+    try:
+        found = trained(study, work.model, setting, work.some, device, deadline)
+    except OutOfTime:
+        return None
+    return [{"model": work.model, "setting": SCOUT if work.scout else work.column, **one} for one in found]
 
 
-def schedules(study: Study, model: str, setting: Setting, device: str) -> list[Run]:
-    """Runs of one cell: its schedule, and others each twice as long, with half of the rates, unless the task is solved."""
-    runs: list[Run] = []
-    for doubled in range(setting.doublings + 1):
-        found = grid(study, model, setting, setting.steps * 2**doubled, device)
-        runs += found
-        if protocol.solved(study, runs):
-            break
-        setting = replace(setting, rates=protocol.better_half(study, found))
-    return runs
-
-
-def grid(study: Study, model: str, setting: Setting, steps: int, device: str) -> list[Run]:
-    """Every rate and seed of one cell for so many steps, as many at once as the setting says."""
+def trained(study: Study, model: str, setting: Setting, some: Due, device: str, deadline: float = math.inf) -> list[Run]:
     make, task = study.make(model, setting)
-    few = max(1, math.floor(setting.together / setting.seeds))
-    some = [setting.rates[i : i + few] for i in range(0, len(setting.rates), few)]
-    seeds = list(range(setting.first_seed, setting.first_seed + setting.seeds))
-    parts = [seeds] if setting.together >= setting.seeds else [[seed] for seed in seeds]
-    return [one for rates in some for part in parts for one in train(make, task, rates, part, steps, device)]
+    enough = functools.partial(protocol.learned, study)
+    return train(make, task, some.rates, some.seeds, some.steps, device, enough, deadline)
 
 
 def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random) -> tuple[str, bool]:
@@ -141,8 +152,10 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
         )
     model, name = draw.choice(on_it)
     recorded, setting = cells[model, name], study.cells(small)[model, name]
-    again = replace(setting, rates=(recorded["rate"],), steps=recorded["steps"], doublings=0, first_seed=1000)
-    found = protocol.summary(study, schedules(study, model, again, device)).figures.get(study.score)
+    seeds = tuple(range(1000, 1000 + setting.seeds))
+    again = protocol.stacks(setting, recorded["steps"], (recorded["rate"],), seeds)
+    runs = [one for some in again for one in trained(study, model, setting, some, device)]
+    found = protocol.summary(study, runs).figures.get(study.score)
     middle, least, most = recorded["figures"][study.score]
     margin = max(most - least, study.tolerance)
     inside = found is not None and least - margin <= found[0] <= most + margin
@@ -151,9 +164,13 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
 
 
 def results(study: Study, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What is written of a study's cells: the summary of their runs by setting and model."""
-    found: dict[str, dict[str, list[Run]]] = {}
+    """What is written of a study's runs: their summary by setting and model, in the order of the study."""
+    found: dict[str, dict[str, list[Run]]] = {
+        setting: {model: [] for model in study.models} for setting in (*study.settings, SCOUT)
+    }
     for one in (run for part in parts.values() for run in part["found"]):
-        found.setdefault(one["setting"], {}).setdefault(one["model"], []).append(one)
-    cells = {setting: protocol.summaries(study, of) for setting, of in found.items()}
-    return {"summary": {setting: {model: cell._asdict() for model, cell in of.items()} for setting, of in cells.items()}}
+        found[one["setting"]][one["model"]].append(one)
+    cells = {
+        setting: protocol.summaries(study, {model: runs for model, runs in of.items() if runs}) for setting, of in found.items()
+    }
+    return {"summary": {setting: {model: cell._asdict() for model, cell in of.items()} for setting, of in cells.items() if of}}

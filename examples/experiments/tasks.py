@@ -21,6 +21,8 @@ from torch import Tensor
 
 Batch = tuple[Tensor, Tensor, bool]
 """Tokens, targets, and whether they begin anew."""
+AHEAD = 64
+"""Batches that are drawn and moved to the device at once: one by one they would take as long as the step of a small model."""
 PARTS = {"validation": 10**6, "test": 2 * 10**6}
 """Seeds that nothing is trained on."""
 READING = threading.Lock()
@@ -64,11 +66,12 @@ class Recall:
         targets = torch.stack([answers.masked_fill(told, -100), torch.full_like(answers, -100)], 2)
         return torch.stack([keys.gather(1, which), answers], 2).flatten(1), targets.flatten(1)
 
-    def batches(self, seed: int) -> Iterator[Batch]:
+    def batches(self, seed: int, device: str = "cpu") -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         while True:
-            octaves = torch.randint(self.pairs.bit_length(), (self.batch,), generator=generator)
-            yield *self.draw(2**octaves, generator), True
+            octaves = torch.randint(self.pairs.bit_length(), (AHEAD * self.batch,), generator=generator)
+            drawn = (x.to(device).split(self.batch) for x in self.draw(2**octaves, generator))
+            yield from ((*of, True) for of in zip(*drawn, strict=True))
 
     def held_out(self, part: str) -> tuple[Tensor, Tensor]:
         return self.draw(torch.full((256,), self.pairs), torch.Generator().manual_seed(PARTS[part]))
@@ -123,19 +126,21 @@ class Text:
     def tokens(self) -> int:
         return self.length
 
-    def batches(self, seed: int) -> Iterator[Batch]:
+    def batches(self, seed: int, device: str = "cpu") -> Iterator[Batch]:
         generator, stream = torch.Generator().manual_seed(seed), read(self.packages)["training"]
+        windows = torch.arange(self.segments)[:, None, None] * self.length + torch.arange(self.length + 1)
+        texts, last = -(-AHEAD // self.segments), len(stream) - self.segments * self.length
         while True:
-            starts = torch.randint(len(stream) - self.segments * self.length, (self.batch, 1), generator=generator)
-            for i in range(self.segments):
-                rows = stream[starts + i * self.length + torch.arange(self.length + 1)].long()
-                yield *self.asked(rows, generator), i == 0
+            starts = torch.randint(last, (texts, 1, self.batch, 1), generator=generator)
+            rows = stream[starts + windows].flatten(0, 1).long()
+            drawn = (x.to(device) for x in self.asked(rows, generator))
+            yield from ((*of, i % self.segments == 0) for i, of in enumerate(zip(*drawn, strict=True)))
 
     def asked(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of ``rows [B, T + 1]``."""
-        ids = rows[:, :-1]
+        """Tokens and targets of ``rows [..., T + 1]``."""
+        ids = rows[..., :-1]
         if not self.masked:
-            return ids, rows[:, 1:]
+            return ids, rows[..., 1:]
         hidden = torch.rand(ids.shape, generator=generator) < 0.15
         return ids.masked_fill(hidden, self.hidden), ids.masked_fill(~hidden, -100)
 

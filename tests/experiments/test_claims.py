@@ -1,4 +1,4 @@
-"""Figures in the text of the experiments' pages are those of their records.
+"""Figures in the text of the experiments' pages, and in what the systems' pages say of them, are those of their records.
 
 A comment at the end of a paragraph says where each figure comes from: ``<!-- 1.67 =
 {gates:summary/1 head/vector/figures/bits/0}; … -->``. ``{RECORD:PATH}`` is a number in the results of ``RECORD.json``, to be
@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 FIGURE = re.compile(r"(?<![\w.,/])(?:\d[\d,]*\.\d+(?: %| times)?|\d+(?: %| times))(?![\w/])")
 CLAIMS = re.compile(r"<!-- (.*?) -->")
 PAGES = sorted(path for path in DOCS.glob("*.md") if not path.name.endswith(".table.md"))
+SYSTEMS = [DOCS.parent / "systems" / f"{name}.md" for name in ("flash", "gla", "hedgehog", "survey")]
 
 
 def value(expression: str) -> float:
@@ -66,6 +67,19 @@ def paragraphs(page: Path) -> list[str]:
     """Lines of prose and of lists; code, tables and included files left out."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [line for line in text.splitlines() if line and not line.startswith(("|", "#"))]
+
+
+def matched(page: Path) -> list[str]:
+    """Rows of a system's page that say what came out of the paper's claims."""
+    rows = page.read_text(encoding="utf-8").partition("## What matched\n")[2].partition("\n## ")[0]
+    return [line for line in rows.splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize("page", SYSTEMS, ids=lambda path: path.stem)
+def test_every_figure_of_what_matched_is_that_of_a_record(page):
+    rows = matched(page)
+    assert len(rows) > 5
+    assert {row[:60]: found for row in rows if (found := faults(row.partition(" | ")[2]))} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

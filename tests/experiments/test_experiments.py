@@ -63,6 +63,24 @@ def test_attention_alone_is_what_the_layer_does_between_its_projections(kind, mo
     torch.testing.assert_close(out(alone(projected).flatten(2)), layer(x))
 
 
+@pytest.mark.parametrize("kind", layers.KINDS)
+def test_every_kind_is_timed(kind, monkeypatch):
+    """As it is called; what is alone has as many channels as its layer gives it."""
+    monkeypatch.setattr(layers, "CHUNK", 16)
+    chosen = argparse.Namespace(seed=0, device="cpu", width=128, tokens=64, repeats=1, compiler="")
+    found = layers.cost(kind, 32, chosen)
+    assert set(found) == {"forward", "with backward"}
+    assert min(found.values()) > 0
+
+
+def test_blocks_have_as_many_parameters():
+    """FLASH's keys of 128 are two in a hundred more."""
+    blocks = {kind: make(1024) for kind, (_, make) in layers.KINDS.items() if kind.endswith("block")}
+    counts = {kind: sum(p.numel() for p in block.parameters()) for kind, block in blocks.items()}
+    assert len(counts) == 4
+    assert all(abs(count / (12 * 1024**2) - 1) < 0.025 for count in counts.values()), counts
+
+
 def shown(results, options):
     tables = {"": (["what", "value"], results.items()), "more": (["seed"], [(options["seed"],)])}
     return tables, axes(1)[0]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,6 +24,7 @@ from experiments.protocol import RATES, Setting, Study  # noqa: E402
 from experiments.record import DOCS  # noqa: E402
 from experiments.schedule import rise_and_fall  # noqa: E402
 from experiments.studies import rows  # noqa: E402
+from experiments.studies.flash import quad, units  # noqa: E402
 from experiments.tasks import Recall, Text, read  # noqa: E402
 from linattn_conformance import packed  # noqa: E402
 
@@ -63,6 +67,8 @@ def alone(make, task, rate, seed, steps):
 SIDE_BY_SIDE = {
     "GLA on recall": (of(rows.gla), lambda: Recall(4, 3), True),
     "softmax on text": (of(rows.softmax), lambda: Text(16, 2), True),
+    "FLASH on text": (of(partial(units, expand=1.0)), lambda: Text(16, 2), True),
+    "FLASH-Quad, both sides": (of(partial(quad, causal=False)), lambda: Text(16, 2, masked=True), True),
     "GLA, carried": (of(rows.gla, carries=True), lambda: Text(16, 2, segments=3), False),
     "RetNet, carried": (of(rows.retnet, carries=True), lambda: Text(16, 2, segments=3), False),
 }
@@ -72,7 +78,7 @@ SIDE_BY_SIDE = {
 def test_models_learn_side_by_side_what_each_learns_alone(name, little):
     """In float64, over steps enough for moments, clipping and segments to matter; two rates and two seeds."""
     build, task, convolution = SIDE_BY_SIDE[name]
-    task, setting = task(), Setting(width=16, depth=1, heads=2, convolution=convolution)
+    task, setting = task(), Setting(width=16, depth=1, heads=2, length=16, chunk=4, convolution=convolution)
     make, rates, seeds, steps = (lambda: build(setting, task).double()), (1e-3, 1e-2), [0, 5], 4
     models = batched.Batched(make, rates, seeds, steps)
     streams, carried = [task.batches(seed) for seed in seeds], None
@@ -93,6 +99,26 @@ def test_they_learn_to_recall():
     runs = batched.train(lambda: of(rows.softmax)(setting, task), task, (1e-2,), [0], 100)
     assert all(len(run["course"]) == batched.MARKS for run in runs)
     assert all(run["course"][0]["recalled"] < 0.3 < 0.6 < run["test"]["recalled"] for run in runs)
+
+
+def test_those_that_have_learned_enough_stop():
+    task, setting = Recall(4, 8), Setting(width=16, depth=1, heads=2)
+    make, seen = (lambda: of(rows.softmax)(setting, task)), []
+    enough = lambda members, scores: seen.append((members, scores)) or len(seen) == 3  # noqa: E731
+    (run,) = batched.train(make, task, (1e-2,), (5,), 20, enough=enough)
+    assert (run["steps"], run["taken"], len(run["course"])) == (20, 6, 3)
+    assert seen[-1] == ([(1e-2, 5)], [run["validation"]])
+
+
+def test_what_would_not_end_in_time_is_left(monkeypatch):
+    task, setting = Recall(4, 8), Setting(width=16, depth=1, heads=2)
+    make = lambda: of(rows.softmax)(setting, task)  # noqa: E731
+    with pytest.raises(batched.OutOfTime, match="its deadline is over"):
+        batched.train(make, task, (1e-2,), (0,), 2, deadline=time.time() - 1)
+    monkeypatch.setattr(batched.Clock, "FIRST", 2)
+    monkeypatch.setattr(batched.Clock, "MORE", 2)
+    with pytest.raises(batched.OutOfTime, match=r"^1000000 steps of [\d.]+ ms$"):
+        batched.train(make, task, (1e-2,), (0,), 10**6, deadline=time.time() + 60)
 
 
 def test_one_that_diverges_is_written_as_none_and_leaves_the_others_alone(little):
@@ -248,7 +274,6 @@ def test_the_vector_gate_is_the_layer_of_gla_with_positions():
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("model", STUDIES["size"].models)
 def test_with_half_products_are_of_bfloat16_and_parameters_are_not(model, little):
     study = STUDIES["size"]
@@ -260,7 +285,8 @@ def test_with_half_products_are_of_bfloat16_and_parameters_are_not(model, little
         ids, targets, _ = next(task.batches(0))
         loss, _ = models.step([(ids, targets)], None)
         assert {p.dtype for p in models.parameters.values()} == {torch.float32}
-        assert make()(ids, {})[0].dtype == (torch.bfloat16 if half else torch.float32)
+        one = {name: p[0] for name, p in models.parameters.items()}
+        assert models.called(one, {}, ids, {})[0].dtype == (torch.bfloat16 if half else torch.float32)
         found.append(loss.item())
     assert found[0] != found[1]
     assert found == pytest.approx([found[0]] * 2, rel=1e-2)
@@ -353,18 +379,43 @@ def test_what_a_run_lacks_is_said():
 @pytest.mark.parametrize(
     ("study", "steps"), [(STUDY, [1000, 1000, 2000, 4000, 8000]), (SOLVABLE, [1000, 1000, 2000, 4000])], ids=["text", "recall"]
 )
-def test_schedules_are_doubled_to_the_end_or_until_the_task_is_solved(study, steps, monkeypatch):
-    taken = []
-
-    def train(make, task, rates, seeds, steps, device):
-        taken.append((steps, len(rates) * len(seeds)))
-        score = {1000: 3.0, 2000: 2.2}.get(steps, 1.995)
-        return [run for rate in rates for run in made_up(**{f"r{int(1000 * rate)}_{steps}": (score,) * len(seeds)})]
-
-    monkeypatch.setattr(runner, "train", train)
-    runner.schedules(study, "a", Setting(doublings=3, together=6), "cpu")
+def test_schedules_are_doubled_to_the_end_or_until_the_task_is_solved(study, steps):
+    taken, runs = [], []
+    while due := protocol.due(study, Setting(doublings=3, together=6), runs):
+        some = due[0]  # one at a time, as if it had been cut off after each
+        taken.append((some.steps, len(some.rates) * len(some.seeds)))
+        score = {1000: 3.0, 2000: 2.2}.get(some.steps, 1.995)
+        runs += [run for rate in some.rates for run in made_up(**{f"r{int(1000 * rate)}_{some.steps}": (score,) * 3})]
     assert [at for at, _ in taken] == steps
     assert [members for _, members in taken][:4] == [6, 6, 6, 3]
+
+
+def test_what_is_left_is_told_by_the_pace_of_what_was_spent():
+    setting = Setting(steps=10, doublings=1, rates=(1e-3, 2e-3))
+    study = replace(STUDY, full=setting, models={"a": of(rows.softmax), "b": of(rows.softmax)})
+    whole = protocol.minutes(study)
+    assert whole[0] == 0
+    half = {"found": made_up(r1_10=(2.0,) * 3, r2_10=(2.0,) * 3), "seconds": 30.0}  # of 120: 6 take 10 steps, 3 take 20, twice
+    assert protocol.minutes(study, [half]) == pytest.approx((0.5, 1.5))
+    ended = {"found": [*half["found"], *made_up(r1_20=(2.0,) * 3)], "seconds": 60.0}
+    assert protocol.minutes(study, [ended]) == pytest.approx((1.0, 1.0))
+    solvable = replace(study, solved_by="a", solved=2.2)
+    assert protocol.minutes(solvable, [half]) == pytest.approx((0.5, 1.0))
+
+
+def test_those_that_lack_a_seed_are_trained_again():
+    runs = made_up(r1_10=(2.0, 2.0), r2_10=(2.0, 2.0, 2.0))
+    setting = replace(STUDY.full, rates=(1e-3, 2e-3), together=3)
+    assert protocol.due(STUDY, setting, runs) == [(10, (0.001,), (0, 1, 2))]
+
+
+def test_training_stops_once_all_seeds_of_a_rate_have_learned_the_task():
+    study, of = replace(STUDY, score="recalled", higher=True, solved_by="a"), [(1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)]
+    found = lambda *scores: protocol.learned(study, of, [{"recalled": x} for x in scores])  # noqa: E731
+    assert found(0.2, 0.3, 1.0, 0.996)
+    assert not found(0.2, 1.0, 1.0, 0.993)  # solved, but by so little that other data might deny it
+    assert not found(0.2, None, 1.0, None)
+    assert not protocol.learned(replace(study, solved_by=""), of, [{"recalled": 1.0}] * 4)
 
 
 def test_the_better_half_of_the_rates_goes_on():
@@ -380,7 +431,7 @@ def test_a_study_is_on_the_protocol(name):
         assert len(setting.rates) >= 4
         assert (min(setting.rates), max(setting.rates)) == (RATES[0], RATES[-1])
         assert STUDIES[name].scout or (setting.seeds >= 3 and setting.doublings >= 1)
-    assert protocol.estimate(STUDIES[name]) > 1
+    assert protocol.minutes(STUDIES[name])[1] > 1
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -436,13 +487,13 @@ def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
     recorded = {"options": {}, "results": runner.results(STUDY, {"a": {"found": made_up(**whole)}})}
     asked = []
 
-    def train(make, task, rates, seeds, steps, device):
+    def train(make, task, rates, seeds, steps, device, *rest):
         asked.append((rates, seeds, steps))
         return made_up(r1_2000=[None if again is None else again] * len(seeds))
 
     monkeypatch.setattr(runner, "train", train)
     told, found = runner.check(STUDY, recorded, "cpu", random.Random(0))
-    assert asked == [((0.001,), [1000, 1001, 1002], 2000)]
+    assert asked == [((0.001,), (1000, 1001, 1002), 2000)]
     assert found is inside
     told_again = "no finite score" if again is None else f"{again + 0.1:.3f}"
     assert told == f"a, made up: recorded 2.100 (2.000 to 2.200), again {told_again}"
@@ -458,7 +509,46 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
 def test_cells_run_in_processes_too(tmp_path):
     runner.run([STUDIES["gates"]], tmp_path, "cpu", small=True, jobs=2)
     parts = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
-    assert list(parts) == [f"{model}; {name}" for model, name in STUDIES["gates"].cells(small=True)]
+    found = [(run["model"], run["setting"]) for part in parts.values() for run in part["found"]]
+    assert sorted(found) == sorted(STUDIES["gates"].cells(small=True))
+
+
+def test_what_is_late_is_said_and_what_fails_stops_only_itself(tmp_path, monkeypatch, capsys, little):
+    def train(make, task, rates, seeds, steps, device, *rest):
+        if not done:
+            done.append("failed")
+            raise ValueError("no such kernel")
+        if len(done) == 1:
+            done.append("late")
+            raise batched.OutOfTime
+        return real(make, task, rates, seeds, steps, device, *rest)
+
+    real, done = runner.train, []
+    monkeypatch.setattr(runner, "train", train)
+    with pytest.raises(RuntimeError, match=r"^failed: extrapolation: softmax; ; 4 steps; 0\.003; seeds 0$"):
+        runner.run([STUDIES["extrapolation"]], tmp_path, "cpu", small=True, seconds=600)
+    said = capsys.readouterr().out
+    assert "ValueError: no such kernel" in said
+    assert "extrapolation: RetNet; ; 4 steps; 0.003; seeds 0: not within 600 s" in said
+    assert len(json.loads(packed.read(tmp_path / "extrapolation.runs.json.gz"))) == len(STUDIES["extrapolation"].models) - 2
+
+
+def test_a_large_study_chooses_its_rates_in_small(tmp_path, monkeypatch, little):
+    asked = []
+
+    def train(make, task, rates, seeds, steps, device, *rest):
+        asked.append((rates, steps))
+        (run,) = made_up(**{f"r{int(1000 * rates[0])}_{steps}": (abs(rates[0] - 2e-3),)})
+        return [{key: x for key, x in run.items() if key not in ("model", "setting")}]
+
+    monkeypatch.setattr(runner, "train", train)
+    study = replace(STUDIES["size"], models={"Transformer++": STUDIES["size"].models["Transformer++"]})
+    running = runner.Running(study, tmp_path, "cpu", True)
+    while due := running.due():
+        running.record.add(str(due[0]), runner.part(due[0], True, math.inf, "cpu"), 1.0)
+    assert asked == [((rate,), 4) for rate in (*RATES, 2e-3)]
+    summary = runner.results(study, running.record.parts)["summary"]
+    assert list(summary) == ["", runner.SCOUT]
 
 
 def test_without_a_name_studies_are_listed(monkeypatch, capsys):
@@ -466,7 +556,9 @@ def test_without_a_name_studies_are_listed(monkeypatch, capsys):
     command.main()
     found = capsys.readouterr().out
     assert found == (DOCS / "studies.table.md").read_text(encoding="utf-8"), "run: python -m experiments --write"
-    assert all(f"| {name} | {study.question} | {protocol.estimate(study):.0f} | " in found for name, study in STUDIES.items())
+    for name, study in STUDIES.items():
+        spent, left = pages.pace(study)
+        assert f"| {name} | {study.question} | {spent} | {left} | " in found
 
 
 @pytest.mark.parametrize(

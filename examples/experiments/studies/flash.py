@@ -3,11 +3,10 @@
 from functools import partial
 from typing import Any
 
-import linattn
 from torch import nn
 
 from ..frame import ScaleNorm, of
-from ..mixers import MixedChunkAttention, Unit, flash
+from ..mixers import MixedChunkAttention, Quad, Unit, flash
 from ..protocol import Setting, Study
 from ..tasks import SMALL, Text
 from . import rows
@@ -30,7 +29,7 @@ def expansion(s: Setting, chunk_size: int) -> float:
 def quad(s: Setting, i: int, causal: bool = True) -> nn.Module:
     """Two units whose one chunk holds the sequence."""
     options = {"key_dim": KEYS, "expand": expansion(s, s.length), "max_length": s.length, "causal": causal}
-    return Unit(s.width, lambda: linattn.nn.GAU(s.width, **options), nn.RMSNorm)
+    return Unit(s.width, lambda: Quad(s.width, **options), nn.RMSNorm)
 
 
 def mixed_chunk(s: Setting, i: int, causal: bool = True, chunk_size: int | None = None) -> nn.Module:
@@ -57,6 +56,6 @@ STUDY = Study(
             for chunk in chunks
         },
     },
-    full=Setting(width=128, heads=4, length=2048, batch=2, steps=2000, doublings=1, scored=2**17, convolution=False),
+    full=Setting(width=128, heads=4, length=2048, batch=2, steps=1000, doublings=1, scored=2**16, half=True, convolution=False),
     small=SMALL | {"chunk": 16},
 )

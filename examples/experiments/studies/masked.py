@@ -23,7 +23,7 @@ STUDY = Study(
         "FLASH-Quad": of(partial(quad, **BOTH)),
         "MC-TFM++": of(partial(mixed_chunk, **BOTH)),
     },
-    full=Setting(width=128, heads=4, chunk=128, steps=2000, doublings=1, scored=2**17, convolution=False),
+    full=Setting(width=128, heads=4, chunk=128, steps=1000, doublings=1, scored=2**16, half=True, convolution=False),
     small=SMALL | {"chunk": 16},
     settings={"512 bytes": {"length": 512, "batch": 8}, "2,048 bytes": {"length": 2048, "batch": 2}},
 )

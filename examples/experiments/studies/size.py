@@ -1,4 +1,4 @@
-"""Mixers at about 100M parameters, on the text of installed packages; rates are chosen at a tenth of the size."""
+"""Mixers at 25M parameters, on the text of installed packages; rates are chosen at a tenth of the size."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from .flash import units
 
 STUDY = Study(
     name="size",
-    question="At 85M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
+    question="At 25M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
     task=lambda s: Text(s.length, s.batch, packages=s.packages, scored=s.scored),
     models={
         "Transformer++": of(rows.softmax),
@@ -21,13 +21,13 @@ STUDY = Study(
         "FLASH": of(partial(units)),
     },
     full=Setting(
-        width=768,
-        depth=12,
-        heads=6,
+        width=512,
+        depth=8,
+        heads=4,
         length=2048,
         chunk=256,
         batch=16,
-        steps=1000,
+        steps=500,
         scored=2**18,
         packages=True,
         half=True,
@@ -37,5 +37,5 @@ STUDY = Study(
         together=1,
     ),
     small={key: x for key, x in SMALL.items() if key != "rates"} | {"heads": 2, "chunk": 16},
-    scout={"width": 384, "depth": 4, "heads": 4, "batch": 8, "steps": 600, "rates": (1e-3, 2e-3, 5e-3, 1e-2)},
+    scout={"width": 256, "depth": 3, "heads": 2, "batch": 8, "steps": 300, "rates": (1e-3, 2e-3, 5e-3, 1e-2)},
 )
