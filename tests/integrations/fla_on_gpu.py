@@ -5,6 +5,7 @@ which none of linattn's functions ran. What is left of fla's kernels is not tune
 turn. At the time ``JUDGED_UNTIL``, in seconds since the epoch, tests that run are interrupted, and no more are begun.
 """
 
+import contextlib
 import functools
 import os
 import signal
@@ -80,14 +81,21 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     ran.clear()
+    with interrupted():
+        result = yield
+    assert ran, "refused by linattn: none of its functions ran"
+    return result
+
+
+@contextlib.contextmanager
+def interrupted():
+    """What is not done in time did not run."""
     signal.signal(signal.SIGALRM, not_run)
     signal.setitimer(signal.ITIMER_REAL, max(left(), 1e-3))
     try:
-        result = yield
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    assert ran, "refused by linattn: none of its functions ran"
-    return result
 
 
 def left():

@@ -210,17 +210,18 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
 
 
-def judge_fla_ranks(checkout: Path) -> dict[str, Any]:
+def judge_fla_ranks(checkout: Path, seconds: float) -> dict[str, Any]:
     """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla.
 
     Returns:
-        ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`.
+        ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`, whose ``seconds`` these are too.
     """
+    until = str(time.time() + seconds)
 
     def of_group(names: list[str]) -> list[suites.Case]:
         files = [f"tests/context_parallel/test_cp_{name}.py" for name in names]
         packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
-        return suites.run(files, checkout, "without_kernels", packages=packages)
+        return suites.run(files, checkout, "fla_on_ranks", packages=packages, JUDGED_UNTIL=until)
 
     with ThreadPoolExecutor() as pool:
         cases = [case for found in pool.map(of_group, FLA_RANKS) for case in found]
@@ -270,7 +271,7 @@ def main() -> None:
         checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
         record: dict[str, Any] = _fla(checkout, options.commit)
         if options.fla_ranks:
-            record |= judge_fla_ranks(checkout)
+            record |= judge_fla_ranks(checkout, options.seconds)
         elif options.fla_models:
             record["judges"] = judge_fla_models(checkout)
         elif torch.cuda.is_available():

@@ -100,3 +100,20 @@ def test_what_did_not_run_runs_next_time(monkeypatch: pytest.MonkeyPatch) -> Non
         "skipped: no FlashKDA": ["tests/ops/test_kda.py::test_flash"],
         "failed: AssertionError: o is off": ["tests/ops/test_gla.py::test_chunk[B2]"],
     }
+
+
+def test_ranks_are_judged_by_groups_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(arguments: list[str], root: Path, plugin: str, *, packages: Any, JUDGED_UNTIL: str) -> list[ElementTree.Element]:
+        asked.append((arguments, plugin, float(JUDGED_UNTIL) > time.time()))
+        return list(ElementTree.fromstring(SECOND if "test_cp_kda" in arguments[0] else "<suite/>"))
+
+    monkeypatch.setattr(judges.suites, "run", run)
+    found = judges.judge_fla_ranks(Path("checkout"), 60.0)
+    assert sorted(asked)[0] == (
+        [f"tests/context_parallel/test_cp_{name}.py" for name in ("dplr", "rwkv7")],
+        "fla_on_ranks",
+        True,
+    )
+    assert found["exceptions"] == {"failed: AssertionError: o is off": ["tests/ops/test_gla.py::test_chunk[B2]"]}
