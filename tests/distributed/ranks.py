@@ -257,33 +257,36 @@ def dtensors(variant: str, heads: int = 1) -> None:
 
 
 def through_fla(name: str, variant: str, cu_seqlens: list[int]) -> None:
-    """A function of fla's that takes the context of fla's ranks, as its ``build_cp_context`` makes it, against one device."""
+    """A function of fla's that takes the context of fla's ranks, as its ``build_cp_context`` makes it, against one device; then
+    the same context, whose offsets are written anew in place, those of this rank's last sequence padded.
+    """
     import torch
     import torch.distributed as dist
     from linattn.integrations import fla
 
-    rank, T = dist.get_rank(), cu_seqlens[-1] // dist.get_world_size()
-    own = sorted({min(max(at - rank * T, 0), T) for at in cu_seqlens})
-    context = SimpleNamespace(
-        group=dist.group.WORLD, cu_seqlens=torch.tensor(own), cu_seqlens_cpu=None, is_first_rank=rank * T in cu_seqlens
-    )
-    arrays = draw(variant, cu_seqlens=cu_seqlens, T=cu_seqlens[-1], state=False).arrays
+    rank, last = dist.get_rank(), cu_seqlens[-1]
+    T = last // dist.get_world_size()
+    context = SimpleNamespace(group=dist.group.WORLD, cu_seqlens=torch.zeros(len(cu_seqlens) + 2, dtype=torch.int64))
+    arrays = draw(variant, cu_seqlens=cu_seqlens, T=last, state=False).arrays
     arrays = {{"g": "gk"}.get(key, key) if name == "chunk_dplr_delta_rule" else key: x for key, x in arrays.items()}
-    offsets = torch.from_numpy(arrays.pop("cu_seqlens"))
-    whole, mine = (
-        {key: torch.from_numpy(x)[:, start:stop].clone().requires_grad_() for key, x in arrays.items()}
-        for start, stop in ((0, cu_seqlens[-1]), (rank * T, rank * T + T))
-    )
-    o, _ = getattr(fla, name)(**whole, cu_seqlens=offsets)
-    o.square().sum().backward()
-    found, _ = getattr(fla, name)(**mine, cp_context=context)
-    found.square().sum().backward()
+    del arrays["cu_seqlens"]
     tokens = slice(rank * T, rank * T + T)
-    torch.testing.assert_close(found, o[:, tokens], rtol=1e-9, atol=1e-9)
-    for key, x in mine.items():
-        torch.testing.assert_close(
-            x.grad, whole[key].grad[:, tokens], rtol=1e-8, atol=1e-8, msg=lambda text, key=key: f"{key}: {text}"
+    for offsets in (cu_seqlens, [0, 2, last]):
+        own = sorted({min(max(at - rank * T, 0), T) for at in offsets})
+        context.cu_seqlens.copy_(torch.tensor(own + [T] * (len(context.cu_seqlens) - len(own))))
+        context.is_first_rank = rank * T in offsets
+        whole, mine = (
+            {key: torch.from_numpy(x)[:, part].clone().requires_grad_() for key, x in arrays.items()}
+            for part in (slice(None), tokens)
         )
+        o, _ = getattr(fla, name)(**whole, cu_seqlens=torch.tensor(offsets))
+        o.square().sum().backward()
+        found, _ = getattr(fla, name)(**mine, cp_context=context)
+        found.square().sum().backward()
+        torch.testing.assert_close(found, o[:, tokens], rtol=1e-9, atol=1e-9)
+        for key, x in mine.items():
+            say = lambda text, key=key: f"{key}: {text}"  # noqa: E731
+            torch.testing.assert_close(x.grad, whole[key].grad[:, tokens], rtol=1e-8, atol=1e-8, msg=say)
 
 
 def convolve(cu_seqlens: list[int] | None = None, W: int = 4, **options: Any) -> None:

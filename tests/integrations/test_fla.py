@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,6 +266,12 @@ def test_what_only_says_how_to_compute_changes_nothing(x: dict[str, Any]) -> Non
             "cp_context: expected a context of fla.ops.cp.build_cp_context with a group and cu_seqlens, got object",
         ),
         (
+            "chunk_kda",
+            "q k v gk beta",
+            {"cp_context": SimpleNamespace(group=1, cu_seqlens=1, layout="zigzag")},
+            "cp_context: layout='zigzag' is not served by linattn, only 'contiguous'",
+        ),
+        (
             "chunk_gated_delta_rule",
             "q k v g beta",
             {"cp_context": object(), "output_final_state": True},
@@ -305,6 +312,8 @@ def test_ranks_know_the_offsets_of_all() -> None:
 
     assert offsets_of_all([([0, 8], True), ([0, 8], False)]) == [0, 16]
     assert offsets_of_all([([0, 3, 8], True), ([0, 8], True), ([0, 2, 8], False)]) == [0, 3, 8, 18, 24]
+    assert offsets_of_all([([0, 8, 8, 8], True), ([0, 8, 8, 8], False)]) == [0, 16]
+    assert offsets_of_all([([0, 3, 8, 8], True), ([0, 8], False)]) == [0, 3, 16]
 
 
 def test_a_keyword_of_nobodys_is_an_error(x: dict[str, Any]) -> None:

@@ -64,6 +64,15 @@ def test_at_its_time_a_test_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> N
         call.throw(pytest.skip.Exception("not run: no time was left"))
 
 
+@pytest.mark.parametrize("until", ["inf", None])
+def test_without_a_time_a_test_takes_its_own(until: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGED_UNTIL", raising=False)
+    if until:
+        monkeypatch.setenv("JUDGED_UNTIL", until)
+    with plugin.interrupted():
+        assert plugin.left() == float("inf")
+
+
 def test_processes_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     monkeypatch.setenv("JUDGED_ON", judges.devices())

@@ -8,13 +8,14 @@ operators is only what fla's callers count on:
 * ``q``, ``k`` and ``v`` of different dtypes are computed in the widest, and the output has the dtype of ``q``.
 * ``state_v_first=True`` (once ``transpose_state_layout``) takes and gives states ``[N, HV, V, K]``: transposed views.
 * ``cu_seqlens_cpu``, ``chunk_indices``, ``chunk_size``, ``disable_recompute``, ``safe_gate``, ``use_graph`` and
-  ``max_num_seqs`` say how fla is to compute, never what. They are taken, and change nothing.
+  ``max_num_seqs`` say how fla is to compute, never what. They are taken, and change nothing; chunk sizes that ``chunk_kda``
+  refuses in fla it refuses here.
 * ``reverse=True`` walks from the last token to the first.
-* ``cp_context`` brings offsets of its own, and no states go in or out, as in fla.
+* ``cp_context`` brings offsets of its own, and no states go in or out, as in fla; of its layouts the contiguous one is served.
 * ``head_first=True``, ``gv`` of a delta rule, ``output_attentions=True`` and ``return_intermediate_states=True`` are refused
   by name, as :class:`linattn.Unsupported`; after :func:`enable` such a call goes to fla.
 
-No parameter is read on the host, and a state goes in and out with no copy.
+No parameter is read on the host, but for new offsets of a ``cp_context``, and a state goes in and out with no copy.
 """
 
 from __future__ import annotations

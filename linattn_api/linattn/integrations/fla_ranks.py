@@ -1,48 +1,76 @@
 """Plans of ranks that fla's context parallelism means, for the functions that take its ``cp_context``.
 
 fla's context tells a rank where sequences lie among its own tokens; a plan of linattn's knows all of them. Ranks tell each
-other once a context, which keeps the plan.
+other once, and the context keeps the plan for as long as it says the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 from ..errors import Unsupported
 
 __all__ = ["offsets_of_all", "plan_of"]
 
-KEPT = "_linattn_plan"
-"""The attribute of a context that holds its plan."""
+KEPT = "_linattn_planned"
+"""The attribute of a context that holds what was planned."""
+
+
+class Planned(NamedTuple):
+    """A plan, and what the context said when it was made.
+
+    Attributes:
+        cu_seqlens, version: Offsets on the device, and how often they had been written to.
+        group: Of ranks.
+        begins: Whether the rank's first sequence begins with it.
+        plan: The plan.
+    """
+
+    cu_seqlens: Any
+    version: int
+    group: Any
+    begins: bool
+    plan: Any
+
+    def holds(self, context: Any) -> bool:
+        """Whether the context says the same now."""
+        same = context.cu_seqlens is self.cu_seqlens and context.cu_seqlens._version == self.version
+        return same and context.group is self.group and bool(context.is_first_rank) == self.begins
 
 
 def plan_of(context: Any) -> Any:
     """The plan of a context made by ``fla.ops.cp.build_cp_context``, for ``context=`` of linattn's operators.
 
-    Every rank of the context's group calls this, as it calls the function that takes the context.
+    Every rank of the context's group calls this, as it calls the function that takes the context. Offsets are read on the host
+    when they are new.
     """
     if getattr(context, "group", None) is None or getattr(context, "cu_seqlens", None) is None:
         got = type(context).__name__
         raise Unsupported(
             f"cp_context: expected a context of fla.ops.cp.build_cp_context with a group and cu_seqlens, got {got}"
         )
-    if not hasattr(context, KEPT):
+    if (layout := getattr(context, "layout", "contiguous")) != "contiguous":
+        raise Unsupported(f"cp_context: layout={layout!r} is not served by linattn, only 'contiguous'")
+    planned: Planned | None = getattr(context, KEPT, None)
+    if planned is None or not planned.holds(context):
         import torch
 
         from linattn.distributed import context_parallel
 
         dist = cast("Any", torch.distributed)
-
-        offsets = context.cu_seqlens if context.cu_seqlens_cpu is None else context.cu_seqlens_cpu
+        offsets, begins = context.cu_seqlens, bool(context.is_first_rank)
         told: list[Any] = [None] * dist.get_world_size(context.group)
-        dist.all_gather_object(told, (offsets.tolist(), bool(context.is_first_rank)), group=context.group)
-        setattr(context, KEPT, context_parallel(context.group, cu_seqlens=offsets_of_all(told)))
-    return getattr(context, KEPT)
+        dist.all_gather_object(told, (offsets.tolist(), begins), group=context.group)
+        plan = context_parallel(context.group, cu_seqlens=offsets_of_all(told))
+        planned = Planned(offsets, offsets._version, context.group, begins, plan)
+        setattr(context, KEPT, planned)
+    return planned.plan
 
 
 def offsets_of_all(told: Sequence[tuple[Sequence[int], bool]]) -> list[int]:
-    """Offsets of sequences over the tokens of all ranks.
+    """Offsets of sequences over the tokens of all ranks, but for those that have none.
 
     Args:
         told: Of each rank the offsets among its own tokens, from 0 to their number, and whether its first sequence begins
@@ -51,6 +79,6 @@ def offsets_of_all(told: Sequence[tuple[Sequence[int], bool]]) -> list[int]:
     found: list[int] = []
     before = 0
     for offsets, begins in told:
-        found += [before + at for at in offsets[:-1] if at or begins]
+        found += [before + start for start, stop in pairwise(offsets) if start < stop and (start or begins)]
         before += offsets[-1]
     return [*found, before]
