@@ -203,9 +203,17 @@ def still(model: Any, tokens: int) -> Any:
 
 def rewind(cache: Any, tokens: int) -> None:
     """Let the layers of a cache of :func:`still` go on after so many tokens; one that grows goes on where it is."""
-    for layer in cache.layers:
-        if isinstance(length := getattr(layer, "cumulative_length", None), Tensor):
+    import transformers
+
+    for number, layer in enumerate(cache.layers):
+        length = getattr(layer, "cumulative_length", None)
+        if isinstance(length, Tensor):
             length.fill_(tokens)
+        elif isinstance(cache, transformers.StaticCache) and hasattr(layer, "keys"):
+            raise TypeError(
+                f"layer {number} of the cache, a {type(layer).__name__}, keeps keys and has no tensor cumulative_length: "
+                f"it cannot go on after {tokens} tokens again with transformers {transformers.__version__}"
+            )
 
 
 class HandsOn(nn.Module):

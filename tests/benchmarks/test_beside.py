@@ -153,6 +153,38 @@ def test_a_compiled_model_decodes_with_one_graph(tiny_olmo):
     torch.testing.assert_close(first, grown)
 
 
+def test_a_still_cache_goes_on_after_the_same_tokens_in_every_call(tiny_olmo, monkeypatch):
+    ready, caches = tiny_olmo.prepared(replace(JOB, benchmark="model", name="olmo_hybrid", layers=4)), []
+    monkeypatch.setattr(tiny_olmo, "still", lambda *given, make=tiny_olmo.still: caches.append(make(*given)) or caches[-1])
+    with ready.timed():
+        call = ready.calls["decode"](lambda model: lambda *ids, **given: model(*ids, **given))  # not the model, as if compiled
+        (cache,) = caches
+        (attention,) = [layer for layer in cache.layers if hasattr(layer, "cumulative_length")]
+        kept = attention.keys[:, :, : JOB.T].clone()
+        assert (attention.max_cache_len, attention.cumulative_length.item()) == (JOB.T + 1, JOB.T)
+        for _ in range(2):
+            call()
+            assert attention.cumulative_length.item() == JOB.T + 1
+            assert torch.equal(attention.keys[:, :, : JOB.T], kept)  # what the tokens before left
+            assert attention.keys[:, :, JOB.T].any()
+    del attention.cumulative_length
+    with pytest.raises(
+        TypeError, match="layer 3 of the cache, a StaticLayer, keeps keys and has no tensor cumulative_length: "
+    ):
+        call()
+
+
+def test_a_cache_that_grows_goes_on_where_it_is(tiny_olmo):
+    import transformers
+
+    model = tiny_olmo.made(replace(JOB, benchmark="model", name="olmo_hybrid", layers=2), True, torch.float32)
+    cache = transformers.DynamicCache(config=model.config)
+    for length in (3, 6):
+        model(torch.ones(1, 3, dtype=int), past_key_values=cache, use_cache=True)
+        tiny_olmo.rewind(cache, 1)
+        assert cache.get_seq_length() == length
+
+
 def test_a_package_that_cannot_be_imported_is_not_timed_as_transformers_own_code(monkeypatch):
     pytest.importorskip("transformers")
     from linattn_benchmarks import models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ torch = pytest.importorskip("torch")
 
 from linattn_backends import companions  # noqa: E402
 from linattn_backends.torch import blocks, conv, norm  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
-DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
+DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 @pytest.fixture(params=[1, 40, 1 << 17], ids=["shortest blocks", "several blocks", "one block"], autouse=True)
@@ -53,6 +55,19 @@ def test_a_convolution(dtype, W, activation, bias, state):
     agree(of(conv.short_conv), of(companions.short_conv), DTYPES[dtype])
 
 
+@pytest.mark.parametrize("W", range(1, 9))
+@pytest.mark.parametrize("T", [8, 13])
+def test_a_convolution_of_any_width(W, T):
+    """The shortest sequence that goes by blocks among them."""
+    arrays = {"x": draw(2, T, 3), "weight": draw(3, W), "bias": draw(3), "initial_state": draw(2, 3, W - 1)}
+    d = draw(2, T, 3)
+
+    def of(short_conv):
+        return results(lambda **given: short_conv(**given, activation="silu")[0], arrays, d)
+
+    agree(of(conv.short_conv), of(companions.short_conv), 1e-12)
+
+
 def test_the_last_inputs_are_a_copy():
     x = draw(2, 9, 3)
     _, final = conv.short_conv(x, draw(3, 4), output_final_state=True)
@@ -77,27 +92,127 @@ def test_a_norm(dtype, activation, norm_before_gate, group_size):
     agree(of(norm.gated_rms_norm), of(companions.gated_rms_norm), DTYPES[dtype])
 
 
-def second_derivatives() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    given = draw(1, 9, 2), draw(2, 3), draw(2), draw(1, 2, 2)
-    return {
-        "convolution": (lambda x, w, b, s: conv.short_conv(x, w, b, activation="silu", initial_state=s)[0], given),
-        "norm": (lambda x, z, w: norm.gated_rms_norm(x, z, w), (draw(3, 4), draw(3, 4), draw(4))),
-    }
+def short_conv(x: Any, weight: Any, bias: Any, state: Any) -> Any:
+    return conv.short_conv(x, weight, bias, activation="silu", initial_state=state)[0]
 
 
-@pytest.mark.parametrize("name", second_derivatives())
+def convolutions_of_one_filter(x: Any, weight: Any) -> Any:
+    """And a state that is made of what it goes before."""
+    bias, state = weight[:, 0], x[:, :2].mT
+    return short_conv(short_conv(x, weight, bias, state), weight, bias, state)
+
+
+def norms_of_one_weight(x: Any, weight: Any) -> Any:
+    """And a gate that is made of what it gates."""
+    return norm.gated_rms_norm(norm.gated_rms_norm(x, x, weight), x.sin(), weight)
+
+
+OPERATORS = {"convolution": short_conv, "norm": norm.gated_rms_norm}
+AGAIN = {"convolution": (convolutions_of_one_filter, (1, 9, 2), (2, 3)), "norm": (norms_of_one_weight, (3, 4), (4,))}
+
+
+def operands(name: str) -> tuple[Any, ...]:
+    given = {"convolution": ((1, 9, 2), (2, 3), (2,), (1, 2, 2)), "norm": ((3, 4), (3, 4), (4,))}
+    return tuple(draw(*shape) for shape in given[name])
+
+
+def training(name: str) -> tuple[Any, ...]:
+    return tuple(x.requires_grad_() for x in operands(name))
+
+
+def subsets(name: str) -> list[tuple[int, ...]]:
+    places = range(len(operands(name)))
+    return [some for n in range(1, len(places)) for some in combinations(places, n)]
+
+
+@pytest.mark.parametrize(("name", "some"), [(name, some) for name in OPERATORS for some in subsets(name)])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_some_arrays(name, some, create_graph):
+    """Whether the others train or not."""
+    arrays = training(name)
+    y = OPERATORS[name](*arrays)
+    d = torch.randn_like(y)
+    whole = torch.autograd.grad(y, arrays, d, retain_graph=True)
+    expected = [whole[i] for i in some]
+    asked = torch.autograd.grad(y, [arrays[i] for i in some], d, create_graph=create_graph)
+    agree(list(asked), expected, 1e-12)
+    alone = [x.detach().requires_grad_(i in some) for i, x in enumerate(arrays)]
+    y = OPERATORS[name](*alone)
+    agree(list(torch.autograd.grad(y, [alone[i] for i in some], d, create_graph=create_graph)), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_inference(name):
+    arrays = training(name)
+    expected = OPERATORS[name](*arrays)
+    with torch.inference_mode():
+        y = OPERATORS[name](*arrays)
+        again = OPERATORS[name](*(x.clone() for x in arrays))
+    assert y.is_inference()
+    assert torch.equal(y, expected)
+    assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_gradient_that_has_one_is_the_same(name):
+    """Where arrays are made of one another, none is counted twice."""
+    function, *shapes = AGAIN[name]
+    arrays = [draw(*shape).requires_grad_() for shape in shapes]
+    y = function(*arrays)
+    d = torch.randn_like(y)
+    once = torch.autograd.grad(y, arrays, d, retain_graph=True)
+    agree(list(torch.autograd.grad(y, arrays, d, create_graph=True)), list(once), 1e-12)
+    assert torch.autograd.gradcheck(function, arrays)
+    assert torch.autograd.gradgradcheck(function, arrays)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_many_outputs_at_once(name, create_graph):
+    """By ``is_grads_batched`` and by ``torch.func.vmap`` of a gradient."""
+    arrays = training(name)
+    y = OPERATORS[name](*arrays)
+    many = draw(3, *y.shape)
+    columns = zip(*(torch.autograd.grad(y, arrays, d, retain_graph=True) for d in many), strict=True)
+    expected = [torch.stack(column) for column in columns]
+    options = dict(retain_graph=True, create_graph=create_graph)
+    agree(list(torch.autograd.grad(y, arrays, many, is_grads_batched=True, **options)), expected, 1e-12)
+    agree(list(torch.func.vmap(lambda d: torch.autograd.grad(y, arrays, d, **options))(many)), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_jacobian_at_once(name):
+    function, arrays = OPERATORS[name], operands(name)
+    expected = torch.autograd.functional.jacobian(function, arrays)
+    agree(list(torch.autograd.functional.jacobian(function, arrays, vectorize=True)), list(expected), 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, of tangents
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tangents_of_what_a_gradient_is_taken_of(name):
+    """Forward over reverse: a gradient is linear in ``d``, so that a tangent of ``d`` has the gradient as its own."""
+    arrays = training(name)
+    y = OPERATORS[name](*arrays)
+    d, tangent = torch.randn_like(y), torch.randn_like(y)
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(y, arrays, forward_ad.make_dual(d, tangent), retain_graph=True)
+        pairs = [forward_ad.unpack_dual(x) for x in found]
+        agree([x.tangent for x in pairs], list(torch.autograd.grad(y, arrays, tangent, retain_graph=True)), 1e-12)
+    agree([x.primal for x in pairs], list(torch.autograd.grad(y, arrays, d)), 1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_have_gradients(name):
-    function, arrays = second_derivatives()[name]
-    arrays = tuple(x.requires_grad_() for x in arrays)
+    function, arrays = OPERATORS[name], training(name)
     assert torch.autograd.gradcheck(function, arrays)
     assert torch.autograd.gradgradcheck(function, arrays)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
-@pytest.mark.parametrize("name", second_derivatives())
+@pytest.mark.parametrize("name", OPERATORS)
 def test_where_operations_are_watched_they_are_pytorchs(name, monkeypatch):
     """Forward-mode derivatives, ``torch.func`` and ``torch.compile``."""
-    function, arrays = second_derivatives()[name]
+    function, arrays = OPERATORS[name], operands(name)
     tangents = tuple(torch.randn_like(x) for x in arrays)
     expected = function(*arrays)
     monkeypatch.setattr(blocks, "run", None)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from .transforms import asks_for_gradients, unwatched
@@ -41,8 +42,9 @@ class Pass(Protocol):
 
 def serves(*arrays: Tensor | None) -> bool:
     """Whether arrays are on a CPU, and nobody traces, maps or differentiates forward what is done to them."""
-    first, *_ = arrays
-    return first.is_cpu and not torch.compiler.is_compiling() and forward_ad._current_level < 0 and unwatched(arrays)
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0 or not unwatched(arrays):
+        return False
+    return all(x is None or (x.is_cpu and not is_legacy_batchedtensor(x)) for x in arrays)
 
 
 def run(what: Pass, *arrays: Tensor | None) -> Tensor:
@@ -65,10 +67,14 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d):
-        arrays = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        arrays, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        again = torch.is_grad_enabled()  # a gradient that is to be differentiated itself
+        if not again and serves(d, *arrays):
             return (None, *ctx.what.backward(d, *arrays))
-        wanted = [x is not None and x.requires_grad for x in arrays]  # a gradient that is to be differentiated itself
+        with torch.enable_grad():
+            # Aliases: where one array was made of another, the way between them is not the pass's to go.
+            arrays = [None if x is None else x.view_as(x) for x in arrays]
+            y = ctx.what.operations(*arrays)
         inputs = [x for x, asked in zip(arrays, wanted, strict=True) if asked]
-        found = iter(torch.autograd.grad(ctx.what.operations(*arrays), inputs, d, create_graph=True))
+        found = iter(torch.autograd.grad(y, inputs, d, create_graph=again))
         return (None, *(next(found) if asked else None for asked in wanted))
