@@ -110,6 +110,13 @@ class Run:
     def truth(self) -> Truth:
         return truth(self.case, self.adapter)
 
+    @property
+    def true_gradients(self) -> dict[str, Quantity]:
+        """The truth of every gradient. A comparison with none at all would pass whatever came."""
+        if not self.truth.gradients:
+            raise RuntimeError(f"the truth of {self.case.id} was made without gradients, which {self.case.check} compares")
+        return self.truth.gradients
+
     def compact(self, changed: Mapping[str, NDArray[Any]] | None = None) -> Arrays:
         """The inputs in the framework, some of them ``changed``, each array's elements one after the other."""
         return self.made({**self.values, **(changed or {})})

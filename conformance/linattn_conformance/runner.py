@@ -19,6 +19,7 @@ from .adapters.base import Global, changed
 from .calls import Declared, Failure, Run
 from .cases import Case
 from .checks import CHECKS
+from .checks.leak import begin
 from .witness import Witness
 
 __all__ = ["STATUSES", "Result", "Runner", "Subject", "resolve"]
@@ -211,6 +212,7 @@ def ask(run: Run) -> None:
 
 def check(run: Run) -> None:
     """Raise ``Declared``, or ``Failure`` if the backend is wrong or did not run."""
+    begin(run)
     ask(run)
     if run.case.check not in ("bad-input", "large", "leak"):
         _ = run.truth  # the suite's own work, before anything is watched

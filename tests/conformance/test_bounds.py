@@ -1,5 +1,6 @@
 """Bounds let a correct low-precision chunk algorithm pass, and are tight enough that a coarser one does not."""
 
+import re
 from typing import ClassVar
 
 import linattn
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 from linattn_conformance import calls
 from linattn_conformance.adapters import adapter_for
-from linattn_conformance.bounds import Quantity, distance
+from linattn_conformance.bounds import Quantity, Truth, distance
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.calls import drawn, truth
-from linattn_conformance.cases import every_case, named
+from linattn_conformance.cases import BACKWARD, every_case, named
+from linattn_conformance.checks import CHECKS
+from linattn_conformance.checks.values import compare_gradients
 from linattn_conformance.runner import Runner
 
 
@@ -167,6 +170,24 @@ def test_a_truth_without_gradients_is_a_part_of_that_with_them(monkeypatch):
     for name, want in alone.outputs.items():
         np.testing.assert_array_equal(part.outputs[name].value, want.value)
         np.testing.assert_array_equal(part.outputs[name].noise, want.noise)
+
+
+def test_gradients_are_never_compared_with_a_truth_that_has_none(monkeypatch):
+    case = named("kda/chunk/fp32/state-varlen/T65-K24-V40/gradient")
+    run = calls.Run(case, adapter_for("numpy", "cpu"), None, None)
+    arrays, made = run.arrays(), truth(case, run.adapter)
+    found = {name: run.adapter.from_float64(x.value, x.dtype) for name, x in made.gradients.items()}
+    compare_gradients(run, arrays, found)
+    monkeypatch.setitem(run.__dict__, "truth", Truth(made.outputs, {}, {}))
+    expected = f"the truth of {case.id} was made without gradients, which gradient compares"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(expected)}$"):
+        compare_gradients(run, arrays, found)
+
+
+def test_what_has_no_use_for_gradients_is_a_check_that_asks_for_none():
+    assert set(CHECKS) > calls.WITHOUT_GRADIENT
+    assert not calls.WITHOUT_GRADIENT & set(BACKWARD)
+    assert all(calls.with_gradients(case) for case in every_case() if case.needs_gradient)
 
 
 def test_a_single_number_of_a_wide_row_may_be_rounded():

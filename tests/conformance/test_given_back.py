@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from linattn_conformance.calls import Failure
-from linattn_conformance.checks.leak import given_back
+from linattn_conformance.checks.leak import OLD, Before, begin, given_back, in_use
 
 RUN: Any = SimpleNamespace(adapter=SimpleNamespace(held=lambda: 0))
 RESULTS = {"o": np.zeros((1000, 1000))}
@@ -23,11 +23,16 @@ def kept() -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _nothing_else_goes() -> Iterator[None]:
-    """Objects of other tests are not given back between two looks, except by the check itself."""
+    """Objects of other tests are not given back between two looks, except by the check itself; and none of these is frozen
+    for the tests that come.
+    """
     gc.collect()
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def test_calls_that_each_keep_an_array_fail() -> None:
@@ -48,7 +53,7 @@ def test_calls_that_keep_arrays_fail_where_older_objects_go_at_the_same_time() -
     left: list[np.ndarray] = []
     old: list[Any] = [np.ones(100 * RESULTS["o"].size, np.uint8)]
     old.append(old)
-    gc.collect()
+    gc.freeze()
     del old
 
     def calls(count: int) -> dict[str, np.ndarray]:
@@ -80,3 +85,43 @@ def test_results_that_only_hold_each_other_are_no_leak() -> None:
 
     with given_back(RUN, RESULTS, calls):
         calls(1)
+
+
+class Cyclic:
+    """Eight megabytes that go only when somebody looks for them."""
+
+    def __init__(self) -> None:
+        self.held, self.me = np.ones(CYCLIC, np.uint8), self
+
+
+CYCLIC = 8_000_000
+
+
+def one_call(count: int) -> dict[str, np.ndarray]:
+    return RESULTS
+
+
+def test_cyclic_results_go_with_their_case() -> None:
+    begin(RUN)
+    before = in_use(RUN)
+    for _ in range(20):
+        begin(RUN)
+        result = Cyclic()
+        with given_back(RUN, RESULTS, one_call):
+            pass
+        assert result.held.size == CYCLIC
+        del result
+    begin(RUN)
+    assert in_use(RUN) - before < CYCLIC
+
+
+def test_cyclic_results_that_outlive_their_case_go_as_memory_grows() -> None:
+    begin(RUN)
+    Before.least = before = in_use(RUN, thoroughly=True)
+    last = None
+    for _ in range(30):
+        begin(RUN)
+        last = Cyclic()
+    begin(RUN)
+    assert last is not None
+    assert in_use(RUN) - before < OLD + 2 * CYCLIC

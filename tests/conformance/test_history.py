@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.cases import every_case
+from linattn_conformance.memory import allocated
 from linattn_conformance.runner import Runner
 
 CASES = {(case.op, case.form, case.check): case for case in every_case()}
@@ -178,3 +179,37 @@ def test_a_backward_pass_has_the_inputs_of_its_own_forward_pass():
             return {**given, "v": Scaled.apply(given["v"])}
 
     assert result_of(LastForward, "held-backward", framework="torch").status == "failed"
+
+
+class HoldsItself(Simple):
+    """Its outputs are of arrays that eight megabytes go with, which only a look for garbage frees."""
+
+    name = "holds-itself"
+
+    def run(self, form, op, given):
+        o, state = super().run(form, op, given)
+        return np.asarray(Cyclic(o)), state
+
+
+class Cyclic:
+    SIZE = 8_000_000
+
+    def __init__(self, x):
+        self.x, self.me, self.more = np.ascontiguousarray(x), self, np.ones(self.SIZE, np.uint8)
+
+    @property
+    def __array_interface__(self):
+        return self.x.__array_interface__
+
+
+def test_results_that_hold_themselves_do_not_pile_up():
+    linattn.register_backend(HoldsItself(), replace=True)
+    try:
+        runner = Runner("holds-itself", "numpy")
+        found = [case for case in every_case() if (case.op, case.form, case.check) == ("gla", "chunk", "forward")]
+        cases = [case for case in found if runner.applies(case) and case.size["T"] < 200][:20]
+        before = allocated()
+        assert [result.status for result in runner.run(cases)] == ["passed"] * 20
+    finally:
+        linattn.unregister_backend("holds-itself")
+    assert allocated() - before < 20 * Cyclic.SIZE / 2

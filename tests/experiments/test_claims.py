@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def test_every_figure_of_what_matched_is_that_of_a_record(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_figure_on_a_page_is_that_of_its_record(page):
     assert {line[:60]: found for line in paragraphs(page) if (found := faults(line))} == {}
+
+
+@pytest.mark.parametrize(
+    ("heads", "overlapping"), [("1 head", ["fixed, scalar"]), ("4 heads", ["scalar, vector"]), ("8 heads", [])]
+)
+def test_gates_whose_seeds_overlap_are_those_that_gla_s_page_names(heads, overlapping):
+    summary = json.loads((DOCS / "gates.json").read_text(encoding="utf-8"))["results"]["summary"][heads]
+    seeds = {gate: summary[gate]["figures"]["bits"][1:] for gate in ("none", "fixed", "scalar", "vector")}
+    assert [f"{worse}, {better}" for worse, better in pairwise(seeds) if min(seeds[worse]) <= max(seeds[better])] == overlapping
 
 
 def test_a_figure_that_is_not_the_record_s_is_found():

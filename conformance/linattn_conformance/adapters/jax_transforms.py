@@ -49,7 +49,7 @@ def jitted_gradient(run: Run) -> None:
         outputs = call({**floats, **others})
         return sum((outputs[name].astype(float) * x.astype(float)).sum() for name, x in cotangents.items())
 
-    run.compare(jax.jit(jax.grad(loss))(floats, others), run.truth.gradients)
+    run.compare(jax.jit(jax.grad(loss))(floats, others), run.true_gradients)
 
 
 def vmapped(run: Run) -> None:

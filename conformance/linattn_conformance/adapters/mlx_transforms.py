@@ -48,7 +48,7 @@ def compiled(run: Run) -> None:
     function({name: mx.zeros_like(x) if name.startswith("initial_state") else x for name, x in arrays.items()})
     outputs, gradients = function(arrays)
     run.compare(outputs, run.truth.outputs)
-    run.compare(gradients, run.truth.gradients if cotangents else {})
+    run.compare(gradients, run.true_gradients if cotangents else {})
 
 
 def vmapped(run: Run) -> None:

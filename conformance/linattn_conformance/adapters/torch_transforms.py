@@ -66,7 +66,7 @@ def compiled(run: Run) -> None:
     wanted = [x for x in leaves if x.requires_grad]
     cotangents = run.cotangents()
     found = torch.autograd.grad([outputs[name] for name in cotangents], wanted, list(cotangents.values()))
-    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.truth.gradients)
+    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.true_gradients)
 
 
 def exported(run: Run) -> None:
@@ -95,7 +95,7 @@ def func_grad(run: Run) -> None:
 
     positions = tuple(i for i, x in enumerate(leaves) if x.is_floating_point())
     found = torch.func.grad(loss, positions)(*leaves)
-    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.truth.gradients)
+    run.compare(dict(zip(run.problem.floats, found, strict=True)), run.true_gradients)
 
 
 def vmapped(run: Run) -> None:

@@ -56,7 +56,7 @@ def compare_second(run: Run, derivative: Derivative, forward: bool) -> None:
         if forward:
             raise
         return
-    wanted = {name: want for name, want in run.truth.gradients.items() if not is_value(run, name)}
+    wanted = {name: want for name, want in run.true_gradients.items() if not is_value(run, name)}
     run.compare({name: found[name] for name in wanted}, wanted, prefix="the derivative of the gradient of ")
 
 

@@ -12,11 +12,13 @@ from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from ..memory import allocated, entries
 
-__all__ = ["SETTLING", "given_back", "in_use", "leak", "leak_backward"]
+__all__ = ["SETTLING", "begin", "given_back", "in_use", "leak", "leak_backward"]
 
 CALLS = 16
 SETTLING = 0.05
 """Seconds in which a framework's own threads may give back what a finished call used."""
+OLD = 2**26
+"""Bytes by which memory may grow until everything is looked through again, before the next case."""
 ROUNDS = 3
 """Memory of a process grows for other reasons too: a leak is what grows every time."""
 
@@ -91,14 +93,32 @@ def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Ite
 def in_use(run: Run, thoroughly: bool = False) -> int:
     """Bytes that live objects hold, on the device as well, without those that nobody knows but they each other.
 
-    What was there at the last look is looked through again only ``thoroughly``: it takes longer than most cases, and objects of
-    which there are more each time are new.
+    What was there before the case is looked through only ``thoroughly``: it takes longer than most cases, and objects of which
+    there are more each time are new.
     """
     if thoroughly:
         gc.unfreeze()
     gc.collect()
-    gc.freeze()
     return allocated() + run.adapter.held()
+
+
+class Before:
+    """What was there before a case.
+
+    Attributes:
+        least: Bytes that were in use when everything was looked through.
+    """
+
+    least = 0
+
+
+def begin(run: Run) -> None:
+    """Freeze what is there before a case, so that looks in it need not go through that. No result of the case is among it, and
+    what earlier ones left is not, unless it was still held: that goes when everything is looked through, as memory grows.
+    """
+    if in_use(run) > Before.least + OLD:
+        Before.least = in_use(run, thoroughly=True)
+    gc.freeze()
 
 
 def held(run: Run) -> dict[str, int]:

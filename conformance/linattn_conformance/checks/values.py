@@ -124,7 +124,7 @@ def gradient(run: Run) -> None:
 
 def compare_gradients(run: Run, arrays: dict, gradients: dict) -> None:
     """Every float input but constants has a gradient; none at all counts as zero."""
-    wanted = {name: truth for name, truth in run.truth.gradients.items() if not run.is_constant(name)}
+    wanted = {name: truth for name, truth in run.true_gradients.items() if not run.is_constant(name)}
     for name, truth in wanted.items():
         if gradients.get(name) is None:
             gradients[name] = run.adapter.from_float64(np.zeros(truth.value.shape), run.problem.dtypes[name])
