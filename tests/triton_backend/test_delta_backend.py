@@ -7,7 +7,7 @@ import torch
 from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend
 from linattn_backends.triton.delta.call import DeltaCall, Kept
-from linattn_backends.triton.delta.op import delta, delta_backward
+from linattn_backends.triton.delta.op import delta, delta_backward, delta_call
 from linattn_backends.triton.maps.op import scalars
 from triton_cases import arrays, call, place_of, pretend
 
@@ -97,4 +97,21 @@ def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
         given[x] = changed(given[x])
     call = DeltaCall.of(given["q"], given["k"], given["v"], None, given["beta"], None, None, None, None, 1.0, 0)
     wanted = "delta/state.py:delta_state_fwd" if change else "delta/state_sm90.py:delta_state_fwd_sm90"
-    assert place_of(call.forward_variant(keep=True)["state_fwd"].kernel) == wanted, name
+    assert place_of(call.forward_variant(1)["state_fwd"].kernel) == wanted, name
+
+
+def test_compiled_with_offsets_whose_number_nobody_knows(monkeypatch):
+    """Boundaries that are found among the tokens: a tracer cannot tell how many sequences there are."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    x = (0.2 * torch.randn(1, 32, 1, 16)).requires_grad_()
+    g, marks = -torch.rand(1, 32, 1, 16), torch.zeros(33, dtype=torch.bool)
+    marks[[0, 10, 32]] = True
+
+    def run(x, marks):
+        cu = torch.nonzero(marks)[:, 0].to(torch.int32)
+        torch._check(cu.shape[0] >= 2)
+        return delta_call(x, x, x, g, None, -x, x, None, None, None, cu, "chunk", 1.0, 0, False, 0, 0.0, False)[0]
+
+    (wanted,) = torch.autograd.grad(run(x, marks).sum(), x)
+    (found,) = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(x, marks).sum(), x)
+    assert torch.equal(found, wanted)

@@ -22,7 +22,22 @@ from ..host.variant import Facts
 from ..runtime.device import Properties, properties
 from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant, many
 
-__all__ = ["ChunkedCall", "DeltaCall", "Kept", "ScoreGradients", "Scores", "StateOperands", "States"]
+__all__ = [
+    "ANYTHING",
+    "NOTHING",
+    "SCORES",
+    "ChunkedCall",
+    "DeltaCall",
+    "Kept",
+    "ScoreGradients",
+    "Scores",
+    "StateOperands",
+    "States",
+]
+
+
+NOTHING, ANYTHING, SCORES = range(3)
+"""What a forward pass leaves for a backward pass: scores alone where a tracer does not know how many sequences there are."""
 
 
 @dataclass(frozen=True)
@@ -90,27 +105,28 @@ class DeltaCall(MatrixStateCall):
         K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # symbols have no place in a cache
         return Facts(self.family, self.q.dtype, K, V, self.chunk, self.strength)
 
-    def forward_variant(self, keep: bool, staged: bool = False) -> DeltaVariant:
-        """The variant of its forward pass, or of its stages; ``keep`` says whether it leaves something for a backward pass."""
+    def forward_variant(self, keep: int, staged: bool = False) -> DeltaVariant:
+        """The variant of its forward pass, or of its stages, that leaves what ``keep`` says, as :data:`SCORES` does."""
         device = properties(self.q.device)
         return forward_variant(self._facts(device, keep, staged), device, unaligned(device, self.facts, self._copied()))
 
     def backward_variant(self, do: Tensor | None, kept: str, staged: bool = False) -> DeltaVariant:
         """The variant of its backward pass, or of its stages, from the outputs' gradient, if that is there yet."""
         device, facts = properties(self.q.device), self.facts
-        return backward_variant(self._facts(device, True, staged), kept, device, unaligned(device, facts, self._copied(do)))
+        return backward_variant(self._facts(device, ANYTHING, staged), kept, device, unaligned(device, facts, self._copied(do)))
 
-    @property
-    def keeps_states(self) -> bool:
+    def keeps_states(self, keep: int) -> bool:
         """Whether its forward pass leaves states and not scores: a tracer, which knows of no array where it lies, can tell."""
         device = properties(self.q.device)
-        return "fused" in forward_variant(self._facts(device, True, False), device).stages
+        return "fused" in forward_variant(self._facts(device, keep, False), device).stages
 
-    def _facts(self, device: Properties, keep: bool, staged: bool) -> Facts:
+    def _facts(self, device: Properties, keep: int, staged: bool) -> Facts:
         """The facts, and whether one kernel may carry the state: not in stages, and ``dplr``'s alone can keep something."""
-        whole = not staged and (self.dplr or not keep)
+        facts = self.facts
+        fits = facts.K == facts.V == (64 if self.dplr else 128) and device.not_hopper is None
+        whole = fits and not staged and (keep == NOTHING or (self.dplr and keep == ANYTHING))
         filled = whole and many(self.family, self.N, self.v.shape[2], self.cu is not None, device.num_sms)
-        return self.facts._replace(many=bool(filled))  # symbols of a trace have no place in a cache
+        return facts._replace(many=bool(filled))  # symbols of a trace have no place in a cache
 
     def _copied(self, do: Tensor | None = None) -> dict[str, Tensor | None]:
         """The arrays that kernels copy in whole lines."""
@@ -232,9 +248,9 @@ class Kept(NamedTuple):
         return cls(states=states, errors=errors)
 
     @classmethod
-    def empty(cls, call: DeltaCall) -> Kept:
+    def empty(cls, call: DeltaCall, keep: int) -> Kept:
         """Arrays for what the forward pass of a call leaves."""
-        return cls.states_of(call) if call.keeps_states else cls.of(Scores.empty(call, empty_lengths(call)))
+        return cls.states_of(call) if call.keeps_states(keep) else cls.of(Scores.empty(call, empty_lengths(call)))
 
     @property
     def what(self) -> str:

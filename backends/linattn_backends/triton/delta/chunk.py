@@ -15,18 +15,18 @@ from .state_launch import Segments, Written, carry_backward, carry_forward, segm
 __all__ = ["backward", "forward", "outputs_of", "state_gradients_of", "states_of"]
 
 
-def forward(given: DeltaCall, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None]:
+def forward(given: DeltaCall, final: bool, keep: int) -> tuple[Tensor, Tensor | None, Kept | None]:
     """Outputs, if asked for final states, and what the backward pass can use, if it is to ``keep`` that."""
     variant = given.forward_variant(keep)
     if "fused" in variant.stages:
-        return fused_forward(given, variant, final, keep)
+        return fused_forward(given, variant, final, bool(keep))
     call = ChunkedCall.cut(given, variant)
     operands = state_operands(call)
     segments = segments_of(call, operands)
     o, end = outputs_of(call, operands, segments, final)
     if not keep:
         return o, end, None
-    if given.keeps_states:  # but its arrays do not lie as that kernel takes them
+    if given.keeps_states(keep):  # but its arrays do not lie as that kernel takes them
         states, errors = states_of(call, operands, segments)
         return o, end, Kept(states=states, errors=errors)
     return o, end, Kept.of(operands.scores)

@@ -32,7 +32,7 @@ def fused_forward(call: DeltaCall, variant: DeltaVariant, final: bool, keep: boo
 def fused_states(call: ChunkedCall) -> tuple[Tensor, Tensor]:
     """The states before chunks, and errors, of ``dplr``; outputs are made on the way."""
     kept = Kept.states_of(call)
-    launch_two_writers(call, call.variant, torch.empty_like(call.v), None, kept)
+    launch_two_writers(call, call.variant, torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device), None, kept)
     return kept.states, kept.errors
 
 

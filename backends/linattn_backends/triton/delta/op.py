@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from linattn_backends.torch.transforms import asks_for_gradients, register
 
@@ -13,7 +14,7 @@ from ..recurrent.op import Tokens, recurrent_forward
 from ..runtime.operator import filled, final_shape, rules
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
-from .call import DeltaCall, Kept
+from .call import ANYTHING, NOTHING, SCORES, DeltaCall, Kept
 from .chunk import backward, forward
 
 __all__ = ["delta", "delta_backward", "delta_call"]
@@ -80,7 +81,7 @@ rule = rules(11, delta_backward, _backward_call, more=3)
 def computed(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None, b: Tensor | None,
     A_log: Tensor | None, bias: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, form: str, scale: float,
-    chunk: int, final: bool, kind: int, number: float, unit: bool, keep: bool,
+    chunk: int, final: bool, kind: int, number: float, unit: bool, keep: int,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What :func:`delta` returns, and ``None`` for what is not wanted."""
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
@@ -114,7 +115,7 @@ def delta(
     kind: int,
     number: float,
     unit: bool,
-    keep: bool,
+    keep: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, final states and ``Kept``, for the backward pass; what is not wanted is an empty tensor.
 
@@ -135,7 +136,7 @@ def _(q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scal
     if form == "recurrent" or not keep:
         return *results, *(v.new_empty(0) for _ in Kept._fields)
     maps = Maps(GateMap(A_log, bias, kind, number), 0.0, unit)
-    kept = Kept.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps))
+    kept = Kept.empty(DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps), keep)
     return *results, *(v.new_empty(0) if x is None else x for x in kept)
 
 
@@ -143,6 +144,8 @@ _delta_call = register(delta, rule.setup_context, rule.backward, computed)
 
 
 def delta_call(*args):
-    """``delta``: something is kept where a gradient will be asked for."""
-    keep = asks_for_gradients(args)
+    """``delta``: something is kept where a gradient will be asked for, of ``dplr`` what a tracer can tell."""
+    keep, a, cu_seqlens = ANYTHING if asks_for_gradients(args) else NOTHING, args[5], args[10]
+    if keep and a is not None and cu_seqlens is not None and torch.compiler.is_compiling():
+        keep = ANYTHING if guard_or_false(cu_seqlens.shape[0] > 4) else SCORES
     return _delta_call(*args, keep)[:2]

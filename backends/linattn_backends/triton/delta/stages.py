@@ -17,7 +17,7 @@ from ..host.parts import Part
 from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
-from .call import ChunkedCall, DeltaCall, Scores, StateOperands, States
+from .call import ANYTHING, ChunkedCall, DeltaCall, Scores, StateOperands, States
 from .chunk import outputs_of, state_gradients_of, states_of
 from .gradients_launch import operand_gradients
 from .scores_launch import state_operands
@@ -172,7 +172,7 @@ def begin(*args: Any) -> Arrays:
     kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
     given, scores = given_of(inputs, options, None), None if kept[0] is None else Scores(*kept[:7])
     again = given.backward_variant(None, kept="scores", staged=True) if scores else None
-    call = ChunkedCall.cut(given, again or given.forward_variant(keep=True, staged=True), scores.lengths if scores else None)
+    call = ChunkedCall.cut(given, again or given.forward_variant(ANYTHING, staged=True), scores.lengths if scores else None)
     operands = state_operands(call, scores)
     segments = segments_of(call, operands, *kept[7:])
     if segments and segments.local is None:
@@ -186,7 +186,7 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
     """What is made, inputs, options."""
     made, inputs, options = taken(args)
     given = given_of(inputs, options, None)
-    call = ChunkedCall.cut(given, given.forward_variant(keep=True, staged=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), NO_LENGTHS)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
     A, ranges = transitions_of(call, operands, segments)
@@ -199,7 +199,7 @@ def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
     given = given_of(inputs, options, start)
-    call = ChunkedCall.cut(given, given.forward_variant(keep=True, staged=True), NO_LENGTHS)
+    call = ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), NO_LENGTHS)
     operands = made.operands(call)
     o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions, made.local), args[-1])
     zero_behind(call, options.cu, o)
