@@ -20,7 +20,7 @@ from ..host.lengths import Lengths, empty_lengths, lengths_of
 from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
 from ..runtime.device import Properties, properties
-from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant, many
+from .config import DeltaVariant, backward_variant, chunk_tokens, forward_variant, has_whole_heads, many
 
 __all__ = [
     "ANYTHING",
@@ -123,7 +123,7 @@ class DeltaCall(MatrixStateCall):
     def _facts(self, device: Properties, keep: int, staged: bool) -> Facts:
         """The facts, and whether one kernel may carry the state: not in stages, and ``dplr``'s alone can keep something."""
         facts = self.facts
-        fits = facts.K == facts.V == (64 if self.dplr else 128) and device.not_hopper is None
+        fits = has_whole_heads(facts) and device.not_hopper is None
         whole = fits and not staged and (keep == NOTHING or (self.dplr and keep == ANYTHING))
         filled = whole and many(self.family, self.N, self.v.shape[2], self.cu is not None, device.num_sms)
         return facts._replace(many=bool(filled))  # symbols of a trace have no place in a cache

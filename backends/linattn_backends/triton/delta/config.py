@@ -18,7 +18,7 @@ from .scores import delta_scores_fwd, delta_solve_fwd
 from .state import delta_state_bwd, delta_state_carry, delta_state_fwd
 from .vector import delta_vector_gradients_bwd, delta_vector_rows_fwd, delta_vector_scores_fwd, delta_vector_values_bwd
 
-__all__ = ["DeltaVariant", "backward_variant", "chunk_tokens", "forward_variant", "many"]
+__all__ = ["DeltaVariant", "backward_variant", "chunk_tokens", "forward_variant", "has_whole_heads", "many"]
 
 Stages = dict[str, Stage]
 
@@ -36,6 +36,10 @@ Strong scores and states that write outputs gained by it, backward passes nothin
 
 FOUND_OUT = 32
 """Chunks in the time of which it is found out on the device whether packed sequences are to be cut, and a few more."""
+
+
+WHOLE_HEADS = dict(delta_rule=128, gated_delta_rule=128, dplr=64)
+"""``K = V`` of the families for which one kernel makes scores and carries the state, on Hopper."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ class DeltaVariant(Variant):
         A segment is gone through three times, and what comes between costs as much as 16 chunks.
         """
         return (3 * length + 15) * self.chunk
+
+
+def has_whole_heads(facts: Facts) -> bool:
+    """Whether one kernel may make scores and carry the state of such heads."""
+    return facts.K == facts.V == WHOLE_HEADS.get(facts.family)
 
 
 def many(family: str, sequences: int, heads: int, packed: bool, num_sms: int) -> bool:
@@ -245,11 +254,7 @@ class Choice:
     def fused_sm90(self) -> bool:
         """Whether one kernel makes scores and carries the state."""
         facts = self.facts
-        if not facts.many or facts.K != facts.V:
-            return False
-        if self.dplr:
-            return facts.K == 64 and self.why_plain(*self.operands, "v") is None
-        return self.gate < 2 and facts.K == 128 and self.why_plain("q", "k", "v") is None
+        return facts.many and has_whole_heads(facts) and self.why_plain(*self.operands, "v") is None
 
     def fused(self) -> Stages:
         """Scores, solve and state, in one kernel for Hopper."""

@@ -159,6 +159,16 @@ def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DeltaCal
     return DeltaCall.of(*operands, start, options.cu, options.scale, options.chunk, maps)
 
 
+def forward_call(given: DeltaCall, lengths: Lengths | None = NO_LENGTHS) -> ChunkedCall:
+    """The call with the kernels of the forward pass."""
+    return ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), lengths)
+
+
+def backward_call(given: DeltaCall, do: Tensor | None, lengths: Lengths = NO_LENGTHS) -> ChunkedCall:
+    """The call with the kernels of the backward pass, from the outputs' gradient, if that is there yet."""
+    return ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), lengths)
+
+
 def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
     """What is made, inputs and options, of the arguments of a stage."""
     n = len(Made._fields)
@@ -171,8 +181,7 @@ def begin(*args: Any) -> Arrays:
     """``KEPT`` arrays, inputs, options."""
     kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
     given, scores = given_of(inputs, options, None), None if kept[0] is None else Scores(*kept[:7])
-    again = given.backward_variant(None, kept="scores", staged=True) if scores else None
-    call = ChunkedCall.cut(given, again or given.forward_variant(ANYTHING, staged=True), scores.lengths if scores else None)
+    call = backward_call(given, None, scores.lengths) if scores else forward_call(given, None)
     operands = state_operands(call, scores)
     segments = segments_of(call, operands, *kept[7:])
     if segments and segments.local is None:
@@ -185,8 +194,7 @@ def begin(*args: Any) -> Arrays:
 def summary(*args: Any) -> tuple[Tensor, Tensor]:
     """What is made, inputs, options."""
     made, inputs, options = taken(args)
-    given = given_of(inputs, options, None)
-    call = ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), NO_LENGTHS)
+    call = forward_call(given_of(inputs, options, None))
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
     A, ranges = transitions_of(call, operands, segments)
@@ -198,8 +206,7 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
 def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
-    given = given_of(inputs, options, start)
-    call = ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), NO_LENGTHS)
+    call = forward_call(given_of(inputs, options, start))
     operands = made.operands(call)
     o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions, made.local), args[-1])
     zero_behind(call, options.cu, o)
@@ -211,8 +218,8 @@ def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
 def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
     """Gradients of outputs and final states; what is made, inputs, options."""
     made, inputs, options = taken(args)
-    given, do = given_of(inputs, options, None), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), NO_LENGTHS)
+    do = rows_contiguous(do)
+    call = backward_call(given_of(inputs, options, None), do)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions)
     ranges = None if segments else whole_transitions(call, operands, reverse=True).ranges
@@ -224,8 +231,7 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
 def recall(start: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """The states before the tokens; what is made, inputs, options."""
     made, inputs, options = taken(args)
-    given = given_of(inputs, options, start)
-    call = ChunkedCall.cut(given, given.backward_variant(None, kept="scores", staged=True), NO_LENGTHS)
+    call = backward_call(given_of(inputs, options, start), None)
     operands = made.operands(call)
     return states_of(call, operands, segments_of(call, operands, made.transitions, made.local))
 
@@ -237,8 +243,8 @@ def state_gradients(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The states before the tokens, gradients of outputs and final states; what is made, inputs, options."""
     made, inputs, options = taken(args)
-    given, do = given_of(inputs, options, start), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), NO_LENGTHS)
+    do = rows_contiguous(do)
+    call = backward_call(given_of(inputs, options, start), do)
     operands = made.operands(call)
     segments = segments_of(call, operands, made.transitions, made.local)
     dstates, adjoint, dstart = state_gradients_of(call, operands, segments, do, dfinal)
@@ -251,8 +257,8 @@ def gradients(do: Tensor, *args: Any) -> list[Tensor]:
     """The outputs' gradient, states and their gradients; what is made, inputs, options."""
     count = len(States._fields)
     states, (made, inputs, options) = States(*args[:count]), taken(args[count:])
-    given, do = given_of(inputs, options, None), rows_contiguous(do)
-    call = ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), Lengths(made.uq, made.uk))
+    do = rows_contiguous(do)
+    call = backward_call(given_of(inputs, options, None), do, Lengths(made.uq, made.uk))
     found = operand_gradients(call, do, made.operands(call), states)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias")

@@ -118,7 +118,7 @@ def carry(
         launch_state(call, stage, operands, y, None, start, far, written)
         return far
     local, far = starts_of(call, operands, direction, y, segments, start)
-    launch_state(call, stage, operands, y, segments, local, far, written)
+    launch_state(call, stage, operands, y, segments, local, None if call.cu is None else far, written)
     return far
 
 
@@ -239,8 +239,7 @@ def launch_state(
     width = K if y is None else V
     count, pieces, length = (call.N, Cut(0, 0, None, None), WHOLE) if segments is None else (segments.cut.count, *segments[:2])
     scores = operands.scores
-    first = segments is None or all(x is None for x in written)
-    ends = 0 if end is None else 1 if first else 2 if call.cu is not None else 0
+    alone = segments is not None and any(x is not None for x in written)
     launch(
         stage.kernel, count * HV * programs(1, width, 1, tile.BV), call,
         operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
@@ -249,7 +248,8 @@ def launch_state(
         *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
-        UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None, END=ends,
+        UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None,
+        END=0 if end is None else 2 if alone else 1,
         KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, RANGED=ranges is not None,
         **stage.config,
     )  # fmt: skip
