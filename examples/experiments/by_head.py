@@ -69,21 +69,21 @@ class Gradients(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: Tensor) -> tuple[Any, Any]:
         folded = [fold(x, d, info.batch_size) for x, d in zip(arrays, in_dims[1:], strict=True)]
         found = [unfold(x, info.batch_size) for x in Gradients.apply(function, *folded)]
-        return tuple(found), tuple(HEADS if x.dim() == 5 else 0 for x in found)
+        return tuple(found), tuple(axis(x.dim() - 1) for x in found)
 
 
-def axis(x: Tensor) -> int:
-    """That of the heads."""
-    return HEADS if x.dim() > 3 else 0
+def axis(dimensions: int) -> int:
+    """That of the heads of an array of one model."""
+    return HEADS if dimensions > 3 else 0
 
 
 def fold(x: Tensor, mapped: int | None, size: int) -> Tensor:
     """``size`` models' heads as heads."""
     x = x.expand(size, *x.shape) if mapped is None else x.movedim(mapped, 0)
-    at = HEADS if x.dim() == 5 else 0
+    at = axis(x.dim() - 1)
     return x.movedim(0, at).flatten(at, at + 1)
 
 
 def unfold(x: Tensor, size: int) -> Tensor:
     """Heads as those of ``size`` models."""
-    return x.unflatten(axis(x), (size, -1))
+    return x.unflatten(axis(x.dim()), (size, -1))
