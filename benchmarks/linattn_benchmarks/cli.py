@@ -86,8 +86,8 @@ def bench(
         float | None,
         typer.Option(
             min=10,
-            help="Of table, grid and overhead on a device: seconds for everything, half of them for --warm; of layer and "
-            "model: for one library's first calls. What is left then is not timed.",
+            help="Of table, grid, parts and overhead on a device: seconds for everything, half of them for --warm; of layer "
+            "and model: for one library's first calls. What is left then is not timed.",
         ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Of table and grid: a results file to go on with.")] = None,
@@ -142,9 +142,11 @@ def bench(
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
         heated = on_device and name != "scale"
-        refuse(name, (name,) if heated else (*SWEEPS, "parts", *BESIDE, "overhead --device cuda"), {"--warm": warm})
-        limited = heated and name != "parts"
-        refuse(name, (name,) if limited else (*SWEEPS, *BESIDE, "overhead --device cuda"), {"--budget": budget})
+        refuse(
+            name,
+            (name,) if heated else (*SWEEPS, "parts", *BESIDE, "overhead --device cuda"),
+            {"--warm": warm, "--budget": budget},
+        )
         if name in NAMED and not on_device:
             named(operators, out, html, png)
             return
@@ -182,7 +184,7 @@ def bench(
             asked = commands.Asked(
                 settings, (), seconds, check is not False, rows=rows or (), out=out, small=bool(small), tune=tune
             )
-            asked = replace(asked, peers=peer if peers else (), warm=warm or 0)
+            asked = replace(asked, peers=peer if peers else (), warm=warm or 0, budget=budget)
             found = commands.COMMANDS[name](words, asked, Console(stderr=True))
         elif on_device:
             refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})

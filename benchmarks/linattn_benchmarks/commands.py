@@ -162,6 +162,7 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
 
 def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of what stands around the operators, and of operators that take it in."""
+    started = time.monotonic()
     require(asked.settings["device"])
     try:
         timed: Any = importlib.import_module(f"{__package__}.parts_timed")
@@ -184,7 +185,10 @@ def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
 
     with bars(say) as bar, tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder) / "turns", asked.tune):
         task = bar.add_task("timing", total=sum(len(part.whats) * len(part.ways) for part in chosen))
-        results = timed.run(chosen, device, seed, asked.seconds, asked.peers, asked.check, report)
+        end = None if asked.budget is None else started + asked.budget - sweep.RESERVE
+        results = timed.run(chosen, device, seed, asked.seconds, asked.peers, asked.check, report, end)
+    if left := len(chosen) - len({(row["part"], row["label"], row["dtype"]) for row in results["rows"]}):
+        say.print(f"the budget left {left} of {len(chosen)} parts untimed", style="dim", highlight=False)
     return document("parts", {"settings": told, **results})
 
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -211,6 +212,15 @@ def fused_delta(family: str, T: int, H: int, HV: int, N: int, D: int, dtype: str
             dt_bias = dt_bias.flatten()
         return chunk(q, k, v, g, beta.sigmoid(), A_log=A_log, dt_bias=dt_bias, **maps, **packed(q))[0]
 
+    def by_cudnn(arrays: Arrays) -> Tensor:
+        from cudnn.linear_attention import kimi_delta_attention
+
+        cu_seqlens = offsets(arrays["q"].shape[1], 1, arrays["q"].device)
+        wide = {name: arrays[name].float() for name in ("g", "beta")}
+        given = {name: x.flatten(0, 1) for name, x in {**arrays, **wide}.items()}
+        found = kimi_delta_attention(**{"cu_seqlens": cu_seqlens, **given, **packed(arrays["q"])})
+        return (found[0] if isinstance(found, (tuple, list)) else found)[None]
+
     gates = (HV, D) if vector else (HV,)
     shapes = {"q": (1, T, H, D), "k": (1, T, H, D), "v": (1, T, HV, D), "g": (1, T, *gates), "beta": (1, T, HV)}
     shapes |= {"A_log": (HV,), "dt_bias": gates}
@@ -221,6 +231,9 @@ def fused_delta(family: str, T: int, H: int, HV: int, N: int, D: int, dtype: str
         BARE: Way(bare, mapped, ("v",)),
         "fla": Way(by_fla, module="fla"),
     }
+    if vector:
+        ways["cuDNN, maps apart"] = Way(lambda arrays: by_cudnn(mapped(arrays)), module="cudnn")
+        ways["cuDNN, bare"] = Way(by_cudnn, mapped, ("v",), module="cudnn")
     return Part(
         f"{family}, fused",
         f"T{T} H{H}/{HV} D{D}, {PACKED[N]}",
@@ -299,6 +312,7 @@ def run(
     peers: Sequence[str] | None = None,
     check: bool = True,
     report: Callable[[dict[str, Any]], None] = lambda results: None,
+    end: float | None = None,
 ) -> dict[str, Any]:
     """Time every way of every part.
 
@@ -310,11 +324,14 @@ def run(
         peers: Which other libraries are called; ``None`` for those that are installed.
         check: Whether results are held against float64 first.
         report: Called with the results so far after each row, which is their last.
+        end: When no part is begun any more, on :func:`time.monotonic`'s clock; ``None`` for never.
     """
     measured = ceilings.measure(device, "bfloat16" if device == "cuda" else "float32")
     rows: list[Row] = []
     results = {"ceilings": measured, "rows": rows}
     for part in parts:
+        if end is not None and time.monotonic() > end:
+            break
         arrays = part.arrays(device, seed)
         proof = Proof(part, arrays) if check else None
         for library, way in asked_of(part, peers):
@@ -325,8 +342,9 @@ def run(
 
 
 def asked_of(part: Part, peers: Sequence[str] | None) -> list[tuple[str, Way]]:
-    """The ways to time, by library: linattn's, and those of the other libraries that are named, or of all."""
-    return [(library, way) for library, way in part.ways.items() if way.module == OURS or peers is None or library in peers]
+    """The ways to time: linattn's, and those of the other libraries that are named, or of all."""
+    asked = {name: name.partition(",")[0] for name in part.ways}
+    return [(name, way) for name, way in part.ways.items() if way.module == OURS or peers is None or asked[name] in peers]
 
 
 def first_calls(parts: Sequence[Part], device: str, seed: int, peers: Sequence[str] | None, check: bool) -> list[FirstCall]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
 import itertools
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -62,3 +64,18 @@ def install(tmp_path, monkeypatch):
         registry.refresh()
 
     return install
+
+
+@pytest.fixture
+def nothing_is_computed(monkeypatch: pytest.MonkeyPatch):
+    """No method of the backends for arrays of both frameworks is called; what is called stands in the list."""
+    called: list[str] = []
+
+    def noted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda *args, **options: called.append(name) or function(*args, **options))
+
+    for backend in [registry.load(name) for name in ("numpy", "torch") if importlib.util.find_spec(name)]:
+        for name in [x for x in dir(backend) if re.match("(chunk|recurrent|parallel|decode)_|short_conv|gated_rms", x)]:
+            monkeypatch.setattr(backend, name, noted(getattr(backend, name), name))
+    yield called
+    assert called == []

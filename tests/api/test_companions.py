@@ -271,11 +271,19 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(("operator", "change", "text", "error"), BAD, ids=[f"{name}: {text}" for name, _, text, _ in BAD])
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_bad_input(make, operator, change, text, error):
     given = {name: make(*value) if isinstance(value, tuple) else value for name, value in {**RIGHT[operator], **change}.items()}
     with pytest.raises(error) as caught:
         getattr(linattn, operator)(**given)
     assert str(caught.value) == f"{operator}: {text}"
+
+
+@pytest.mark.parametrize("operator", RIGHT)
+def test_what_is_computed_is_noticed(make, operator, nothing_is_computed):
+    getattr(linattn, operator)(**{name: make(*shape) for name, shape in RIGHT[operator].items()})
+    assert set(nothing_is_computed) & {operator, "short_conv"}
+    nothing_is_computed.clear()
 
 
 def test_decoding_has_no_gradient(torch):

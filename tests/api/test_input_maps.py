@@ -246,6 +246,7 @@ def arguments(make: Any, family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("family", "maps", "text", "error"), BAD, ids=[text for _, _, text, _ in BAD])
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_bad_options(make, family, maps, text, error):
     with pytest.raises(error) as caught:
         getattr(linattn, family)(**arguments(make, family), **maps)
@@ -260,6 +261,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("gate", "text"), SHAPES, ids=[text for _, text in SHAPES])
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_parameters_of_the_wrong_shape(make, gate, text):
     with pytest.raises(errors.ShapeError) as caught:
         linattn.kda(**arguments(make, "kda"), gate=gate(make))
@@ -267,6 +269,7 @@ def test_parameters_of_the_wrong_shape(make, gate, text):
 
 
 @pytest.mark.parametrize("family", ["simple_gla", "gated_delta_rule"])
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_a_gate_by_head_takes_no_parameters_by_channel(make, family):
     given = dict(q=make(B, T, H, K), k=make(B, T, H, K), v=make(B, T, HV, V), g=make(B, T, HV))
     given |= {"beta": make(B, T, HV)} if family == "gated_delta_rule" else {}
@@ -275,6 +278,7 @@ def test_a_gate_by_head_takes_no_parameters_by_channel(make, family):
     assert str(caught.value) == f"{family}: gate.dt_bias must be [G] = [4], got [4, 5]"
 
 
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_parameters_of_another_framework(torch):
     x = {name: torch.from_numpy(a.astype(np.float32)) for name, a in draw().items()}
     with pytest.raises(errors.FrameworkError) as caught:
@@ -284,6 +288,7 @@ def test_parameters_of_another_framework(torch):
     )
 
 
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_parameters_on_another_device(torch):
     x = {name: torch.from_numpy(a.astype(np.float32)) for name, a in draw().items()}
     with pytest.raises(errors.DeviceError) as caught:
@@ -291,12 +296,14 @@ def test_parameters_on_another_device(torch):
     assert str(caught.value) == "gla: gate.A_log is on meta but q is on cpu: move it, nothing is copied for you"
 
 
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_integer_parameters(make):
     with pytest.raises(errors.DtypeError) as caught:
         linattn.gla(**arguments(make, "gla"), gate=gates.Softplus(make(HV, dtype="int32")))
     assert str(caught.value) == "gla: gate.A_log must be float16, bfloat16, float32 or float64, got int32"
 
 
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_a_fixed_decay_is_no_projection(make):
     x = arguments(make, "gla")
     with pytest.raises(errors.OptionError) as caught:
@@ -324,6 +331,7 @@ def test_a_temperature_is_positive(tau):
 @pytest.mark.parametrize(
     ("family", "keyword"), [("delta_rule", "gate"), ("linear_attn", "gate"), ("gla", "beta_map"), ("mixed_attn", "qk_norm")]
 )
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_a_map_of_what_a_family_has_not(family, keyword):
     with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{keyword}'$"):
         getattr(linattn, family)(*[np.zeros((1, 1, 1, 1))] * 5, **{keyword: "sigmoid"})

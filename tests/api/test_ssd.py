@@ -179,6 +179,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("name", "shape", "text"), SHAPES, ids=[text for *_, text in SHAPES])
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_wrong_shapes(make, name, shape, text):
     with pytest.raises(errors.ShapeError) as caught:
         linattn.ssd(**{**arguments(make), name: make(*shape)})
@@ -186,6 +187,7 @@ def test_wrong_shapes(make, name, shape, text):
 
 
 @pytest.mark.parametrize("limit", [(2.0, 1.0), (1.0,), ("0", 1.0), (True, 2.0), (float("nan"), 1.0)], ids=str)
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_wrong_limits(make, limit):
     with pytest.raises(errors.OptionError) as caught:
         linattn.ssd(**arguments(make), dt_limit=limit)
@@ -204,6 +206,7 @@ def test_projections_are_called_what_they_are(make):
     assert str(caught.value) == "ssd: B (input projection): expected an array of numpy, torch, jax or mlx, got list"
 
 
+@pytest.mark.usefixtures("nothing_is_computed")
 def test_devices(torch):
     given = arguments(lambda *shape: torch.ones(shape))
     with pytest.raises(errors.DeviceError) as caught:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from linattn_benchmarks import environment, parts, reports, sections
+from linattn_benchmarks import commands, environment, parts, reports, sections
 from linattn_benchmarks.beside import OURS
 from test_report import said
 
@@ -111,10 +111,6 @@ def test_real_sizes_are_those_of_models_and_bounds():
             "--rows x*: no row has such a name; the first is 'short_conv B2 T70 D64 W4 float32'",
         ),
         (("parts", *SMALL, "--dtype", "bf16"), "--dtype does not go with parts"),
-        (
-            ("parts", *SMALL, "--budget", "20"),
-            "--budget goes with table, grid, layer, model and overhead --device cuda, not with parts",
-        ),
         (("chunk_gla", "--small"), "--small goes with layer, model and parts, not with chunk_gla"),
     ],
 )
@@ -128,6 +124,27 @@ def test_rows_are_chosen(run, tmp_path):
     path = tmp_path / "parts.json"
     assert run("parts", "gated_rms_norm", "short_conv", *SMALL, "--rows", "*D64 W4*", "--out", str(path)).exit_code == 0
     assert {row["part"] for row in json.loads(path.read_text())["results"]["rows"]} == {"short_conv"}
+
+
+def test_other_libraries_are_asked_by_name():
+    part = timed.fused_delta("kda", 64, 1, 1, 1, 16, "float32")
+    ours = [OURS, timed.APART, timed.BARE]
+    assert [name for name, _ in timed.asked_of(part, ())] == ours
+    assert [name for name, _ in timed.asked_of(part, ("cuDNN",))] == [*ours, "cuDNN, maps apart", "cuDNN, bare"]
+    assert [name for name, _ in timed.asked_of(part, None)] == list(part.ways)
+
+
+def test_a_budget_leaves_parts(run, monkeypatch):
+    """What is begun in time is finished."""
+    part = timed.norm(2, 70, 64, 16, True, "float32")
+    clock = iter((1.0, 3.0))
+    monkeypatch.setattr(timed.time, "monotonic", lambda: next(clock))
+    rows = timed.run([part, part], "cpu", 1, 0.01, peers=(), check=False, end=2.0)["rows"]
+    assert [row["what"] for row in rows] == ["fwd", "bwd"]
+    monkeypatch.undo()
+    monkeypatch.setattr(commands.sweep, "RESERVE", 10.0)
+    done = run("parts", "gated_rms_norm", "short_conv", *SMALL, "--budget", "10")
+    assert "the budget left 2 of 2 parts untimed" in done.stderr
 
 
 def test_first_calls_are_made_by_others(run):

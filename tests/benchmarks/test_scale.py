@@ -154,7 +154,7 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
         (("grid", "--device", "cpu", "--ranks", "2"), "--ranks goes with scale, not with grid"),
         (
             ("scale", "--device", "cpu", "--budget", "20"),
-            "--budget goes with table, grid, layer, model and overhead --device cuda, not with scale",
+            "--budget goes with table, grid, parts, layer, model and overhead --device cuda, not with scale",
         ),
     ],
 )

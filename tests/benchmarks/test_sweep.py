@@ -346,7 +346,7 @@ def test_evenness_packing_and_peers():
         (("chunk_gla", "--rows", "x"), "--rows goes with table, grid and parts, not with chunk_gla"),
         (
             ("overhead", "--budget", "20"),
-            "--budget goes with table, grid, layer, model and overhead --device cuda, not with overhead",
+            "--budget goes with table, grid, parts, layer, model and overhead --device cuda, not with overhead",
         ),
         (
             ("overhead", "--warm", "2"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from linattn_backends.triton.conv import decode_short_conv, op, short_conv
+from linattn_backends.triton.conv import config, decode_short_conv, op, short_conv
 from linattn_backends.triton.runtime import launch
 from linattn_backends.triton.runtime.device import standing_in
 from linattn_backends.triton.runtime.precompile import Rehearsal, without_memory
@@ -447,3 +447,18 @@ def test_decoding_under_vmap(slots):
     assert torch.equal(pools, separate)
     with pytest.raises(RuntimeError, match="vmap of decode_short_conv needs state mapped as well"):
         torch.func.vmap(one, in_dims=(0, None, None))(x, pools[:, 0], None)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("W", [2, 4, 5, 8])
+@pytest.mark.parametrize(("B", "T", "D"), [(4, 4096, 4096), (1, 32768, 2048), (8, 2048, 8192), (3, 5000, 6144)])
+def test_pieces_fill_rounds_of_a_device(B, T, D, W, backward):
+    """What runs last keeps nearly all of an H200 busy."""
+    tile = config.walk_tile(B, T, D, W, 2, 132, backward)
+    rounds = B * -(-T // tile.piece) * -(-D // tile.BD) / (config.RESIDENT[backward][W - 1] * 132)
+    assert rounds > 0.8 * -(-rounds // 1)
+    assert tile.piece % tile.unroll == 0
+
+
+def test_nothing_is_cut_into_pieces_of_something():
+    assert [config.walk_tile(*sizes, 4, 2, 132, True).piece for sizes in ((0, 5, 8), (2, 0, 8), (1, 1, 1))] == [32] * 3

@@ -205,6 +205,10 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  chunks that leave anything at the beginning     reach.py:chunks_in_reach
 
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `ssd` in lib/::
+
+    backward  dq and dk from those of value heads             sums.py:head_sums
+
 `mixed_attn` in lib/::
 
     forward   packed sequences cut into chunks and segments   pieces.py:cut_sequences

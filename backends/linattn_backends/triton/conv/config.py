@@ -12,8 +12,9 @@ from .kernels import conv_final_state_fwd, conv_gradients_bwd, conv_initial_stat
 
 __all__ = ["ConvTile", "token_variant", "variant"]
 
-RESIDENT = 12
-"""Programs of one warp that a multiprocessor runs at once, more or less: registers are what there is too few of."""
+RESIDENT = {False: (12, 12, 12, 12, 16, 16, 16, 16), True: (16, 16, 16, 12, 16, 12, 12, 11)}
+"""Programs of one warp that a multiprocessor of Hopper runs at once, forward and backward, by the filter's width: there is room
+for the registers of so many."""
 
 
 class ConvTile(NamedTuple):
@@ -48,16 +49,21 @@ def token_variant(D: int) -> Variant:
 
 
 def walk_tile(B: int, T: int, D: int, W: int, bytes_each: int, num_sms: int, backward: bool) -> ConvTile:
-    """One warp, which waits for no other, and pieces as long as leave no multiprocessor idle.
+    """One warp, which waits for no other, and as many pieces as programs run at once, or a few times as many.
 
     A thread reads 16 bytes of a row, but has fewer channels where each takes many registers: ``2 W`` forward, ``4 W`` backward.
     """
     most = (4 if W <= 4 else 2) if backward else (8 if W <= 4 else 4)
-    BD = channels(D, 32 * min(16 // bytes_each, most))
-    piece, least = 128, 32 if backward else 16
-    while piece > least and B * programs(T, D, piece, BD) < RESIDENT * num_sms:
-        piece //= 2
-    return ConvTile(BD, piece, 4 if backward else 8, 1)
+    BD, unroll = channels(D, 32 * min(16 // bytes_each, most)), 4 if backward and W <= 5 else 8
+    piece = max(-(-T // pieces_a_row(B * programs(1, D, 1, BD), RESIDENT[backward][W - 1] * num_sms)), 32 if backward else 16)
+    return ConvTile(BD, -(-piece // unroll) * unroll, unroll, 1)
+
+
+def pieces_a_row(rows: int, at_once: int) -> int:
+    """Into how many pieces each of ``rows`` is cut: as many as fill rounds of ``at_once`` programs, to nine tenths or best."""
+    pieces = {rounds: rounds * at_once // max(rows, 1) for rounds in (1, 2, 3, 4)}
+    filled = {rounds: n * rows / (rounds * at_once) for rounds, n in pieces.items()}
+    return max(pieces[next((rounds for rounds, x in filled.items() if x >= 0.9), max(filled, key=filled.__getitem__))], 1)
 
 
 def channels(D: int, most: int) -> int:

@@ -69,7 +69,7 @@ def filled(cu, T, N, PACKED: tl.constexpr):
 
 
 @triton.jit
-def piece_of(T, D, BD: tl.constexpr, PIECE: tl.constexpr):
+def piece_of(T, D, PIECE, BD: tl.constexpr):
     """A program's row of the batch, the first token of its piece, its piece among all, and its channels."""
     pid = tl.program_id(0)
     ND = tl.cdiv(D, BD)
@@ -181,14 +181,14 @@ def step_fwd(y, t, D, row, rows, taps, bias, columns, inside, W: tl.constexpr, S
     return rows[1:]
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit(do_not_specialize=["T", "N", "PIECE"])
 def conv_outputs_fwd(
-    x, weight, bias, start, y, cu, T, N, D, xb, xt, bd, sn, sd, sc,
-    W: tl.constexpr, BD: tl.constexpr, PIECE: tl.constexpr, UNROLL: tl.constexpr,
+    x, weight, bias, start, y, cu, T, N, D, PIECE, xb, xt, bd, sn, sd, sc,
+    W: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
     SILU: tl.constexpr, BIAS: tl.constexpr, START: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """``y`` of one piece."""
-    b, t0, _, columns = piece_of(T, D, BD, PIECE)
+    b, t0, _, columns = piece_of(T, D, PIECE, BD)
     inside = columns < D
     x += b.to(tl.int64) * xb
     y += b.to(tl.int64) * T * D
@@ -198,8 +198,9 @@ def conv_outputs_fwd(
         taps = taps_of(weight, columns, inside, W)
         shift = bias_of(bias, columns, inside, bd, BIAS)
         rows = rows_before(t0, begin, x, xt, start, n, sn, sd, sc, columns, inside, W, START)
+        new = rows_at(x, t0, stop, xt, columns, inside, UNROLL)
         for block in range(t0, stop, UNROLL):
-            new = rows_at(x, block, stop, xt, columns, inside, UNROLL)
+            ahead = rows_at(x, block + UNROLL, stop, xt, columns, inside, UNROLL)
             if block + UNROLL <= tl.minimum(stop, end):
                 for u in tl.static_range(UNROLL):
                     rows = step_fwd(y, block + u, D, new[u], rows, taps, shift, columns, inside, W, SILU)
@@ -211,6 +212,7 @@ def conv_outputs_fwd(
                             rows = rows_before(t, t, x, xt, start, n, sn, sd, sc, columns, inside, W, START)
                     row = row_at(x, t, xt, columns, inside)
                     rows = step_fwd(y, t, D, row, rows, taps, shift, columns, inside, W, SILU)
+            new = ahead
     if PACKED:
         clear(y, columns, tl.maximum(stop, t0), tl.minimum(t0 + PIECE, T), D, inside)
 
@@ -251,11 +253,8 @@ def column_at(state, columns, k, sd, sc):
 
 
 @triton.jit
-def held_columns(state, columns, inside, sd, sc, L: tl.constexpr, DENSE: tl.constexpr):
-    """The ``L`` columns of a slot, float32. ``DENSE``: next to each other, and as many as one access can read."""
-    if DENSE:
-        at = state + columns.to(tl.int64)[:, None] * L + tl.arange(0, L)[None, :]
-        return columns_of(tl.load(at, mask=inside[:, None], other=0.0), L)
+def held_columns(state, columns, inside, sd, sc, L: tl.constexpr):
+    """The ``L`` columns of a slot, float32."""
     held = ()
     for k in tl.static_range(L):
         column = tl.load(column_at(state, columns, k, sd, sc), mask=inside, other=0.0)
@@ -264,27 +263,37 @@ def held_columns(state, columns, inside, sd, sc, L: tl.constexpr, DENSE: tl.cons
 
 
 @triton.jit
-def hold_columns(held, state, columns, inside, sd, sc, L: tl.constexpr, DENSE: tl.constexpr):
+def hold_columns(held, state, columns, inside, sd, sc, L: tl.constexpr):
     """Overwrite the ``L`` columns of a slot."""
-    if DENSE:
-        i = tl.arange(0, L)[None, :]
-        tile = tl.zeros((columns.shape[0], L), tl.float32)
-        for k in tl.static_range(L):
-            tile = tl.where(i == k, held[k][:, None], tile)
-        at = state + columns.to(tl.int64)[:, None] * L + i
-        tl.store(at, tile.to(state.dtype.element_ty), mask=inside[:, None])
-    else:
-        for k in tl.static_range(L):
-            tl.store(column_at(state, columns, k, sd, sc), held[k].to(state.dtype.element_ty), mask=inside)
+    for k in tl.static_range(L):
+        tl.store(column_at(state, columns, k, sd, sc), held[k].to(state.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def shifted(state, x, first, D, L: tl.constexpr, BD: tl.constexpr):
+    """A slot without gaps as one token leaves it, neighbours in memory, from channel ``first`` on; and where that lies.
+
+    Each number is what lay behind it, but for the last of a channel, which is the token's.
+    """
+    i = tl.arange(0, BD * triton.next_power_of_2(L))
+    inside = (i < BD * L) & (i < (D - first) * L)
+    last = i % L == L - 1
+    at = first.to(tl.int64) * L + i
+    old = tl.load(state + at + 1, mask=inside & ~last, other=0.0)
+    new = tl.load(x + first + i // L, mask=inside & last, other=0.0).to(tl.float32)
+    return at, inside, tl.where(last, new.to(state.dtype.element_ty), old)
 
 
 @triton.jit(do_not_specialize=["T", "P"])
 def conv_tokens_fwd(
     x, weight, bias, state, slots, y, T, P, D, xb, xt, bd, sn, sd, sc,
     W: tl.constexpr, L: tl.constexpr, BD: tl.constexpr,
-    SILU: tl.constexpr, BIAS: tl.constexpr, SLOTS: tl.constexpr, DENSE: tl.constexpr,
+    SILU: tl.constexpr, BIAS: tl.constexpr, SLOTS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """``y`` of a sequence's few tokens, which go on from its slot of ``state [P, D, L]`` and shift what that holds."""
+    """``y`` of a sequence's few tokens, which go on from its slot of ``state [P, D, L]`` and shift what that holds.
+
+    ``SHIFT``: of one token, on slots without gaps, whose columns are then written as they lie in memory.
+    """
     ND = tl.cdiv(D, BD)
     pid = tl.program_id(0)
     b = (pid // ND).to(tl.int64)
@@ -301,14 +310,19 @@ def conv_tokens_fwd(
     state += slot * sn
     taps = taps_of(weight, columns, inside, W)
     shift = bias_of(bias, columns, inside, bd, BIAS)
-    held = held_columns(state, columns, inside, sd, sc, L, DENSE)
+    held = held_columns(state, columns, inside, sd, sc, L)
+    if SHIFT:
+        at, there, window = shifted(state, x, pid % ND * BD, D, L, BD)
     for t in range(0, T):
         row = row_at(x, t, xt, columns, inside)
         step_fwd(y, t, D, row, held[L - W + 1 :], taps, shift, columns, inside, W, SILU)
         held += (row.to(tl.float32),)  # rounded once, when the window is written
         held = held[1:]
     tl.debug_barrier()  # all threads have read what they are about to write over
-    hold_columns(held, state, columns, inside, sd, sc, L, DENSE)
+    if SHIFT:
+        tl.store(state + at, window, mask=there)
+    else:
+        hold_columns(held, state, columns, inside, sd, sc, L)
 
 
 # -- backward ----------------------------------------------------------------------------------------------------------
@@ -353,18 +367,33 @@ def last_input_gradient(later, taps, left, dfinal, fc, mask, W: tl.constexpr, FI
     return acc
 
 
-@triton.jit(do_not_specialize=["T", "N"])
+@triton.jit
+def step_bwd(x_t, dy_t, rows, later, taps, shift, W: tl.constexpr, SILU: tl.constexpr):
+    """``dz_t``; the last ``W`` rows with ``x_t``, and the last ``W`` of ``dz`` with it."""
+    rows += (x_t.to(tl.float32),)
+    dz = slope_times(dy_t.to(tl.float32), rows, taps, shift, W, SILU)
+    later += (dz,)
+    return dz, rows, later
+
+
+@triton.jit
+def keep_row(p, t, D, row, columns, mask):
+    """Store row ``t`` of an array without gaps."""
+    tl.store(p + tl.cast(t, tl.int64) * D + columns, row.to(p.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["T", "N", "PIECE"])
 def conv_gradients_bwd(
-    x, dy, weight, bias, start, dfinal, dx, parts, cu, T, N, D, xb, xt, yb, yt, bd, sn, sd, sc, fn, fd, fc,
-    W: tl.constexpr, BD: tl.constexpr, PIECE: tl.constexpr, UNROLL: tl.constexpr,
+    x, dy, weight, bias, start, dfinal, dx, parts, cu, T, N, D, PIECE, xb, xt, yb, yt, bd, sn, sd, sc, fn, fd, fc,
+    W: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
     SILU: tl.constexpr, BIAS: tl.constexpr, START: tl.constexpr, FINAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """``dx`` of one piece, and its part of ``dw`` and ``db``: ``[W + BIAS, BD]`` of ``parts [pieces, W + BIAS, D]``.
 
     Token ``t`` of sequence ``n`` gives ``dz_t``, with which ``dx`` of ``s = t - W + 1``, of sequence ``m``, is complete: a walk
-    goes ``W - 1`` tokens past its piece, and its first ``dx`` are another's.
+    goes ``W - 1 ≤ UNROLL`` tokens past its piece, and its first ``dx`` are another's.
     """
-    b, t0, piece, columns = piece_of(T, D, BD, PIECE)
+    b, t0, piece, columns = piece_of(T, D, PIECE, BD)
     inside = columns < D
     x += b.to(tl.int64) * xb
     dy += b.to(tl.int64) * yb
@@ -381,19 +410,25 @@ def conv_gradients_bwd(
         shift = bias_of(bias, columns, inside, bd, BIAS)
         rows = rows_before(t0, begin, x, xt, start, n, sn, sd, sc, columns, inside, W, START)
         later = zero_rows(columns, W - 1)
+        past = tl.minimum(stop + W - 1, total)
+        new = rows_at(x, t0, past, xt, columns, inside, UNROLL)
+        dnew = rows_at(dy, t0, past, yt, columns, inside, UNROLL)
         for block in range(t0, stop + W - 1, UNROLL):
-            new = rows_at(x, block, total, xt, columns, inside, UNROLL)
-            dnew = rows_at(dy, block, total, yt, columns, inside, UNROLL)
+            ahead = rows_at(x, block + UNROLL, past, xt, columns, inside, UNROLL)
+            dahead = rows_at(dy, block + UNROLL, past, yt, columns, inside, UNROLL)
             if block + UNROLL <= tl.minimum(stop, end_m):
                 for u in tl.static_range(UNROLL):
-                    rows += (new[u].to(tl.float32),)
-                    dz = slope_times(dnew[u].to(tl.float32), rows, taps, shift, W, SILU)
+                    dz, rows, later = step_bwd(new[u], dnew[u], rows, later, taps, shift, W, SILU)
                     dtaps = added(dtaps, dz, rows, W)
                     dshift += dz
-                    later += (dz,)
                     s = block + u - (W - 1)
-                    grad = input_gradient(later, taps, W).to(dx.dtype.element_ty)
-                    tl.store(dx + tl.cast(s, tl.int64) * D + columns, grad, mask=inside & (s >= t0))
+                    keep_row(dx, s, D, input_gradient(later, taps, W), columns, inside & (s >= t0))
+                    rows = rows[1:]
+                    later = later[1:]
+            elif (block == stop) & (stop + W - 1 <= end_m):
+                for u in tl.static_range(W - 1):
+                    _, rows, later = step_bwd(new[u], dnew[u], rows, later, taps, shift, W, SILU)
+                    keep_row(dx, block + u - (W - 1), D, input_gradient(later, taps, W), columns, inside)
                     rows = rows[1:]
                     later = later[1:]
             else:
@@ -407,21 +442,20 @@ def conv_gradients_bwd(
                         if mine & (s >= end_m):
                             m, end_m = sequence_after(cu, m, end_m, s)
                     there = inside & (t < total)
-                    rows += (row_at(x, t, xt, columns, there).to(tl.float32),)
-                    dy_t = row_at(dy, t, yt, columns, there).to(tl.float32)
-                    dz = slope_times(dy_t, rows, taps, shift, W, SILU)
+                    x_t, dy_t = row_at(x, t, xt, columns, there), row_at(dy, t, yt, columns, there)
+                    dz, rows, later = step_bwd(x_t, dy_t, rows, later, taps, shift, W, SILU)
                     own = tl.where(t < stop, dz, 0.0)
                     dtaps = added(dtaps, own, rows, W)
                     dshift += own
-                    later += (dz,)
                     tail = dfinal
                     if FINAL:
                         tail = dfinal + m.to(tl.int64) * fn + columns.to(tl.int64) * fd
                     grad = last_input_gradient(later, taps, end_m - s, tail, fc, inside & mine, W, FINAL)
-                    grad = grad.to(dx.dtype.element_ty)
-                    tl.store(dx + tl.cast(s, tl.int64) * D + columns, grad, mask=inside & mine)
+                    keep_row(dx, s, D, grad, columns, inside & mine)
                     rows = rows[1:]
                     later = later[1:]
+            new = ahead
+            dnew = dahead
     if PACKED:
         clear(dx, columns, tl.maximum(stop, t0), tl.minimum(t0 + PIECE, T), D, inside)
     parts += piece.to(tl.int64) * (W + BIAS) * D + columns

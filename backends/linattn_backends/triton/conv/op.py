@@ -92,8 +92,9 @@ def forward(call: Convolution, final: bool) -> tuple[Tensor, Tensor | None]:
     stage, tile = stages["outputs"], stages["outputs"].tile
     call.run(
         stage, x.shape[0] * programs(T, D, tile.piece, tile.BD),
-        x, call.weight, call.bias, call.start, y, call.cu, T, N, D, *x.stride()[:2], call.shift, *strides(call.start),
-        W=W, BD=tile.BD, PIECE=tile.piece, UNROLL=tile.unroll, **call.flags("SILU", "BIAS", "START", "PACKED"),
+        x, call.weight, call.bias, call.start, y, call.cu, T, N, D, tile.piece,
+        *x.stride()[:2], call.shift, *strides(call.start),
+        W=W, BD=tile.BD, UNROLL=tile.unroll, **call.flags("SILU", "BIAS", "START", "PACKED"),
     )  # fmt: skip
     end = torch.empty((N, D, W - 1), dtype=torch.float32, device=x.device) if final else None
     if final and W > 1:
@@ -117,8 +118,8 @@ def backward(call: Convolution, dy: Tensor, dend: Tensor | None) -> list[Tensor]
     given = (*x.stride()[:2], *dy.stride()[:2], call.shift, *strides(call.start), *strides(dend))
     call.run(
         stage, pieces * programs(1, D, 1, tile.BD),
-        x, dy, call.weight, call.bias, call.start, dend, dx, parts, call.cu, T, N, D, *given,
-        W=W, BD=tile.BD, PIECE=tile.piece, UNROLL=tile.unroll, **call.flags("SILU", "BIAS", "START"), FINAL=dend is not None,
+        x, dy, call.weight, call.bias, call.start, dend, dx, parts, call.cu, T, N, D, tile.piece, *given,
+        W=W, BD=tile.BD, UNROLL=tile.unroll, **call.flags("SILU", "BIAS", "START"), FINAL=dend is not None,
         **call.flags("PACKED"),
     )  # fmt: skip
     grads = [dx, *parameter_gradients(call, parts, stages["sums"])]
@@ -268,7 +269,7 @@ def decoded(
         stage, B * programs(1, D, 1, BD),
         call.x, call.weight, bias, state, slots, y, T, P, D, *call.x.stride()[:2], call.shift, *state.stride(),
         W=call.W, L=L, BD=BD, **call.flags("SILU", "BIAS"), SLOTS=slots is not None,
-        DENSE=L in (1, 2, 4, 8) and state.stride()[1:] == (L, 1),
+        SHIFT=T == 1 and L > 0 and state.stride()[1:] == (L, 1),
     )  # fmt: skip
     return y
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host.chunks import over_group
+from ..host.sums import add_heads
 from ..host.tiles import programs
 from ..host.variant import Stage
 from . import memory_launch, resident_launch, vector_launch
@@ -28,20 +28,27 @@ Gradients = dict[str, Tensor | None]
 
 
 class Room(NamedTuple):
-    """Where the gradients of ``q, k, v`` are written, ``[B, T, …]`` without gaps, in their dtypes."""
+    """Where gradients are written, ``[B, T, …]`` without gaps.
+
+    Attributes:
+        q, k, v: Those of the arrays, in their dtypes.
+        numbers: Those of which each token and value head has one, where a stage of their own makes them; else ``None``.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
+    numbers: NumbersAToken | None
 
     @classmethod
-    def of(cls, call: DiagonalCall) -> Room:
+    def of(cls, run: ChunkedCall) -> Room:
         """For a whole call."""
-        return cls(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k, call.v)))
+        arrays = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (run.call.q, run.call.k, run.call.v))
+        return cls(*arrays, NumbersAToken.of(run) if "scalar_gradients" in run.variant.stages else None)
 
     def portion(self, portion: Portion) -> Room:
         """For a portion of it."""
-        return Room(*map(portion.tokens_of, self))
+        return Room(*map(portion.tokens_of, self[:3]), self.numbers and self.numbers.portion(portion))
 
 
 def backward(
@@ -66,39 +73,41 @@ def gradients_of(
     call, variant = run.call, run.variant
     if variant.algorithm == "resident":
         do = do.to(call.v.dtype)  # of wide outputs it is float32
-    room, groups = Room.of(call), portions_of(call, variant)
+    room, groups = Room.of(run), portions_of(call, variant)
     if len(groups) == len(groups[0]) == 1:
-        return written(run, do, dend, room)
-    found = [in_spans(run, spans, do, dend, room) for spans in groups]
-    return dict(q=room.q, k=room.k, v=room.v, gv=None, u=None, **joined(found, 0, (*NumbersAToken._fields, "start")))
+        found = written(run, do, dend, room)
+    else:
+        found = joined([in_spans(run, spans, do, dend, room) for spans in groups], 0, ("g", "start")) | dict(gv=None, u=None)
+    numbers = {} if room.numbers is None else room.numbers.by_name()
+    return dict(q=room.q, k=room.k, v=room.v) | found | numbers
 
 
 def in_spans(run: ChunkedCall, spans: Sequence[Portion], do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
-    """Write the gradients of some sequences, a span of tokens after the other, and return those of numbers and the start."""
+    """Write the gradients of some sequences, a span of tokens after the other, and return those of the gate and the start."""
     first, *others = spans
     end, found = first.states_of(dend), []
     starts = [first.states_of(run.call.start)]
     if others:
-        whole = run.portion(first._replace(high=spans[-1].high), starts[0])
+        before = run.portion(first._replace(high=spans[-1].low), starts[0])
         length = (first.high - first.low) // run.variant.chunk
-        states = memory_launch.segment_starts(whole, Update.of_values(whole), starts[0], False, length).start
-        starts += [states[i : i + 1] for i in range(1, len(spans))]
+        segments = memory_launch.segment_starts(before, Update.of_values(before), starts[0], False, length)
+        starts += [*segments.start.split(1)[1:], segments.end]
     for span in reversed(spans):
         found.append(written(run.portion(span, starts.pop()), span.tokens_of(do), end, room.portion(span)))
         end = found[-1]["start"]
-    return joined(found[::-1], 1, NumbersAToken._fields) | dict(start=end)
+    return joined(found[::-1], 1, ("g",)) | dict(start=end)
 
 
 def joined(found: Sequence[Gradients], axis: int, names: Sequence[str]) -> Gradients:
     """Gradients of portions, one after the other."""
-    given = {name: [x.get(name) for x in found] for name in names}
+    given = {name: [x[name] for x in found] for name in names}
     return {name: x[0] if len(x) == 1 or x[0] is None else torch.cat(x, axis) for name, x in given.items()}
 
 
 def written(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
-    """The gradients of a call, or of a portion of one, of which those of ``q, k, v`` are in ``room``."""
+    """Write the gradients of a call, or of a portion of one, and return those that ``room`` has no place for."""
     algorithm = through_memory if run.variant.algorithm == "memory" else in_registers
-    return dict(q=room.q, k=room.k, v=room.v) | algorithm(run, do, dend, room)
+    return algorithm(run, do, dend, room)
 
 
 def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
@@ -107,12 +116,11 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room
     kept, _ = memory_launch.scan_states(run, Update.of_values(run), call.start, False, False)
     dkept, dstart = state_gradients(run, do, dend, room.v)
     scalar = stages.get("scalar_gradients")
-    sums = empty_sums(call, turns_of(run, stages["gradients"]) if scalar is None else together(run, scalar), room)
-    dg, dgv, more = None, None, {}
+    dg, dgv = None, None
     if scalar is not None:
-        more = memory_launch.scalar_gradients(run, do, kept, dkept, *sums)._asdict()
-        dg = more.pop("g")
+        scalar_gradients(run, do, kept, dkept, room)
     else:
+        sums = empty_sums(call, turns_of(run, stages["gradients"]), room)
         stage = stages["gradients"]
         if call.gate == SCALAR.value:
             dg = memory_launch.empty_gate_parts(run, stage.tile)
@@ -122,12 +130,21 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room
         memory_launch.gradients(run, stage, roles, kept, dkept, *sums, dg)
         if call.gate != NONE.value:
             dg = sum_of_parts(dg) if call.gate == SCALAR.value else sum_over_group(call, dg)
+        add_up(call, sums, room)
     if call.gv is not None:
         dgv = torch.empty(call.v.shape, dtype=call.gv.dtype, device=call.v.device)
         roles = Roles(do, call.v, call.k, call.q, call.gv, run.g)
         memory_launch.gradients(run, stages["value_gradients"], roles, kept, dkept, None, room.v, dgv)
-    add_up(call, sums, room)
-    return dict(g=dg, gv=dgv, u=None, start=dstart, **more)
+    return dict(g=dg, gv=dgv, u=None, start=dstart)
+
+
+def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, room: Room) -> None:
+    """Those that need states under a scalar gate, of 16-bit operands: a key's are summed in place by who has all its heads."""
+    heads = together(run, run.variant["scalar_gradients"])
+    sums = (room.q, room.k) if heads == run.call.group else empty_sums(run.call, heads, room)
+    memory_launch.scalar_gradients(run, do, kept, dkept, *sums, room.numbers)
+    if heads < run.call.group:
+        add_up(run.call, sums, room)
 
 
 def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None, dv: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -146,24 +163,26 @@ def state_gradients(run: ChunkedCall, do: Tensor, dend: Tensor | None, dv: Tenso
 def in_registers(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room) -> Gradients:
     """A scan from the end for ``dv``; then one each for ``dk`` and ``dq``, or the gradients of a scalar gate's chunks."""
     call, stages = run.call, run.variant.stages
-    sums = empty_sums(call, together(run, stages["scalar_gradients"]) if "scalar_gradients" in stages else 1, room)
-    (dq, dk), found, update = sums, dict(g=None), Update.of_values(run)
+    dg, update = None, Update.of_values(run)
     if call.gate == NONE.value:
+        dq, dk = sums = empty_sums(call, 1, room)
         segments, dstart = scan_from_end(run, do, dend, room.v, None)
         from_start = resident_launch.scan_segments(run, stages["scan_dq"], update, call.start, False, widest(call))
         to_dk, to_dq = Operands(call.v, do, call.q), Operands(do, call.v, call.k)
         resident_launch.scan(run, stages["scan_dk"], to_dk, dk, segments, reverse=True, transposed=True)
         resident_launch.scan(run, stages["scan_dq"], to_dq, dq, from_start, transposed=True)
+        add_up(call, sums, room)
     else:
         dkept = empty_states(run)
         _, dstart = scan_from_end(run, do, dend, room.v, dkept)
         if "scan_gradients" in stages:
-            found = dict(g=sum_of_parts(resident_launch.gradients(run, do, dkept, dq, dk)))
+            sums = empty_sums(call, 1, room)
+            dg = sum_of_parts(resident_launch.gradients(run, do, dkept, *sums))
+            add_up(call, sums, room)
         else:
             kept, _ = memory_launch.scan_states(run, update, call.start, False, False)
-            found = memory_launch.scalar_gradients(run, do, kept, dkept, dq, dk)._asdict()
-    add_up(call, sums, room)
-    return dict(found, gv=None, u=None, start=dstart)
+            scalar_gradients(run, do, kept, dkept, room)
+    return dict(g=dg, gv=None, u=None, start=dstart)
 
 
 def widest(call: DiagonalCall) -> int:
@@ -213,7 +232,11 @@ def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: Ve
     found = vector_launch.inter(run, do, kept, dkept)
     del kept, dkept
     dg, du = vector_launch.intra(run, decay, stops, found)
-    dq, dk, du = over_group(call.q, found.dq), over_group(call.q, found.dk), None if du is None else du.sum(0)
+    dq, dk = found.dq, found.dk
+    if call.group > 1:
+        dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k))
+        add_heads(call, found.dq, found.dk, dq, dk)
+    du = None if du is None else du.sum(0)
     return dict(q=dq, k=dk, v=dv, g=sum_over_group(call, dg), gv=None, u=du, start=dstart)
 
 
@@ -225,11 +248,15 @@ def empty_states(run: ChunkedCall) -> Tensor:
 
 
 def together(run: ChunkedCall, stage: Stage) -> int:
-    """How many value heads of a group a program of ``stage`` adds up: as many as leave four programs a multiprocessor."""
+    """How many value heads of a group a program of ``stage`` adds up, one after the other.
+
+    So many that all are done soonest, where a multiprocessor runs two programs at once, and where what a program does but once,
+    scores and the sums of its heads, takes as long as two heads.
+    """
     call = run.call
-    chunks = run.chunks.count * call.v.shape[2] * programs(call.q.shape[-1], 1, stage.tile.BK, 1)
-    enough = [n for n in range(1, call.group + 1) if call.group % n == 0 and chunks // n >= 4 * run.variant.num_sms]
-    return max(enough, default=1)
+    heads = run.chunks.count * call.v.shape[2] * programs(call.q.shape[-1], 1, stage.tile.BK, 1)
+    at_once = 2 * run.variant.num_sms
+    return min((n for n in range(1, call.group + 1) if call.group % n == 0), key=lambda n: -(-heads // (n * at_once)) * (n + 2))
 
 
 def turns_of(run: ChunkedCall, stage: Stage) -> int:
@@ -259,9 +286,7 @@ def empty_sums(call: DiagonalCall, heads: int, room: Room) -> tuple[Tensor, Tens
 def add_up(call: DiagonalCall, sums: tuple[Tensor, Tensor], room: Room) -> None:
     """Write ``dq, dk``, unless they are the sums themselves."""
     if call.group > 1:
-        for x, into in zip(sums, room, strict=False):
-            B, T, H, K = into.shape
-            into.copy_(x if x.shape[2] == H else x.view(B, T, H, x.shape[2] // H, K).sum(3))
+        add_heads(call, *sums, room.q, room.k)
 
 
 def sum_of_parts(dg: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..host.tiles import Tile, programs
 from ..host.variant import Stage
 from ..lib.reach import RUNNING, SUMS
 from ..runtime.launch import launch
-from .call import ChunkedCall, Segments, Update
+from .call import ChunkedCall, Portion, Segments, Update
 from .gate import SCALAR, SUMMED
 
 __all__ = [
@@ -187,30 +187,46 @@ def gradients(
 
 
 class NumbersAToken(NamedTuple):
-    """Gradients of which each token and value head has one.
+    """Gradients of which each token and value head has one, float32 ``[B, T, HV]``, under a scalar gate.
 
     Attributes:
-        g: Of a scalar gate.
-        weight: Of the logarithms of the values' weights; ``None`` without any.
-        skip: A token's part of those of the skip's factors, times its weight; or ``None``.
+        pair: That of the gate; of values with weights, that of the weights' logarithms after it: ``[1 or 2, B, T, HV]``.
+        skip: A token's part of that of the skip's factors, times its weight; or ``None``.
     """
 
-    g: Tensor
-    weight: Tensor | None
+    pair: Tensor
     skip: Tensor | None
 
+    @classmethod
+    def of(cls, run: ChunkedCall) -> NumbersAToken:
+        """Room for those of a whole call."""
+        new, shape = functools.partial(torch.empty, dtype=torch.float32, device=run.call.v.device), run.call.v.shape[:3]
+        return cls(new((1 if run.late is None else 2, *shape)), None if run.call.skip is None else new(shape))
 
-def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor) -> NumbersAToken:
-    """Write ``dq`` and ``dk`` under a scalar gate, of 16-bit operands, and return the others.
+    def portion(self, portion: Portion) -> NumbersAToken:
+        """Those of a portion."""
+        pair = self.pair[:, portion.first : portion.last, portion.low : portion.high]
+        return NumbersAToken(pair, None if self.skip is None else portion.tokens_of(self.skip))
+
+    def by_name(self) -> dict[str, Tensor | None]:
+        """Each by what it is the gradient of."""
+        return dict(g=self.pair[0], weight=self.pair[1] if len(self.pair) > 1 else None, skip=self.skip)
+
+
+def scalar_gradients(
+    run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, dq: Tensor, dk: Tensor, numbers: NumbersAToken
+) -> None:
+    """Write ``dq``, ``dk`` and ``numbers`` under a scalar gate, of 16-bit operands.
 
     A program goes through the value heads that share a sum in ``dq`` and ``dk``.
     """
     call, stage = run.call, run.variant["scalar_gradients"]
-    B, T, HV, V = call.v.shape
+    HV, V = call.v.shape[2:]
     K, weighted = call.q.shape[-1], run.late is not None
-    tiles, new = programs(K, 1, stage.tile.BK, 1), functools.partial(torch.empty, dtype=torch.float32, device=call.v.device)
-    parts = new((tiles, 1 + weighted, B, T, HV))  # of a tile of key channels each
-    dskip = None if call.skip is None else new((B, T, HV))
+    tiles, (pair, dskip) = programs(K, 1, stage.tile.BK, 1), numbers
+    parts = pair[None]
+    if tiles > 1:  # of a tile of key channels each
+        parts = torch.empty((tiles, *pair.shape), dtype=torch.float32, device=call.v.device)
     launch(
         stage.kernel, run.chunks.count * dk.shape[2] * tiles, call,
         call.q, call.k, call.v, do, run.g, run.late, kept, dkept, dq, dk, parts[:, 0], parts[:, 1] if weighted else None, dskip,
@@ -220,8 +236,8 @@ def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, 
         SKIP=dskip is not None, PACKED=call.cu is not None, PREC=run.variant.precision, DT=type_of_products(call.v),
         **tile_constants(stage.tile),
     )  # fmt: skip
-    found = parts[0] if tiles == 1 else parts.sum(0)
-    return NumbersAToken(found[0], found[1] if weighted else None, dskip)
+    if tiles > 1:
+        torch.sum(parts, 0, out=pair)
 
 
 def empty_gate_parts(run: ChunkedCall, tile: Tile) -> Tensor:

@@ -23,21 +23,21 @@ LEAST = 8
 def portions_of(call: DiagonalCall, variant: DiagonalVariant) -> list[tuple[Portion, ...]]:
     """The spans of the sequences that go together; one of everything where states are few, or are not kept under a gate.
 
-    As many portions as leave states and their gradients, together, no larger than the largest input. But sequences stay
-    together that are scanned in the same time, for a multiprocessor scans one head; and a sequence with so few heads that half
-    the device would wait is whole: span after span, its backward pass takes a third longer. The lengths of packed sequences are
-    not known here, so they are one portion.
+    As many portions as leave states no larger than the largest input, nor their gradients; of sequences, which cost nothing to
+    take apart, as many as leave both together so. But sequences stay together that are scanned in the same time, for a
+    multiprocessor scans one head; and a sequence with so few heads that its segments are scanned at once is whole: spans are
+    scanned one after the other. The lengths of packed sequences are not known here, so they are one portion.
     """
     B, T, HV, V = call.v.shape
     K, length = call.q.shape[-1], variant.chunk
-    states = 2 * B * -(-T // length) * HV * K * V * call.state_dtype.itemsize
-    if call.cu is not None or call.gate != SCALAR.value or "states" not in variant.stages or states <= LITTLE:
+    states = B * -(-T // length) * HV * K * V * call.state_dtype.itemsize
+    if call.cu is not None or call.gate != SCALAR.value or "states" not in variant.stages or 2 * states <= LITTLE:
         return [(Portion(0, B, 0, T),)]
-    wanted = -(-states // max(x.numel() * x.element_size() for x in (call.q, call.v)))
-    least, each = max(B // wanted, 1), HV * programs(1, V, 1, variant.stages["states"].tile.BV)
+    largest = max(x.numel() * x.element_size() for x in (call.q, call.v))
+    least, each = max(B // -(-2 * states // largest), 1), HV * programs(1, V, 1, variant.stages["states"].tile.BV)
     rounds = programs(least * each, 1, variant.num_sms, 1)
     together = min(max(rounds * variant.num_sms // each, least), B)
-    spans = -(-wanted // B) if together == 1 and 2 * each > variant.num_sms else 1
+    spans = -(-states // (largest * B)) if together == 1 and not variant.segment(T, each) else 1
     step = max(-(-T // (spans * length)), LEAST) * length
     return [
         tuple(Portion(first, min(first + together, B), low, min(low + step, T)) for low in range(0, T, step))

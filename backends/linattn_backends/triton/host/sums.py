@@ -1,4 +1,4 @@
-"""The launch that adds up what programs left of two gradients."""
+"""The launches that add up what programs left of two gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..lib.sums import column_sums
+from ..lib.sums import column_sums, head_sums
 from ..runtime.launch import Launched, launch
-from .tiles import programs
+from .tiles import power_of_two, programs
 
-__all__ = ["sums_of_parts"]
+__all__ = ["add_heads", "sums_of_parts"]
 
 ROWS, COLUMNS = 32, 64
 
@@ -25,3 +25,14 @@ def sums_of_parts(call: Launched, parts: Tensor) -> tuple[Tensor, Tensor]:
         parts, first, second, parts.shape[0], width, ROWS=2, J=1, BP=ROWS, BD=COLUMNS, num_warps=4,
     )  # fmt: skip
     return first, second
+
+
+def add_heads(call: Launched, dq_parts: Tensor, dk_parts: Tensor, dq: Tensor, dk: Tensor) -> None:
+    """Write gradients ``[B, T, H, K]`` of queries and keys, without gaps, from sums over some of their value heads each."""
+    M, K = math.prod(dq.shape[:3]), dq.shape[3]
+    BK = power_of_two(K)
+    R = max(2048 // BK, 1)
+    launch(
+        head_sums, 2 * programs(M, 1, R, 1), call,
+        dq_parts, dk_parts, dq, dk, M, dq_parts.shape[2] // dq.shape[2], K=K, BK=BK, R=R, num_warps=4,
+    )  # fmt: skip

@@ -4,6 +4,7 @@
 
     dweight_dj = Σ_p parts_pjd        for j < J
     dbias_d = Σ_p parts_pJd           if there is one more
+    dq_mk = Σ_s parts_msk             and dk likewise: a query/key head's from those of its value heads
 """
 
 import triton
@@ -28,3 +29,21 @@ def column_sums(parts, dweight, dbias, P, D, ROWS: tl.constexpr, J: tl.constexpr
         tl.store(dweight + columns.to(tl.int64) * J + j, total.to(dweight.dtype.element_ty), mask=inside)
     elif ROWS > J:
         tl.store(dbias + columns, total.to(dbias.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M", "SUMS"])
+def head_sums(q_parts, k_parts, dq, dk, M, SUMS, K: tl.constexpr, BK: tl.constexpr, R: tl.constexpr):
+    """``R`` rows of ``dq [M, K]`` from ``q_parts [M, SUMS, K]``; every second program has those of ``dk``."""
+    pid = tl.program_id(0)
+    parts, into = q_parts, dq
+    if pid % 2 == 1:
+        parts, into = k_parts, dk
+    rows = (pid // 2).to(tl.int64) * R + tl.arange(0, R)
+    columns = tl.arange(0, BK)
+    inside = (rows < M)[:, None] & (columns < K)[None, :]
+    at = parts + rows[:, None] * SUMS * K + columns[None, :]
+    acc = tl.zeros((R, BK), tl.float32)
+    for _ in range(SUMS):
+        acc += tl.load(at, mask=inside, other=0.0)
+        at += K
+    tl.store(into + rows[:, None] * K + columns[None, :], acc.to(into.dtype.element_ty), mask=inside)

@@ -41,5 +41,8 @@ def variant(G: int, bytes_each: int, backward: bool) -> Variant:
 
 
 def walks_for(blocks: int, groups: int, warps: int, num_sms: int) -> int:
-    """How many programs share a group's blocks of rows: as many as run at once, with 16 warps or more a multiprocessor."""
-    return max(min(blocks, -(-num_sms * max(16 // warps, 2) // groups)), 1)
+    """How many programs share a group's blocks of rows: as many as run at once, with 16 warps or more a multiprocessor.
+
+    One more of each group would wait for the others' end, and all for it.
+    """
+    return max(min(blocks, num_sms * max(16 // warps, 2) // groups), 1)

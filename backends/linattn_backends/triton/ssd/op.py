@@ -12,7 +12,6 @@ from linattn_backends.torch.transforms import asks_for_gradients, register
 from ..diagonal.backward import backward
 from ..diagonal.call import DiagonalCall
 from ..diagonal.forward import forward
-from ..diagonal.memory_launch import NumbersAToken
 from ..host.chunks import rows_contiguous
 from ..host.tails import zero_behind
 from ..recurrent.op import Tokens, recurrent_forward
@@ -96,7 +95,7 @@ def ssd_backward(
     found = dict(C=grads["q"], B=grads["k"], z=dz, start=grads["start"])
     if weighted:
         zero_behind(call, cu_seqlens, grads["q"], grads["k"], grads["v"])
-        found |= dict(x=grads["v"]) | around.step_gradients(*(grads[name] for name in NumbersAToken._fields))
+        found |= dict(x=grads["v"]) | around.step_gradients(grads["g"], grads["weight"], grads["skip"])
     else:
         zero_behind(call, cu_seqlens, grads["q"], grads["k"])
         found |= around.input_gradients(do, grads["v"], grads["g"].contiguous())
