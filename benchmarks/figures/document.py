@@ -46,6 +46,7 @@ PACKAGES = {
     "jax_cuda": ("jax", "triton"),
     "tpu_static": ("jax", "libtpu"),
     "parts": ("torch", "triton", "flash-linear-attention", "mamba-ssm"),
+    **dict.fromkeys(("grid", "host"), ("torch", "triton", "flash-linear-attention")),
     **dict.fromkeys(BENCHMARKS, ("torch", "triton", "transformers", "flash-linear-attention", "mamba-ssm")),
 }
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""

@@ -29,6 +29,9 @@ Of mixed gates the last quarter of the heads has none, and never forgets, as in 
 TIMED = {name: spec for name, spec in FAMILIES.items() if any(arg.name == "v" for arg in spec.args)}
 """Families of queries, keys and values: arrays, floors and peers are known of these."""
 
+SWEPT = {**TIMED, "ssd": FAMILIES["ssd"]}
+"""Families that are timed over shapes and of the host: of ``ssd``, whose arrays have names of their own, no floor is known."""
+
 PERIOD = 1021
 """Tokens after which arrays of packed sequences repeat: making them takes no time. A prime, so that no two chunks are equal."""
 
@@ -59,6 +62,7 @@ class Case:
         seed: Makes the arrays, the same ones in every process.
         lengths: Of sequences packed end to end, ``B`` is one and ``T`` their sum; none for a batch.
         states: Whether initial states are given and final ones asked for, besides decoding.
+        periodic: Whether tokens of a batch repeat as those of packed sequences do.
     """
 
     operator: str
@@ -71,6 +75,7 @@ class Case:
     seed: int = 0
     lengths: tuple[int, ...] = ()
     states: bool = False
+    periodic: bool = False
 
     @property
     def spec(self) -> OpSpec:
@@ -108,6 +113,11 @@ class Case:
         return tuple(arg for arg in self.spec.args if not arg.optional)
 
     @property
+    def values(self) -> Arg:
+        """The array that the output is like."""
+        return next(arg for arg in self.arrays if arg.name in ("v", "x"))
+
+    @property
     def state(self) -> tuple[Arg, ...]:
         """The arrays of the state that is given."""
         defaults = {option.name: option.default for option in self.spec.options}
@@ -142,7 +152,7 @@ class Case:
     def as_json(self) -> dict[str, Any]:
         """What a results file and a worker process are told."""
         fields = asdict(self) | {"sizes": self.size}
-        return {name: x for name, x in fields.items() if x or name not in ("lengths", "states")}
+        return {name: x for name, x in fields.items() if x or name not in ("lengths", "states", "periodic")}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Case:
@@ -233,11 +243,11 @@ class Inputs:
 def draw(case: Case) -> Inputs:
     """Fresh random arrays from the case's seed; keys of the delta families have unit length.
 
-    No gate is zero, but for mixed ones. Packed sequences get the first :data:`PERIOD` tokens only.
+    No gate is zero, but for mixed ones. Packed sequences, and periodic ones, get the first :data:`PERIOD` tokens only.
     """
     if case.what == "decode":
         return drawn(case)
-    inputs = drawn(replace(case, what="fwd", sizes=one_period(case), lengths=(), states=False))
+    inputs = drawn(replace(case, what="fwd", sizes=one_period(case), lengths=(), states=False, periodic=False))
     rng = np.random.default_rng((case.seed, len(case.lengths)))
     return replace(inputs, state=tuple(draw_state(case, arg, rng) for arg in case.state))
 
@@ -245,7 +255,8 @@ def draw(case: Case) -> Inputs:
 def one_period(case: Case) -> tuple[tuple[str, int], ...]:
     """The sizes of the arrays that are drawn."""
     sizes = dict(case.sizes)
-    return tuple((sizes | {"T": min(sizes["T"], PERIOD)}).items()) if case.lengths else case.sizes
+    tokens = min(sizes["B"] * sizes["T"], PERIOD)
+    return tuple((sizes | {"B": 1, "T": tokens}).items()) if case.lengths or case.periodic else case.sizes
 
 
 @functools.lru_cache(maxsize=1)  # every subject of a case gets the same arrays, and copies them
@@ -253,13 +264,12 @@ def drawn(case: Case) -> Inputs:
     """The arrays of a case, whatever is done with them. Each has a generator of its own, so that they can be drawn at once."""
     seeds = np.random.SeedSequence(case.seed).spawn(len(case.arrays) + 3)
     low_rank_seed, state_seed, output_seed = (np.random.default_rng(seed) for seed in seeds[-3:])
-    values = next(arg for arg in case.arrays if arg.name == "v")
     with ThreadPoolExecutor() as pool:  # NumPy draws without holding the interpreter's lock
         waiting = {
             arg.name: pool.submit(draw_array, case, arg, np.random.default_rng(seed))
             for arg, seed in zip(case.arrays, seeds, strict=False)
         }
-        d_o = pool.submit(output_seed.standard_normal, case.shape(values), np.float32)
+        d_o = pool.submit(output_seed.standard_normal, case.shape(case.values), np.float32)
         arrays = {name: future.result() for name, future in waiting.items()}
     if case.spec.name == "dplr":
         arrays |= low_rank(arrays, low_rank_seed)
@@ -277,6 +287,10 @@ def draw_array(case: Case, arg: Arg, rng: np.random.Generator) -> np.ndarray:
         return g
     if arg.name == "beta":
         return 1 / (1 + np.exp(-x))
+    if arg.name == "dt":  # of a fresh Mamba-2, as its rates are
+        return np.logaddexp(0, x - 4, dtype=np.float32)
+    if arg.name == "A":
+        return np.float32(-GATES[case.gates]) * rng.uniform(1, 16, x.shape).astype(np.float32)
     unit = case.spec.name in ("delta_rule", "gated_delta_rule", "kda", "dplr") and arg.name in ("q", "k")
     return normalised(x) if unit else x
 

@@ -78,7 +78,7 @@ def output_args(case: Case) -> dict[str, Arg]:
     """By the name of an output or of a gradient, the array whose shape it has."""
     args = {arg.name: arg for arg in (*case.arrays, *case.state)}
     gradients = {f"d{name}": arg for name, arg in args.items()}
-    return gradients | {"o": args["v"]} | ({"final_state": case.state[0]} if case.state else {})
+    return gradients | {"o": case.values} | ({"final_state": case.state[0]} if case.state else {})
 
 
 def flatten(case: Case, runner: Runner, outputs: Outputs) -> dict[str, np.ndarray]:

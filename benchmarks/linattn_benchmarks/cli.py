@@ -39,7 +39,7 @@ def bench(
             "(families over heads and packings), parts [OPERATOR…] (what stands around the operators, and operators "
             "that take it in), layer [NAME…] (token mixers beside other libraries'), model NAME… (hybrid models of "
             "transformers), scale [FAMILY…] (families over ranks, and what many ranks would take), "
-            "overhead (import and dispatch; with --device cuda, eager calls), torch-cpu (the PyTorch backend against "
+            "overhead (import and dispatch; with --device cuda [FAMILY…], eager calls), torch-cpu (the PyTorch backend against "
             "torch.bmm), report FILE… (show results files again)."
         ),
     ],
@@ -90,7 +90,9 @@ def bench(
             "and model: for one library's first calls. What is left then is not timed.",
         ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Of table and grid: a results file to go on with.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Of table, grid and overhead on a device: a results file to go on with.")
+    ] = None,
     check: Annotated[
         bool | None,
         typer.Option(
@@ -134,7 +136,8 @@ def bench(
         limit_threads(threads)
         name, *words = operators
         on_device = name in (*SWEEPS, *BESIDE, "scale", "parts") or (name == "overhead" and device not in (None, "cpu"))
-        refuse(name, SWEEPS, {"--resume": resume})
+        on_host = name == "overhead" and on_device
+        refuse(name, (name,) if on_host else (*SWEEPS, "overhead --device cuda"), {"--resume": resume})
         refuse(name, (*SWEEPS, "parts"), {"--rows": rows})
         refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check, "--tune": tune})
         refuse(name, BESIDE, {"--modes": modes})

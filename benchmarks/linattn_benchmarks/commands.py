@@ -41,7 +41,7 @@ PEERS = {
     "scale": (),
 }
 """Who is timed beside, by command, where nobody is named."""
-SAVED_EVERY = 5.0
+SAVED_EVERY = 1.0
 """Seconds after which the file is written again."""
 SPOKEN_EVERY = 5.0
 """Seconds after which it is said, where no bar is seen, how many first calls are made."""
@@ -109,10 +109,11 @@ def grid_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
 
 def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of what eager calls cost the host."""
-    if words:
-        raise OptionError(f"overhead takes no operators, got {', '.join(words)}")
+    families = [choice("overhead: unknown family", word, host.SWEPT) for word in words]
     require(asked.settings["device"])
-
+    told = {key: x for key, x in asked.settings.items() if key != "seed"} | {"accelerator": accelerator()}
+    earlier = resumed(asked.resume, "host", told) if asked.resume else []
+    chosen = host.cases(asked.settings, families)
     started = time.monotonic()
 
     def report(row: Row, results: dict[str, Any]) -> None:
@@ -120,15 +121,15 @@ def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
         say.print(f"{row['family']}  {row['way']}  {figures}", style="dim", highlight=False, markup=False, soft_wrap=True)
         bar.advance(task)
         if asked.out:
-            keep(asked.out, document("host", results))
+            keep(asked.out, document("host", {"settings": told, **results}))
 
     if asked.warm:
-        heat([*host.cases(asked.settings).values()], asked, say, host.CONFIGURATIONS)
+        heat(warm.of_cases([*chosen.values()], asked.subjects), asked, say, host.CONFIGURATIONS)
     budget = None if asked.budget is None else asked.budget - (time.monotonic() - started)
     with bars(say) as bar:
-        task = bar.add_task("timing", total=len(host.cases(asked.settings)))
-        results = host.run(asked.subjects, asked.settings, seconds=asked.seconds, budget=budget, report=report)
-    found = document("host", results)
+        task = bar.add_task("timing", total=len(chosen) * len(asked.subjects))
+        results = host.run(chosen, asked.subjects, asked.seconds, budget, earlier, report)
+    found = document("host", {"settings": told, **results})
     if asked.out:
         keep(asked.out, found)
     return found
@@ -315,7 +316,7 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
 
     def results(progress: Progress) -> dict[str, Any]:
         timed_elsewhere = [row for row in earlier if row["name"] not in {entry.name for entry in chosen}]
-        rows = [*timed_elsewhere, *progress.rows]
+        rows = [*timed_elsewhere, *(row for row in progress.rows if row["found"])]
         return document(name, {"settings": told, "left": progress.left, "refused": progress.refused, "rows": rows})
 
     def report(row: Row, label: str, progress: Progress) -> None:

@@ -57,8 +57,7 @@ def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
         arrays[case.spec.state_name] = case.spec.state_type(*parts) if case.spec.state_type else parts[0]
     pulled = {}
     if case.what == "fwdbwd":
-        values = next(arg for arg in case.arrays if arg.name == "v")
-        pulled["o"] = placed(case, runner, values, inputs.d_o)
+        pulled["o"] = placed(case, runner, case.values, inputs.d_o)
         if case.states:
             pulled["final_state"] = runner.array(inputs.state[0][::-1], case.dtype_of(case.state[0]))
     runner.wait(arrays)
@@ -66,9 +65,9 @@ def prepared(case: Case, subject: Subject) -> tuple[Any, dict[str, Any], Any]:
 
 
 def placed(case: Case, runner: Any, arg: Arg, x: np.ndarray) -> Any:
-    """An array on the device, where the tokens of packed sequences are repeated."""
-    short = runner.array(x, case.dtype_of(arg))
-    return short if x.shape == case.shape(arg) else runner.repeated(short, case.size["T"])
+    """An array on the device, where the tokens of packed and of periodic sequences are repeated, one sequence after another."""
+    short, wanted = runner.array(x, case.dtype_of(arg)), case.shape(arg)
+    return short if x.shape == wanted else runner.repeated(short, case.size["B"] * case.size["T"]).reshape(wanted)
 
 
 def call_of(case: Case, subject: Subject, runner: Any, arrays: dict[str, Any], pulled: dict[str, Any]) -> Any:

@@ -8,13 +8,14 @@ costs. Equally long sequences are also run as a batch: packing should cost nothi
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from . import packing
 from .cases import Case, complete
-from .published import kind, labels, ours, packed, pivot, troubles
+from .published import kind, labels, ours, packed, troubles
 from .sections import Heatmap, Section
 from .sweep import Entry, Row
 from .table import milliseconds
@@ -28,6 +29,7 @@ WIDTHS = {
     "simple_gla": (128, 64),
     "linear_attn": (128, 64),
     "rwkv6": (128, 64),
+    "ssd": (128, 64),
 }
 """``K = V``, by family."""
 FEWEST = (4, 4)
@@ -39,6 +41,23 @@ PACKINGS = (
     *((12288, 4096), (6144, 2048), (4096, 4096), (2048, 6144), (1024, 7168)),
     *((8192,) * 4, (4096,) * 8, (2048,) * 4, (1024,) * 8, (256,) * 128, (64,) * 512, (33,) * 1000),
 )
+COVER = (
+    ((16, 16), (4096,) * 8),
+    (FEWEST, (32768,)),
+    ((16, 16), (256,) * 128),
+    (FEWEST, (8192,) * 4),
+    ((16, 16), (33,) * 1000),
+    (FEWEST, (1024,) * 8),
+    ((32, 32), (1024,) * 8),
+    ((16, 16), (8192,)),
+    (FEWEST, (256,) * 128),
+    ((16, 16), (64,) * 512),
+    (FEWEST, (33,) * 1000),
+    ((16, 16), (2048,) * 4),
+    ((8, 32), (8192,) * 4),
+    ((2, 8), (2048,)),
+)
+"""Heads and packings that come first: a run that is cut off has something of every family and regime."""
 PASSES = {"forward": "fwd", "with backward": "fwdbwd"}
 WORST = 10
 """Rows of a family that are listed because they are furthest from its best."""
@@ -48,14 +67,18 @@ def entries(families: Sequence[str], settings: dict[str, Any]) -> list[Entry]:
     """Every row of some families; of all in :data:`WIDTHS` where none is named."""
     return [
         entry_of(family, width, what, heads, lengths, batch, settings)
+        for heads, lengths, batch in cells()
+        for what in PASSES
         for family in families or WIDTHS
         for width in WIDTHS[family]
-        for what in PASSES
-        for heads in HEADS
-        for lengths in PACKINGS
-        for batch in (False, True)
-        if not batch or len(set(lengths)) == 1
     ]
+
+
+def cells() -> Iterator[tuple[tuple[int, int], tuple[int, ...], bool]]:
+    """Heads, lengths, and whether as a batch: those of :data:`COVER` packed, then as batches, then the others."""
+    rest = [cell for cell in itertools.product(HEADS, PACKINGS) if cell not in COVER]
+    for chosen, batch in itertools.product((COVER, rest), (False, True)):
+        yield from ((*cell, batch) for cell in chosen if not batch or len(set(cell[1])) == 1)
 
 
 def entry_of(
@@ -71,7 +94,8 @@ def entry_of(
     H, HV = heads
     B, T = (len(lengths), lengths[0]) if batch else (1, sum(lengths))
     sizes = complete({"B": B, "T": T, "H": H, "HV": HV, "K": width, "V": width})
-    case = Case(f"chunk_{family}", PASSES[what], tuple(sizes.items()), lengths=() if batch else lengths, **settings)
+    packed_as = {"periodic": True} if batch else {"lengths": lengths}
+    case = Case(f"chunk_{family}", PASSES[what], tuple(sizes.items()), **packed_as, **settings)
     fields = {"family": family, "pass": what, "K": width, "H": H, "HV": HV, "sequence_lengths": packing.spelled(lengths)}
     end = ", batch" if batch else ""
     return Entry(f"{family} {width} {what} {H}/{HV} {packing.name(lengths)}{end}", case, fields | {"batch": batch})
@@ -83,7 +107,7 @@ def entry_of(
 def nanoseconds(row: Row, label: str) -> float | None:
     """Of a token and value head; None where a subject has no right time."""
     found = row["found"].get(label)
-    tokens = sum(packing.parsed(row["sequence_lengths"]))
+    tokens = sum(lengths_of(row))
     return found["ms"] * 1e6 / (tokens * row["HV"]) if found and found["status"] == "ok" else None
 
 
@@ -103,13 +127,13 @@ def evenness(rows: Sequence[Row], label: str) -> dict[str, float]:
 
 
 def sections(results: dict[str, Any]) -> list[Section]:
-    """In a line each family and pass; of each its grid; the rows furthest from the best, what packing costs, and peers."""
+    """In a line each family and pass; the regimes; of each pass its grid; the rows furthest from the best; packing; peers."""
     rows, found = results["rows"], []
     for label in labels(rows):
         groups = {key: mine for key, mine in series(rows, label).items() if evenness(mine, label)}
         if groups:
-            found.append(summary(groups, label))
-            found += [by_group(key, mine, label) for key, mine in groups.items()]
+            found += [summary(groups, label), regimes(groups, label)]
+            found += [by_cell(what, groups, label) for what in PASSES if any(key[2] == what for key in groups)]
             found += [worst(groups, label), *cost_of_packing(groups, label), *beside(rows, label)]
     return [*found, *troubles(results)]
 
@@ -137,25 +161,94 @@ def short(name: str, key: tuple[str, int, str]) -> str:
     return name.removeprefix(" ".join(map(str, key))).strip()
 
 
-def by_group(key: tuple[str, int, str], rows: Sequence[Row], label: str) -> Section:
-    """Packings down, head counts across."""
-    packings, kinds, cells = even_pivot(rows, label)
-    lines = [(name, *(f"{cells[name, heads]:.2f}" if (name, heads) in cells else "–" for heads in kinds)) for name in packings]
-    return Section(f"{label}, {title(key)}", ("packing", *kinds), lines)
+class Regime(NamedTuple):
+    """Rows that one bound is for.
+
+    Attributes:
+        said: Which rows, to a reader.
+        bound: The most that a row should take, over the family's best.
+        holds: Whether a row of so many value heads and such lengths is one.
+    """
+
+    said: str
+    bound: float
+    holds: Callable[[int, tuple[int, ...]], bool]
 
 
-def even_pivot(rows: Sequence[Row], label: str) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
-    """Packings, head counts, and the evenness of each pair."""
-    even = evenness(rows, label)
-    return pivot([row for row in rows if row["name"] in even], lambda row: even[row["name"]])
+REGIMES = (
+    Regime(
+        "64 sequences × heads of 256 tokens or more", 1.3, lambda HV, lengths: len(lengths) * HV >= 64 and min(lengths) >= 256
+    ),
+    Regime(
+        "16 to 63 sequences × heads of 256 tokens or more",
+        2.5,
+        lambda HV, lengths: 16 <= len(lengths) * HV < 64 and min(lengths) >= 256,
+    ),
+    Regime("sequences of 33 tokens", 2.2, lambda HV, lengths: max(lengths) == 33),
+)
+
+
+def regimes(groups: dict[tuple[str, int, str], list[Row]], label: str) -> Section:
+    """Of each family and pass the worst row of each regime, and how many are within its bound."""
+    lines = []
+    for key, rows in groups.items():
+        even = evenness(rows, label)
+        ratios = [
+            [even[row["name"]] for row in rows if row["name"] in even and regime.holds(row["HV"], lengths_of(row))]
+            for regime in REGIMES
+        ]
+        counted = [
+            f"{max(mine):.2f}, {sum(x <= regime.bound for x in mine)} of {len(mine)}" if mine else "–"
+            for regime, mine in zip(REGIMES, ratios, strict=True)
+        ]
+        lines.append((title(key), *counted, short_over_long(rows, label)))
+    head = ("family", *(f"{regime.said}: ≤ {regime.bound}" for regime in REGIMES), f"{SHORT} over {LONG}: ≤ 1.1")
+    return Section(f"{label}: the worst row of a regime over the family's best, and rows within the bound", head, lines)
+
+
+SHORT, LONG = "128x256", "8x4096"
+
+
+def short_over_long(rows: Sequence[Row], label: str) -> str:
+    """Time of many short sequences over that of few long ones with as many tokens: the worst count of heads."""
+    found = {(kind(row), packed(row)): nanoseconds(row, label) for row in rows if not row["batch"]}
+    ratios = [found[heads, SHORT] / ns for (heads, name), ns in found.items() if name == LONG and (heads, SHORT) in found]
+    return f"{max(ratios):.2f}" if ratios else "–"
+
+
+def lengths_of(row: Row) -> tuple[int, ...]:
+    """Of the sequences of a row."""
+    return packing.parsed(row["sequence_lengths"])
+
+
+def by_cell(what: str, groups: dict[tuple[str, int, str], list[Row]], label: str) -> Section:
+    """Heads and packings down, families across."""
+    names, families, cells = even_pivot(what, groups, label)
+    lines = [
+        (name, *(f"{cells[name, family]:.2f}" if (name, family) in cells else "–" for family in families)) for name in names
+    ]
+    return Section(f"{label}, {what}: time per token and head over the family's best row", ("heads, packing", *families), lines)
+
+
+def even_pivot(
+    what: str, groups: dict[tuple[str, int, str], list[Row]], label: str
+) -> tuple[list[str], list[str], dict[tuple[str, str], float]]:
+    """Heads with packings, families with widths, and the evenness of each pair, of one pass."""
+    mine = {f"{family} {width}": rows for (family, width, of), rows in groups.items() if of == what}
+    cells = {}
+    for family, rows in mine.items():
+        even = evenness(rows, label)
+        cells |= {(f"{kind(row)} {packed(row)}", family): even[row["name"]] for row in rows if row["name"] in even}
+    return list(dict.fromkeys(name for name, _ in cells)), list(mine), cells
 
 
 def heatmaps(results: dict[str, Any]) -> Iterator[Heatmap]:
-    """The evenness of each family and pass."""
+    """The evenness of each pass."""
     for label in labels(results["rows"]):
-        for key, rows in series(results["rows"], label).items():
-            if evenness(rows, label):
-                yield f"{label}, {title(key).replace('`', '')}", *even_pivot(rows, label)
+        groups = {key: mine for key, mine in series(results["rows"], label).items() if evenness(mine, label)}
+        for what in PASSES:
+            if any(key[2] == what for key in groups):
+                yield f"{label}, {what}: time per token and head over the best row", *even_pivot(what, groups, label)
 
 
 def worst(groups: dict[tuple[str, int, str], list[Row]], label: str) -> Section:

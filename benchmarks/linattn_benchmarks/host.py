@@ -8,11 +8,12 @@ peer's autotuner would choose is not waited for.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from linattn.errors import Unsupported
 from linattn.spec import DECODING
 
 from . import fresh, tuning
-from .cases import TIMED, Case, complete
+from .cases import SWEPT, Case, complete
 from .clocks import queueing_times
 from .sections import Section
 from .subjects import Subject
@@ -34,6 +35,9 @@ WAYS = {
 }
 """What is done, to the form that does it and a case's word for it."""
 
+BOUNDS = {"forward": 80, "with backward": 350, "one token in place": 40}
+"""Microseconds that ours are held to."""
+
 CONFIGURATIONS = 1
 """That an autotuner may choose among: which it is makes no difference to the host."""
 
@@ -41,57 +45,54 @@ Row = dict[str, Any]
 
 
 def run(
+    cases: Mapping[tuple[str, str], Case],
     subjects: Sequence[Subject],
-    settings: dict[str, Any],
-    families: Sequence[str] = (),
     seconds: float = 0.1,
     budget: float | None = None,
+    earlier: Iterable[Row] = (),
     report: Callable[[Row, dict[str, Any]], None] = lambda row, results: None,
 ) -> dict[str, Any]:
     """Microseconds of a call, by family, way and subject.
 
     Args:
-        subjects: Backends and peers, whose arrays are PyTorch's.
-        settings: Of every case: device, dtypes, gates, seed.
-        families: Those of :data:`~linattn_benchmarks.cases.TIMED` by default.
+        cases: What is called, by family and way, in this order: of :func:`cases`.
+        subjects: Backends and peers, whose arrays are PyTorch's; one after another through all rows.
         seconds: Time to spend on one figure.
-        budget: Seconds after which no row is begun; None without end.
-        report: Called with each row as it is done, and with everything so far.
+        budget: Seconds after which no figure is begun; None without end.
+        earlier: Rows of a run that this one goes on with; its figures are taken over, its failures are not.
+        report: Called with the row after each figure, and with everything so far.
     """
-    rows: list[Row] = []
-    found = {"sizes": SIZES, "settings": settings, "rows": rows}
+    known = {(row["family"], row["way"]): row["us"] for row in earlier}
+    rows = {key: {"family": key[0], "way": key[1], "us": dict(known.pop(key, {})), "failed": {}} for key in cases}
+    others = [{"family": family, "way": way, "us": us, "failed": {}} for (family, way), us in known.items()]
+    found = {"sizes": SIZES, "rows": [*others, *rows.values()]}
     end = math.inf if budget is None else time.monotonic() + budget
     with tempfile.TemporaryDirectory() as folder, tuning.together(Path(folder, "turns"), CONFIGURATIONS):
-        for (family, way), case in cases(settings, families).items():
-            if time.monotonic() < end:
-                rows.append({"family": family, "way": way, **one_row(case, subjects, seconds)})
-                report(rows[-1], found)
+        for subject, (key, case) in itertools.product(subjects, cases.items()):
+            if time.monotonic() < end and subject.label not in rows[key]["us"] and subject.refusal(case) is None:
+                add(rows[key], case, subject, seconds)
+                report(rows[key], found)
     return found
 
 
 def cases(settings: dict[str, Any], families: Sequence[str] = ()) -> dict[tuple[str, str], Case]:
-    """What is called, by family and way."""
+    """What is called, by family and way: each way of every family before the next; of all families where none is named."""
     found = {}
-    for family in families or TIMED:
-        for way, (form, what) in WAYS.items():
-            if form != "decode" or family in DECODING:
-                sizes = complete(SIZES | ({"T": 1} if what == "decode" else {}))
-                found[family, way] = Case(f"{form}_{family}", what, tuple(sizes.items()), **settings)
+    for (way, (form, what)), family in itertools.product(WAYS.items(), families or SWEPT):
+        if form != "decode" or family in DECODING:
+            sizes = complete(SIZES | ({"T": 1} if what == "decode" else {}))
+            found[family, way] = Case(f"{form}_{family}", what, tuple(sizes.items()), **settings)
     return found
 
 
-def one_row(case: Case, subjects: Sequence[Subject], seconds: float) -> Row:
-    """One call by everybody who has it."""
-    row: Row = {"us": {}, "failed": {}}
-    for subject in subjects:
-        if subject.refusal(case) is None:
-            try:
-                row["us"][subject.label] = round(microseconds(case, subject, seconds), 1)
-            except Unsupported:  # no such form: a cell without a figure
-                continue
-            except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
-                row["failed"][subject.label] = f"{type(error).__name__}: {error}"[:400]
-    return row
+def add(row: Row, case: Case, subject: Subject, seconds: float) -> None:
+    """The figure of one more subject."""
+    try:
+        row["us"][subject.label] = round(microseconds(case, subject, seconds), 1)
+    except Unsupported:  # no such form: a cell without a figure
+        return
+    except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
+        row["failed"][subject.label] = f"{type(error).__name__}: {error}"[:400]
 
 
 def microseconds(case: Case, subject: Subject, seconds: float) -> float:
@@ -107,10 +108,11 @@ def sections(results: dict[str, Any]) -> list[Section]:
     shape = " ".join(f"{symbol}{size}" for symbol, size in results["sizes"].items() if symbol != "C")
     found = []
     for way in WAYS:
-        rows = [row for row in results["rows"] if row["way"] == way]
+        rows = [row for row in results["rows"] if row["way"] == way and (row["us"] or row["failed"])]
         lines = [(f"`{row['family']}`", *(cell(row, label) for label in labels)) for row in rows]
         if lines:
-            found.append(Section(f"{way}, µs of the host a call", ("family", *labels), lines))
+            bound = f", ours to be at most {BOUNDS[way]}" if way in BOUNDS else ""
+            found.append(Section(f"{way}, µs of the host a call{bound}", ("family", *labels), lines))
     failed = [(row["family"], row["way"], label, text) for row in results["rows"] for label, text in row["failed"].items()]
     found[:1] = [found[0]._replace(note=f"{shape}; decoding takes one token.")] if found else []
     return found + ([Section("Failed", ("family", "way", "library", "reason"), failed)] if failed else [])

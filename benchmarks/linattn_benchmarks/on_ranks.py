@@ -135,7 +135,6 @@ def _call(case: Case, backend: str | None, ranks: int) -> Callable[[], Any]:
 
     runner, inputs = Torch(case.device), draw(replace(case, lengths=(case.size["T"],)))  # of many tokens, a period
     arrays = {arg.name: placed(case, runner, arg, inputs.arrays[arg.name]) for arg in case.arrays}
-    values = next(arg for arg in case.arrays if arg.name == "v")
     where = {"context": context_parallel()} if ranks > 1 else {}
 
     def function(given: dict[str, Any]) -> Any:
@@ -143,7 +142,7 @@ def _call(case: Case, backend: str | None, ranks: int) -> Callable[[], Any]:
 
     if case.what == "fwd":
         return runner.forward(function, arrays)
-    return runner.forward_backward(function, arrays, {"o": placed(case, runner, values, inputs.d_o)})
+    return runner.forward_backward(function, arrays, {"o": placed(case, runner, case.values, inputs.d_o)})
 
 
 def _exchange(nbytes: int, device: str) -> Callable[[], Any]:

@@ -130,6 +130,10 @@ def ratio_to_floor(rows: Sequence[Row], colours: dict[str, int]) -> Figure:
     return figure
 
 
+SLANTED = 10
+"""Letters of a column's name that lie side by side."""
+
+
 def heatmap(title: str, lines: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], float]) -> Figure:
     """Ratios by line and column, written in their fields: white at one, red above, blue below, blank where there is none."""
     with plt.rc_context(STYLE | {"axes.grid": False}):
@@ -150,7 +154,8 @@ def heatmap(title: str, lines: Sequence[str], columns: Sequence[str], cells: Map
                 fontsize=7,
                 color="white" if strong else "#212529",
             )
-        axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, fontsize=8)
+        slanted = dict(rotation=35, ha="left", rotation_mode="anchor") if max(map(len, columns)) > SLANTED else {}
+        axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, fontsize=8, **slanted)
         axes.set_yticks([i + 0.5 for i in range(len(lines))], lines, fontsize=8)
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         axes.spines[:].set_visible(False)

@@ -5,6 +5,7 @@ A peer is called only for the operators it has, with the arguments it documents,
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -61,13 +62,18 @@ class Subject:
 
     def keywords(self, case: Case) -> dict[str, Any]:
         """What the call is told besides arrays: options, and where packed sequences begin."""
-        offsets = case.offsets
-        packed = {} if offsets is None else {"cu_seqlens": self.runner(case).array(offsets, "int32")}
+        packed = {"cu_seqlens": starts(self.framework, case.device, case.lengths)} if case.lengths else {}
         return packed | case.options
 
     def note(self, case: Case) -> str | None:
         """What a reader of its figures must know."""
         return None
+
+
+@functools.lru_cache(maxsize=1)
+def starts(framework: str, device: str, lengths: tuple[int, ...]) -> Any:
+    """``cu_seqlens``: one array for every call of a case, of which libraries that keep what they make of it make it once."""
+    return RUNNERS[framework](device).array(np.cumsum((0, *lengths), dtype=np.int32), "int32")
 
 
 class Linattn(Subject):

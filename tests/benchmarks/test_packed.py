@@ -66,7 +66,7 @@ def test_a_batch_is_written_without_fields_of_packed_sequences(case):
     assert not {"lengths", "states"} & set(case("chunk_gla").as_json())
 
 
-@pytest.mark.parametrize("family", ["gated_delta_rule", "gla"])
+@pytest.mark.parametrize("family", ["gated_delta_rule", "gla", "ssd"])
 @pytest.mark.parametrize("tokens", [0, 10_000], ids=["by torch", "by the oracle"])
 def test_outputs_states_and_gradients_are_checked(packed, monkeypatch, family, tokens):
     monkeypatch.setattr(checks, "ORACLE_TOKENS", {"cpu": tokens})
@@ -74,7 +74,8 @@ def test_outputs_states_and_gradients_are_checked(packed, monkeypatch, family, t
     runner, arrays, pulled = fresh.prepared(one, ours)
     found = checks.check(one, runner, arrays, pulled, fresh.call_of(one, ours, runner, arrays, pulled))
     assert found["ok"]
-    assert {"o", "final_state", "dq", "dg", "dinitial_state"} < set(found["outputs"])
+    gradients = {f"d{arg.name}" for arg in one.arrays}
+    assert set(found["outputs"]) == {"o", "final_state", "dinitial_state", *gradients}
 
 
 def test_a_batch_in_place_of_packed_sequences_is_found_out(packed):

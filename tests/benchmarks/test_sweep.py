@@ -304,6 +304,28 @@ def test_rows_of_the_grid():
     assert not any(name.endswith("batch") and "+" in name for name in names)
     assert {entry.case.spec.name for entry in grid.entries([], {})} == set(grid.WIDTHS)
     assert {entry.case.size["K"] for entry in grid.entries(["kda"], {})} == {128}
+    assert len(found) == len(list(grid.cells())) * 2 * 2
+
+
+def test_the_first_rows_of_the_grid_cover_families_and_regimes():
+    first = grid.entries([], {})[: sum(map(len, grid.WIDTHS.values())) * 2 * len(grid.COVER)]
+    assert {entry.case.spec.name for entry in first} == set(grid.WIDTHS)
+    assert not any(entry.fields["batch"] for entry in first)
+    cells = {(entry.fields["HV"], grid.lengths_of(entry.fields)) for entry in first}
+    assert all(any(regime.holds(*cell) for cell in cells) for regime in grid.REGIMES)
+    assert [entry.case.spec.name for entry in grid.entries(["gla", "kda"], {})[:3]] == ["gla", "gla", "kda"]
+
+
+def test_a_batch_of_the_grid_has_the_tokens_of_its_packed_sequences():
+    """So that packing is all that differs."""
+    settings = {"device": "cpu", "dtype": "float32", "seed": 3}
+    packed, batch = (grid.entry_of("gla", 8, "with backward", (1, 2), (700, 700), one, settings).case for one in (False, True))
+    ours = Linattn("torch")
+    (_, a, pulled_a), (_, b, pulled_b) = (fresh.prepared(case, ours) for case in (packed, batch))
+    for name in ("q", "v", "g"):
+        assert b[name].shape[:2] == (2, 700)
+        assert torch.equal(a[name].flatten(0, 1), b[name].flatten(0, 1))
+    assert torch.equal(pulled_a["o"].flatten(), pulled_b["o"].flatten())
 
 
 def grid_row(packed: str, ms: float, batch=False, HV=2, **peers: float):
@@ -319,13 +341,31 @@ def test_evenness_packing_and_peers():
         grid_row("10x100", 1.6e-3, batch=True, fla=4e-3),
         grid_row("1x1000", 8e-3, HV=4),
     )
-    summary, cells, worst, packed, beside = grid.sections(results)
+    summary, regimes, cells, worst, packed, beside = grid.sections(results)
     assert summary.lines == [("`gla`, K = V = 64, forward", "0.50", "2.00", "4.0", "1/4 1x1000")]
-    assert cells.head == ("packing", "1/2", "1/4")
-    assert cells.lines == [("1x1000", "1.00", "4.00"), ("10x100", "2.00", "–")]
+    assert regimes.lines == [("`gla`, K = V = 64, forward", "–", "–", "–", "–")]
+    assert cells.head == ("heads, packing", "gla 64")
+    assert cells.lines == [("1/2 1x1000", "1.00"), ("1/2 10x100", "2.00"), ("1/4 1x1000", "4.00")]
     assert worst.lines[0] == ("gla 64 forward 1/4 1x1000", "0.008", "4.0")
     assert packed.lines == [("`gla`, K = V = 64, forward", "1.25", "1.25", "1/2 10x100")]
     assert beside.lines == [("`gla`, K = V = 64, forward", "fla", "0.32", "2 of 2", "0.40", "1/2 10x100, batch")]
+
+
+def test_bounds_of_the_regimes():
+    """Nanoseconds a token and head: 1 at best, times what the row is named for."""
+    tokens = 8 * 4096 * 16 * 1e-6
+    rows = [
+        grid_row("8x4096", tokens, HV=16),
+        grid_row("128x256", 1.2 * tokens, HV=16),
+        grid_row("8x1024", 1.4 * tokens / 4, HV=16),
+        grid_row("1x32768", 2.0 * tokens, HV=16),
+        grid_row("1x32768", 9.0 * tokens / 4, HV=4),  # no regime's
+        grid_row("1000x33", 3.0 * 33000 * 16 * 1e-6, HV=16),
+        grid_row("1x32768", 5.0 * tokens, HV=16, batch=True),  # a batch tells of packing only
+    ]
+    _, regimes, *_ = grid.sections(results_of(*rows))
+    assert regimes.lines == [("`gla`, K = V = 64, forward", "1.40, 2 of 3", "2.00, 1 of 1", "3.00, 0 of 1", "1.20")]
+    assert regimes.head[1] == "64 sequences × heads of 256 tokens or more: ≤ 1.3"
 
 
 # -- the commands ----------------------------------------------------------------------------------------------------
@@ -352,7 +392,11 @@ def test_evenness_packing_and_peers():
             ("overhead", "--warm", "2"),
             "--warm goes with table, grid, parts, layer, model and overhead --device cuda, not with overhead",
         ),
-        (("overhead", "gla", "--device", "cuda"), "overhead takes no operators, got gla"),
+        (
+            ("overhead", "glaa", "--device", "cuda"),
+            "overhead: unknown family 'glaa': did you mean 'gla'? known are delta_rule,",
+        ),
+        (("overhead", "--resume", "x.json"), "--resume goes with table, grid and overhead --device cuda, not with overhead"),
     ],
 )
 def test_wrong_arguments(run, table, words, message):
@@ -410,6 +454,20 @@ def test_runs_that_are_another_are_not_gone_on_with(run, table, tmp_path, conten
     assert f"--resume {path}: {message}".replace(" ", "") in said(done).replace(" ", "")  # a long path is broken
 
 
+def test_rows_that_nobody_timed_are_counted_and_not_kept(run, table, tmp_path, monkeypatch):
+    def first_only(entries, *rest):
+        progress = sweep.Progress([entry.row() for entry in entries], left=len(entries) - 1)
+        progress.rows[0]["found"]["linattn:torch"] = {"status": "ok", "ms": 0.1, "spread": 0.0}
+        return progress
+
+    monkeypatch.setattr(sweep, "run", first_only)
+    path = tmp_path / "x.json"
+    run("table", str(table), *ON_CPU, "--out", str(path))
+    results = environment.read(path)["results"]
+    assert [row["name"] for row in results["rows"]] == ["forward 1/2 1x40"]
+    assert results["left"] == 3
+
+
 def test_a_table_that_is_wrong_fails_the_command(run, table, monkeypatch):
     monkeypatch.setattr(sweep.checks, "check", lambda *_: {"ok": False, "worst": None})
     done = run("table", str(table), *ON_CPU, "--rows", "forward 2/2 *")
@@ -421,6 +479,7 @@ def test_grid_through_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "WIDTHS", {"simple_gla": (16,), "delta_rule": (16,)})
     monkeypatch.setattr(grid, "HEADS", ((1, 1), (1, 2)))
     monkeypatch.setattr(grid, "PACKINGS", ((20,), (12, 8), (7, 7, 7)))
+    monkeypatch.setattr(grid, "COVER", (((1, 2), (20,)),))
     path = tmp_path / "x.json"
     done = run("grid", *ON_CPU, "--no-check", "--warm", "1", "--no-peers", "--out", str(path), "--png", str(tmp_path / "plots"))
     assert done.exit_code == 0, done.output
@@ -428,9 +487,9 @@ def test_grid_through_the_command(run, tmp_path, monkeypatch):
     assert len(rows) == 2 * 2 * 2 * (3 + 2)
     assert all(row["found"]["linattn:torch"]["status"] == "ok" for row in rows)
     assert "packed over a batch of the same sequences" in done.stdout
-    assert len(list((tmp_path / "plots").iterdir())) == 4
+    assert len(list((tmp_path / "plots").iterdir())) == 2
     text = sections.markdown(reports.sections("grid", environment.read(path)["results"]))
-    assert text.count("| packing |") == 4
+    assert text.count("| heads, packing | simple_gla 16 | delta_rule 16 |") == 2
 
 
 def test_first_calls_are_not_waited_for_longer_than_they_may_take(case):

@@ -16,8 +16,6 @@ WRITTEN = json.loads(Path(__file__).with_name("compiled.json").read_text())
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 KB_OF_A_BLOCK = {"8.0": 163, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """Shared memory that a block may have, by compute capability."""
-COMPILED = ("8.0", "9.0", "10.0")
-"""One of each kind of tensor core: 8.9 and 12.0 have 8.0's, and only the assembler's choice of registers is their own."""
 REWRITE = "if that is wanted, python tests/triton_backend/compile_everywhere.py --write writes compiled.json anew"
 
 
@@ -92,7 +90,7 @@ def test_what_is_written_down_is_of_the_release_that_constraints_name():
 
 
 @pytest.mark.skipif(triton.__version__ != WRITTEN["triton"], reason=f"compiled.json is of Triton {WRITTEN['triton']}")
-@pytest.mark.parametrize("capability", COMPILED)
+@pytest.mark.parametrize("capability", KB_OF_A_BLOCK)
 def test_what_the_compiler_makes_of_plain_kernels_is_written_down(capability, run):
     """Registers, spills and shared memory."""
     made = json.loads(run("compile_everywhere.py", capability))

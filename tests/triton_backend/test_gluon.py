@@ -95,6 +95,15 @@ def test_two_programs_share_a_walk(family, kind, launched, monkeypatch):
     assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
 
 
+@pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
+def test_two_programs_share_a_walk_of_packed_sequences(family, kind, launched, monkeypatch):
+    """Whose lengths differ, so that there may be nothing for one of them, or for both."""
+    pretend(monkeypatch, num_sms=8)
+    monkeypatch.setattr(DiagonalVariant, "shares", lambda self, T, busy: self.shareable)
+    call(family, T=700, HV=1, cu=[0, 0, 5, 69, 197, 690], kind=kind)
+    assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
+
+
 @pytest.mark.parametrize(
     "sizes", [dict(K=128), dict(z=None), dict(K=128, H=2, T=300, z=None, cu=[0, 5, 290]), dict(z=None, D=2)]
 )

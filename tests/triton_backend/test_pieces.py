@@ -49,3 +49,15 @@ def test_sequences_are_cut_if_one_is_long(lengths):
 def test_sequences_that_are_rows_are_cut_by_arithmetic():
     found = cut(SimpleNamespace(v=torch.zeros(3, 130, 1, 1), cu=None, N=3, family="gla"), 64)
     assert (found.count, found.per, found.owner, found.first) == (9, 3, None, None)
+
+
+@pytest.mark.parametrize("lengths", [[], [5, 0, 129], [1] * 200])
+def test_rows_behind_the_last_sequence_become_zeros(lengths):
+    T = sum(lengths) + 300
+    out = torch.full((1, T, 3, 5), torch.nan)
+    call = packed(lengths, T)
+    found, alone = cut(call, 64, out=out), cut(call, 64)
+    assert out[:, : sum(lengths)].isnan().all()
+    assert not out[:, sum(lengths) :].any()
+    assert torch.equal(found.owner, alone.owner)
+    assert torch.equal(found.first, alone.first)

@@ -19,15 +19,15 @@ Result = tuple[Tensor, Tensor | None]
 def forward(
     call: DiagonalCall, variant: DiagonalVariant, out_dtype: torch.dtype, final: bool
 ) -> tuple[Tensor, Tensor | None, VectorOperands | None]:
-    """Outputs, final states if asked for, and what the backward pass may have."""
-    run = chunked(call, variant)
+    """Outputs, zero behind packed sequences, final states if asked for, and what the backward pass may have."""
+    out = torch.empty(call.v.shape, dtype=out_dtype, device=call.v.device)
+    run = chunked(call, variant, out=out)
     made = vector_launch.make_operands(run) if call.applies_gate else None
-    return *outputs_of(run, made, out_dtype, final), made
+    return *outputs_of(run, made, out, final), made
 
 
-def outputs_of(run: ChunkedCall, made: VectorOperands | None, out_dtype: torch.dtype, final: bool) -> Result:
-    """Outputs, and final states if asked for; ``made`` is what is made of a gate per key channel."""
-    out = torch.empty(run.call.v.shape, dtype=out_dtype, device=run.call.v.device)
+def outputs_of(run: ChunkedCall, made: VectorOperands | None, out: Tensor, final: bool) -> Result:
+    """Outputs, written to ``out``, and final states if asked for; ``made`` is what is made of a gate per key channel."""
     if made is not None:
         return with_vector_gate(run, made, out, final)
     return (through_memory if run.variant.algorithm == "memory" else in_registers)(run, out, final)

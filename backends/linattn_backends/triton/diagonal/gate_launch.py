@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import Cut, cut, places, strides
+from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.launch import launch
 from .call import ChunkedCall, DiagonalCall
@@ -20,11 +21,15 @@ HEADS = 16
 """Heads whose sums one program makes."""
 
 
-def chunked(call: DiagonalCall, variant: DiagonalVariant, sums: Tensor | None = None) -> ChunkedCall:
-    """The call as the kernels of ``variant`` read it; a scalar gate's running ``sums`` may be known."""
+def chunked(call: DiagonalCall, variant: DiagonalVariant, sums: Tensor | None = None, out: Tensor | None = None) -> ChunkedCall:
+    """The call as the kernels of ``variant`` read it; a scalar gate's running ``sums`` may be known.
+
+    Behind packed sequences, rows of ``out`` become zeros.
+    """
     if call.gate == NONE.value and variant.algorithm == "resident":
+        zero_behind(call, call.cu, out)
         return ChunkedCall(call, variant, None, None)
-    chunks = cut(call, variant.chunk)
+    chunks = cut(call, variant.chunk, out=out)
     g, late = call.g, None
     if call.gate == SCALAR.value:
         g, late = running_sums(call, variant, chunks) if sums is None else (sums, None)

@@ -80,7 +80,6 @@ def computed(
         return recurrent_forward(Tokens(q, k, v, g, gv, u=u), initial_state, end, scale, v.dtype, cu_seqlens), end, *nothing
     call = DiagonalCall.of(q, k, v, g, gv, u, initial_state, cu_seqlens, scale, chunk)
     o, end, made = forward(call, call.forward_variant(v.dtype), v.dtype, final)
-    zero_behind(call, cu_seqlens, o)
     return o, end, *(made if keep and made is not None else nothing)
 
 

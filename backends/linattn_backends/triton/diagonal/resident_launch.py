@@ -37,7 +37,7 @@ def scan_segments(
     """
     call, variant = run.call, run.variant
     busy = call.N * call.v.shape[2] * programs(1, width, 1, stage.tile.BV)
-    if call.cu is None and variant.shares(call.v.shape[1], busy):
+    if variant.shares(usual_tokens(call), busy):
         return Segments(start, shared=True)
     length = variant.segment(usual_tokens(call), busy)
     return segment_starts(run, update, start, reverse, length) if length else Segments(start)

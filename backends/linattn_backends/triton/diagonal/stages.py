@@ -175,10 +175,9 @@ def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
     call = given_of(inputs, options, start)
-    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
-    o, end = outputs_of(run, made.operands, call.v.dtype, args[-1])
-    zero_behind(call, options.cu, o)
-    return o, end
+    out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    run = chunked(call, call.forward_variant(call.v.dtype), made.sums, out)
+    return outputs_of(run, made.operands, out, args[-1])
 
 
 @recorded

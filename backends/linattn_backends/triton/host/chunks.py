@@ -6,6 +6,7 @@ and ``N``), and pieces past the last one exit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..lib.pieces import cut_sequences
 from ..runtime.launch import Launched, launch
+from .tails import BLOCK, zeroing
 from .tiles import programs
 
 PIECES, SEQUENCES = 128, 64
@@ -47,18 +49,20 @@ def room_for(T: int, N: int, length: int, packed: bool) -> int:
     return T // length + N if packed else N * -(-T // length)
 
 
-def cut(call: Chunked, length: int, held: Tensor | None = None, whole: int = 0) -> Cut:
+def cut(call: Chunked, length: int, held: Tensor | None = None, whole: int = 0, out: Tensor | None = None) -> Cut:
     """The sequences of a call cut into pieces of ``length`` tokens; packed ones begin with those ``held`` of each, and are one
-    piece each if none has more than ``whole`` tokens.
+    piece each if none has more than ``whole`` tokens. Behind the last of them, rows of ``out``, dense, become zeros.
     """
     T, N = call.v.shape[1], call.N
     count = room_for(T, N, length, call.cu is not None) + (0 if held is None else N)
     if call.cu is None:
         return Cut(count, -(-T // length), None, None)
     owner, first = (torch.empty(size, dtype=torch.int32, device=call.v.device) for size in (count, N + 1))
+    cutting, width = max(programs(count, 1, PIECES, 1), 1), 0 if out is None else math.prod(out.shape[2:])
     launch(
-        cut_sequences, max(programs(count, 1, PIECES, 1), 1), call,
-        call.cu, held, owner, first, N, count, length, whole, S=SEQUENCES, P=PIECES, num_warps=4,
+        cut_sequences, cutting + zeroing(call, T, width), call,
+        call.cu, held, owner, first, out, N, count, length, whole, cutting, T, width,
+        S=SEQUENCES, P=PIECES, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return Cut(count, 0, owner, first)
 

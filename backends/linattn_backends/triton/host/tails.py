@@ -1,4 +1,4 @@
-"""The launch that zeroes what lies behind the last packed sequence."""
+"""The launch that zeroes what lies behind the last packed sequence, and how many programs share that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from ..lib.tails import zero_tails
 from ..runtime.device import properties
 from ..runtime.launch import Launched, launch
 
-__all__ = ["zero_behind"]
+__all__ = ["BLOCK", "zero_behind", "zeroing"]
 
 MOST, BLOCK = 6, 1024
+
+
+def zeroing(call: Launched, T: int, width: int) -> int:
+    """Programs that zero up to ``T`` rows of ``width`` numbers."""
+    return min(-(-T * width // BLOCK), 4 * properties(call.v.device).num_sms)
 
 
 def zero_behind(call: Launched, cu: Tensor | None, *arrays: Tensor | None) -> None:
@@ -23,6 +28,6 @@ def zero_behind(call: Launched, cu: Tensor | None, *arrays: Tensor | None) -> No
     T, widths = given[0].shape[1], [math.prod(x.shape[2:]) for x in given]
     none = MOST - len(given)
     launch(
-        zero_tails, min(-(-T * max(widths) // BLOCK), 4 * properties(call.v.device).num_sms), call,
+        zero_tails, zeroing(call, T, max(widths)), call,
         *given, *[None] * none, cu, T, cu.shape[0] - 1, *widths, *[0] * none, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

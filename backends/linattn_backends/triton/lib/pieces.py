@@ -5,10 +5,14 @@
     p_n = ⌈len_n / LENGTH⌉ if max len > WHOLE, else min(len_n, 1)
     first_n = Σ_{m<n} p_m                       a sequence's first piece; first_N of them are filled
     owner_i = #{n : first_{n+1} ≤ i}            the sequence of piece i; N of pieces past the last
+
+Programs beside those that cut may zero what lies behind the last sequence of an array that is not written yet.
 """
 
 import triton
 import triton.language as tl
+
+from .tails import zero_rows
 
 __all__ = ["cut_sequences"]
 
@@ -23,12 +27,21 @@ def tokens_of(cu, held, n, N):
     return tokens
 
 
-@triton.jit(do_not_specialize=["N", "COUNT", "LENGTH", "WHOLE"])
-def cut_sequences(cu, held, owner, first, N, COUNT, LENGTH, WHOLE, S: tl.constexpr, P: tl.constexpr):
+@triton.jit(do_not_specialize=["N", "COUNT", "LENGTH", "WHOLE", "CUTTING", "T", "width"])
+def cut_sequences(
+    cu, held, owner, first, out, N, COUNT, LENGTH, WHOLE, CUTTING, T, width,
+    S: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """``owner`` of ``P`` of ``COUNT`` pieces, and of the first program all of ``first``; ``S`` sequences at a time.
 
-    A sequence begins with the tokens that are ``held`` of it, if any are.
+    A sequence begins with the tokens that are ``held`` of it, if any are. Programs from ``CUTTING`` on write zeros in the rows
+    behind the last one of ``out [1, T, …]``, each of ``width`` numbers.
     """
+    if out is not None:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if tl.program_id(0) >= CUTTING:
+            end = tl.load(cu + N).to(tl.int64)
+            zero_rows(out, end, T, width, tl.program_id(0) - CUTTING, tl.num_programs(0) - CUTTING, BLOCK)
+            return
     longest = 0
     if WHOLE > 0:
         for block in range(0, N, S):

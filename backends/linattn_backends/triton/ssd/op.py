@@ -26,7 +26,7 @@ __all__ = ["decode_ssd", "ssd"]
 def core(
     around: Surroundings, C: Tensor, B: Tensor, start: Tensor | None, cu: Tensor | None, form: str, chunk: int, final: bool
 ) -> tuple[Tensor, Tensor | None, bool]:
-    """Outputs of the recurrence, whatever behind packed sequences, final states if asked for, and whether the skip is added."""
+    """Outputs of the recurrence, zero behind packed sequences, final states if asked for, and whether the skip is added."""
     x = around.x
     if form == "recurrent":
         end = x.new_empty(final_shape(C, x, cu, True), dtype=torch.float32) if final else None
@@ -124,7 +124,6 @@ def computed(
     around = Surroundings.of(x, dt, rate, skip, z, bias, cu_seqlens, softplus, least, most)
     o, end, skipped = core(around, C, B, initial_state, cu_seqlens, form, chunk, final)
     if z is None and (skip is None or skipped):
-        zero_behind(around, cu_seqlens, o)
         return o, end, None
     kept = keep and z is not None
     return around.outputs(o, around.new() if kept else o), end, o if kept else None
