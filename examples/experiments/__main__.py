@@ -12,11 +12,13 @@ import math
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from linattn_benchmarks import rows
 
 from . import pages, runner, smollm, studies
-from .record import DOCS, table
+from .record import DOCS, environment, table
 
 
 def main() -> None:
@@ -50,19 +52,37 @@ def main() -> None:
 
 
 def checked(name: str, folder: Path, device: str) -> bool:
-    """Say of one cell of a study, drawn at random, whether it comes out again."""
+    """Say of one cell of a study, drawn at random, whether it comes out again, and keep it in ``checks.json``."""
     whole = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    told, inside = runner.check(studies.study(name), whole, device, random.Random())
-    print(told, "agrees" if inside else "DIFFERS", sep=": ")
-    return inside
+    found = runner.check(studies.study(name), whole, device, random.Random())
+    path = folder / "checks.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+    kept[name] = {**found, "versions": environment()}
+    record = {"command": "PYTHONPATH=examples python -m experiments NAME ... --check", "results": kept}
+    path.write_text(rows.text(record), encoding="utf-8")
+    (folder / "checks.table.md").write_text(checks(kept), encoding="utf-8")
+    print(f"{name}: {found}")
+    return found["agrees"]
+
+
+def checks(kept: dict[str, Any]) -> str:
+    """A table of the cells that were trained again."""
+    header = ["study", "cell", "score", "recorded", "again", "within the spread"]
+
+    def line(name: str, of: dict[str, Any]) -> tuple[str, ...]:
+        cell = ", ".join(part for part in (of["model"], of["setting"]) if part)
+        again = pages.spread(of["again"]) or "not finite"
+        return name, cell, of["score"], pages.spread(of["recorded"]), again, "yes" if of["agrees"] else "no"
+
+    return table(header, [line(name, of) for name, of in kept.items()])
 
 
 def listing() -> str:
     """A table of the studies: what each asks, its GPU minutes, and its state."""
     of = [studies.study(name) for name in studies.NAMES]
-    rows = [(s.name, s.question, *pages.pace(s), pages.state(s, pages.saved(s)).replace("*", "")) for s in of]
-    rows.append(("smollm", smollm.QUESTION, *smollm.pace(), smollm.state()))
-    return table(["study", "question", "GPU minutes", "left", "state"], rows)
+    lines = [(s.name, s.question, *pages.pace(s), pages.state(s, pages.saved(s)).replace("*", "")) for s in of]
+    lines.append(("smollm", smollm.QUESTION, *smollm.pace(), smollm.state()))
+    return table(["study", "question", "GPU minutes", "left", "state"], lines)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Crew:
 
     def __init__(self, jobs: int, device: str) -> None:
         gpus = torch.cuda.device_count() if device == "cuda" else 0
-        self.places = [f"cuda:{i}" for i in range(gpus)] if gpus > 1 else [device]
+        self.places = [f"cuda:{i}" for i in range(gpus)] or [device]
         self.threads = jobs if on_gpu(device) else 1
         if not on_gpu(device):
             self.places *= jobs

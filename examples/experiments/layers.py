@@ -76,11 +76,11 @@ KINDS: dict[str, tuple[float, Callable[[int], nn.Module]]] = {
     "Hedgehog block": (1, lambda D: Block(D, linattn.nn.Hedgehog(D, num_heads=D // HEAD), convolution=False)),
     "FLASH block": (1, lambda D: Unit(D, lambda: linattn.nn.FLASH(D, chunk_size=CHUNK), nn.RMSNorm)),
     "softmax alone": (3, lambda D: Alone()),
-    "softmax alone, cuDNN": (3, lambda D: Alone()),
     "linear_attn alone": (3, lambda D: Operator(linattn.linear_attn, *[(D // HEAD, HEAD)] * 3)),
     "GLA alone": (2.5, lambda D: Operator(gla, (4, D // 8), (4, D // 8), (4, D // 4), (4, D // 8))),
     "Hedgehog alone": (3, lambda D: Alone(torch.from_numpy(Hedgehog.init(D // HEAD, HEAD)["W"]))),
     "FLASH alone": (2.5, lambda D: Operator(mixed, *[(1, D // 8)] * 4, (1, 2 * D))),
+    "softmax alone, cuDNN": (3, lambda D: Alone()),
 }
 """The width of the input in that of the model, and what is timed: layers, blocks with their MLPs (of FLASH two layers, which
 have as many parameters), and attention without projections, of the sizes that it has in its layer."""

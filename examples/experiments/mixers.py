@@ -173,10 +173,7 @@ class Quad(ByHead, linattn.nn.GAU):
 
 def flash(width: int, length: int, causal: bool = True, **options: Any) -> nn.Module:
     """A FLASH layer. Without causality the linear part sums over the whole sequence, and is divided by its length."""
-    unit = Flash(width, causal=causal, **options)
-    if not causal and unit.lin_scale:
-        unit.lin_scale = 1 / length
-    return unit
+    return Flash(width, causal=causal, lin_scale=None if causal else 1 / length, **options)
 
 
 class MixedChunkAttention(nn.Module):

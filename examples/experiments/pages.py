@@ -9,7 +9,7 @@ from linattn_conformance import packed
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from .protocol import Study, minutes
+from .protocol import SCOUT, Study, minutes
 from .record import COLOURS, DOCS, Tables, axes, runs_of, table
 
 Summary = dict[str, dict[str, Any]]
@@ -19,7 +19,8 @@ def shown(study: Study, results: dict[str, Any], chosen: dict[str, Any]) -> tupl
     summary = results["summary"]
     text = f"{state(study, summary, bool(chosen.get('small')))}\n\n{table(*cells(study, summary))}"
     by_place = any(name.isdigit() for name in figures(summary))
-    return {"": text}, (lines if by_place else dots)(study, summary)
+    drawn = courses if study.scout else lines if by_place else dots
+    return {"": text}, drawn(study, summary)
 
 
 def state(study: Study, summary: Summary | None, small: bool = False) -> str:
@@ -70,7 +71,7 @@ def figures(summary: Summary) -> list[str]:
 def cells(study: Study, summary: Summary) -> tuple[list[str], list[list[Any]]]:
     """Header and rows: a mean, and the least and greatest of the seeds in brackets where there are several."""
     names = figures(summary)
-    columns = [(setting, name) for setting in summary for name in names]
+    columns = [(setting, name) for setting in summary for name in names if setting != SCOUT or name == study.score]
     models = list(dict.fromkeys(model for of in summary.values() for model in of))
     header = ["model", *(titled(setting, name, len(names) > 1) for setting, name in columns), "parameters", "rate", "steps"]
     return header, [[model, *row(summary, model, columns)] for model in models]
@@ -90,8 +91,8 @@ def number(x: float | None) -> str:
 def spread(found: list[float] | None) -> str:
     if found is None:
         return ""
-    middle, least, most = found
-    return f"{middle:.3f}" if least == most else f"{middle:.3f} ({least:.3f} to {most:.3f})"
+    middle, least, most = (f"{x:,.0f}" if x >= 1000 else f"{x:.3f}" for x in found)
+    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def titled(setting: str, name: str, several: bool) -> str:
@@ -113,6 +114,20 @@ def dots(study: Study, summary: Summary) -> Figure:
         ax.set_ylim(len(models) - 0.5, -0.5)
         ax.set_title(setting, loc="left", fontsize=9)
         ax.set_xlabel(study.score)
+    return figure
+
+
+def courses(study: Study, summary: Summary) -> Figure:
+    """The score on validation data by the share of the schedule; a panel a setting."""
+    figure, found = axes(len(summary), width=5.6)
+    for ax, (setting, of) in zip(found, summary.items(), strict=True):
+        for (model, cell), colour in zip(of.items(), COLOURS * 2, strict=False):
+            marks = range(1, len(cell["course"]) + 1)
+            ax.plot([at / max(len(marks), 1) for at in marks], cell["course"], marker=".", color=colour, label=model)
+        ax.set_title(setting, loc="left", fontsize=9)
+        ax.set_xlabel("share of the steps")
+        ax.set_ylabel(f"{study.score}, validation data")
+    found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -125,6 +125,8 @@ class Cell(NamedTuple):
     parameters: int
     lacks: list[str]
     """What the protocol asks for and the runs do not have."""
+    course: list[float | None]
+    """The score's mean over seeds on validation data, at equal parts of the schedule."""
 
 
 def average(scores: Sequence[float | None]) -> float | None:
@@ -263,10 +265,13 @@ def summary(study: Study, runs: list[dict[str, Any]]) -> Cell:
     of = at_best(study, runs, steps)
     figures = {}
     for name in study.shown or (study.score,):
-        found = [run["test"][name] for run in of if run["test"].get(name) is not None]
+        found = [x for run in of if (x := run["test"].get(name, run.get(name))) is not None]
         if found:
             figures[name] = (mean(found), min(found), max(found))
-    return Cell(of[0]["rate"], steps, figures, of[0]["parameters"], lacks(study, runs))
+    course = [
+        average([at.get(study.score) for at in marks]) for marks in zip(*(run.get("course", []) for run in of), strict=False)
+    ]
+    return Cell(of[0]["rate"], steps, figures, of[0]["parameters"], lacks(study, runs), course)
 
 
 def lacks(study: Study, runs: list[dict[str, Any]]) -> list[str]:

@@ -36,7 +36,7 @@ from .minilm import (
     queries_and_keys,
     softmax,
 )
-from .record import COLOURS, Record, Tables, axes, options
+from .record import COLOURS, LABELS, Record, Tables, axes, options
 from .schedule import rise_and_fall
 from .smollm import docstrings
 
@@ -119,8 +119,8 @@ def finetune(reader: Reader, of: Pairs, chosen: Any) -> Reader:
 
 def main() -> None:
     chosen = options(
-        __doc__, maps="softmax;hedgehog, softmax;elu1", query=24, document=64, held_out=150, steps=40, batch=16,
-        rate=5e-5, distil_steps=120, distil_batch=4, distil_train=64, seed=0,
+        __doc__, maps="softmax;hedgehog, softmax;hedgehog;t2r;performer;relu;elu1", query=24, document=64, held_out=300,
+        steps=40, batch=16, rate=5e-5, distil_steps=120, distil_batch=4, distil_train=64, seed=0,
     )  # fmt: skip
     torch.manual_seed(chosen.seed)
     torch.set_num_threads(1)
@@ -161,12 +161,15 @@ FIGURES = ("first", "reciprocal rank")
 def shown(found: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
     results = found["maps"]
     header = ["attention", *(f"{stage}: {what}" for stage in ("frozen", "finetuned") for what in (*FIGURES, "share"))]
-    rows = [(f"`{name}`", *(x for stage in ("frozen", "finetuned") for x in row(results, name, stage))) for name in results]
+    rows = [
+        (f"`{LABELS.get(name, name)}`", *(x for stage in ("frozen", "finetuned") for x in row(results, name, stage)))
+        for name in results
+    ]
     figure, (ax,) = axes(1, width=5.6)
     for shift, stage, colour in ((-0.2, "frozen", COLOURS[4]), (0.2, "finetuned", COLOURS[0])):
         heights = [results[name][stage]["reciprocal rank"] for name in results]
         ax.barh([i + shift for i in range(len(results))], heights, 0.38, color=colour, label=stage)
-    ax.set_yticks(range(len(results)), list(results))
+    ax.set_yticks(range(len(results)), [LABELS.get(name, name) for name in results])
     ax.set_xlabel("mean reciprocal rank of the right document")
     ax.legend(frameon=False)
     return {"": (header, rows)}, figure

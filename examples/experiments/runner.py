@@ -99,7 +99,8 @@ class Running:
             small = runs.get(SCOUT, [])
             if due := protocol.due(self.study, scout, small):
                 return [Work(self.study.name, model, column, True, some) for some in due]
-            setting = replace(setting, rates=(protocol.best_rate(self.study, small),))
+            rate = protocol.best_rate(self.study, small) * scout.width / setting.width
+            setting = replace(setting, rates=(rate,))
         due = protocol.due(self.study, setting, runs.get(column, []))
         return [Work(self.study.name, model, column, False, some) for some in due]
 
@@ -136,12 +137,12 @@ def trained(study: Study, model: str, setting: Setting, some: Due, device: str, 
     return train(make, task, some.rates, some.seeds, some.steps, device, enough, deadline)
 
 
-def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random) -> tuple[str, bool]:
+def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random) -> dict[str, Any]:
     """Train one recorded cell, drawn at random, again with other seeds at its rate and schedule.
 
     Returns:
-        What was recorded and what was found, and whether its mean lies within the recorded spread, taken as wide again to
-        either side: three seeds do not span what more would.
+        Which cell it was, what was recorded and what was found, as mean, least and most, and whether the mean that was found
+        lies within the recorded spread, taken as wide again to either side: three seeds do not span what more would.
     """
     small = bool(whole["options"].get("small"))
     cells = {(model, name): of for name, by in whole["results"]["summary"].items() for model, of in by.items()}
@@ -156,11 +157,11 @@ def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random)
     again = protocol.stacks(setting, recorded["steps"], (recorded["rate"],), seeds)
     runs = [one for some in again for one in trained(study, model, setting, some, device)]
     found = protocol.summary(study, runs).figures.get(study.score)
-    middle, least, most = recorded["figures"][study.score]
+    _, least, most = recorded["figures"][study.score]
     margin = max(most - least, study.tolerance)
-    inside = found is not None and least - margin <= found[0] <= most + margin
-    told = "no finite score" if found is None else f"{found[0]:.3f}"
-    return f"{model}, {name or study.name}: recorded {middle:.3f} ({least:.3f} to {most:.3f}), again {told}", inside
+    agrees = found is not None and least - margin <= found[0] <= most + margin
+    cell = {"model": model, "setting": name, "score": study.score, "recorded": list(recorded["figures"][study.score])}
+    return {**cell, "again": None if found is None else list(found), "agrees": agrees}
 
 
 def results(study: Study, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:

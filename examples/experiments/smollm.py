@@ -394,6 +394,20 @@ def floor(decoder: Decoder, ids: Tensor) -> float:
     return torch.stack(found).mean().item()
 
 
+@torch.no_grad()
+def divergence(decoder: Decoder, conversion: Conversion, ids: Tensor) -> float:
+    """KL divergence of the weights of a map from those of softmax, in nats: the mean over layers, heads and queries."""
+    found: list[Tensor] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kl = feature_maps.fidelity(conversion.map(layer, q.shape[-1]), q.float(), k.float()).kl
+        found.append(torch.as_tensor(kl).mean())
+        return softmax(layer, q, k, v)
+
+    decoder(ids, attend)
+    return torch.stack(found).mean().item()
+
+
 def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
     return data[torch.randint(len(data), (batch,), generator=generator).to(data.device)]
 
@@ -425,7 +439,8 @@ DEFAULTS: dict[str, Any] = {
     "tune_steps": 300, "tune_seconds": 45.0, "tune_length": 2048, "tune_batch": 4, "tune_rate": 1e-3,
 }  # fmt: skip
 SMALL = {
-    "device": "cpu", "maps": "softmax;elu1;hedgehog, softmax", "tuned": "hedgehog, softmax;softmax;elu1",
+    "device": "cpu", "maps": "softmax;hedgehog, softmax;t2r, not distilled;t2r;elu1;relu;cosformer;performer;hedgehog",
+    "tuned": "softmax;hedgehog, softmax;t2r, not distilled;t2r;elu1;relu;cosformer;performer;hedgehog",
     "length": 128, "long": 256, "test_tokens": 1024, "distil_steps": 60, "distil_seconds": 3600.0, "distil_batch": 2,
     "distil_rate": 1e-2, "tune_steps": 20, "tune_seconds": 3600.0, "tune_batch": 1, "distil_length": 128, "tune_length": 128,
 }  # fmt: skip
@@ -529,6 +544,9 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
     tuning = Pace(chosen.tune_steps, chosen.tune_seconds, *how), chosen.tune_batch, chosen.tune_rate
     names = chosen.maps.split(";")
 
+    def once(key: str, work: Callable[..., Any], *given: Any) -> None:
+        record.once(key, lambda: work(*given))
+
     def measure(stage: str, conversion: Conversion) -> None:
         scores = lambda: {str(n): perplexity(decoder, conversion, test) for n, test in tests.items()}  # noqa: E731
         record.once(f"{stage} {conversion.name}", scores)
@@ -559,6 +577,8 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
             measure("converted", Conversion(name, learned))
             if name in LEARNED and name not in FINETUNED_ALONE and chosen.distil_steps:
                 learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, short, *distilling, score, show))
+            if name != "softmax":
+                once(f"kl {name}", divergence, decoder, Conversion(name, learned), tests[chosen.length][:8])
             if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
                 learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, long, *tuning, score, show))
@@ -594,9 +614,11 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
     ordered = sorted(maps, key=lambda name: -min(of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))
+    kl = [name for name in maps if "kl" in maps[name]]
     rows = [
         (
             f"`{LABELS.get(name, name)}`",
+            *([maps[name].get("kl", "")] if kl else []),
             *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths),
         )
         for name in ordered
@@ -618,7 +640,8 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
     )
     if learners:
         courses(lines[0], {name: maps[name] for name in learners}, lengths[0])
-    return {"": (["attention", *(f"{stage}, {n}" for stage in stages for n in lengths)], rows)}, figure
+    header = ["attention", *["KL"] * bool(kl), *(f"{stage}, {n}" for stage in stages for n in lengths)]
+    return {"": (header, rows)}, figure
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:

@@ -109,6 +109,7 @@ class Text:
         packages: Whether the text is that of the installed packages too, for large models; else of the standard library.
         scored: Bytes of each held-out part.
         octaves: Whether figures are also given by place in the window, from ``length / 4`` on.
+        twice: Whether half as many windows again are scored whose second half is their first, which a model can recall.
     """
 
     length: int
@@ -119,6 +120,7 @@ class Text:
     packages: bool = False
     scored: int = 32768
     octaves: bool = False
+    twice: bool = False
     symbols: ClassVar[int] = 257
     hidden: ClassVar[int] = 256
 
@@ -148,12 +150,21 @@ class Text:
         length = max(self.longest, self.length)
         stream = read(self.packages)[part]
         rows = stream.unfold(0, length + 1, length)[: max(1, self.scored // length)].long()
+        if self.twice:
+            some = rows[: len(rows) // 2, : length // 2]
+            rows = torch.cat([rows, torch.cat([some, some, some[:, : rows.shape[1] - 2 * some.shape[1]]], 1)])
         return self.asked(rows, torch.Generator().manual_seed(PARTS[part]))
 
     def figures(self, lost: Tensor, right: Tensor, targets: Tensor) -> dict[str, float]:
-        """Bits of a byte; with ``octaves`` also by place: at places up to ``n``, from half as far."""
+        """Bits of a byte; with ``octaves`` also by place: at places up to ``n``, from half as far; with ``twice`` also those of
+        bytes that come again."""
         bits, asked = lost / math.log(2), targets >= 0
-        found = {"bits": bits[asked].mean().item()}
+        found = {}
+        if self.twice:
+            plain = len(bits) - len(bits) // 3
+            found["bits again"] = bits[plain:, bits.shape[1] // 2 :].mean().item()
+            bits, asked = bits[:plain], asked[:plain]
+        found["bits"] = bits[asked].mean().item()
         start, end = 0, self.length // 4
         while self.octaves and start < bits.shape[1]:
             found[str(end)] = bits[:, start:end].mean().item()

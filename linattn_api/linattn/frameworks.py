@@ -260,9 +260,10 @@ def _drawn(draw: Draw, args: tuple[Any, ...]) -> NDArray[Any]:
 
 @functools.cache
 def _drawn_for_torch(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
-    """Kept, so that it is copied to a device once; no inference tensor, so that it may be saved for a backward."""
+    """Kept, so that it is copied to a device once; no inference tensor, so that it may be saved for a backward; and none of a
+    transform of ``torch.func`` that is under way, in which it would be made a wrapper that other threads cannot touch."""
     torch = sys.modules["torch"]
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
         return torch.tensor(_drawn(draw, args), dtype=getattr(torch, dtype), device=device)
 
 

@@ -11,6 +11,8 @@ import linattn
 import numpy as np
 import pytest
 from backends_for_tests import named
+from linattn import frameworks
+from linattn.frameworks import framework_of
 from linattn.plugin import Unsupported
 
 
@@ -347,3 +349,17 @@ def test_compile_misses_an_array(torch, counter, two_backends):
     f = torch.compile(lambda x: linattn.chunk_gla(x, x, x, None, backend="one")[0], fullgraph=True, backend=counter)
     with pytest.raises(Exception, match="chunk_gla: g is required, got None"):
         f(torch.randn(1, 8, 2, 16))
+
+
+def test_a_constant_that_is_first_needed_under_a_transform_is_not_of_it():
+    """It is kept, and other threads take it: one made within ``grad`` would be a wrapper of that call's."""
+    torch = pytest.importorskip("torch")
+    fresh = float(torch.rand((), dtype=torch.float64))
+
+    def total(x):
+        return (x * framework_of(x).numbers([fresh, 2.0], like=x)).sum()
+
+    torch.func.grad(total)(torch.ones(2))
+    kept = frameworks._drawn_for_torch(frameworks._array, (fresh, 2.0), "float32", "cpu")
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)
+    assert kept.tolist() == pytest.approx([fresh, 2.0])

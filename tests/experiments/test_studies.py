@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from experiments import __main__ as command  # noqa: E402
-from experiments import batched, graphs, pages, protocol, runner, studies  # noqa: E402
+from experiments import batched, crew, graphs, pages, protocol, runner, studies  # noqa: E402
 from experiments.frame import Model, ScaleNorm, of  # noqa: E402
 from experiments.mixers import GATES, GatedMixer, layer  # noqa: E402
 from experiments.protocol import RATES, Setting, Study  # noqa: E402
@@ -492,11 +492,28 @@ def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
         return made_up(r1_2000=[None if again is None else again] * len(seeds))
 
     monkeypatch.setattr(runner, "train", train)
-    told, found = runner.check(STUDY, recorded, "cpu", random.Random(0))
+    found = runner.check(STUDY, recorded, "cpu", random.Random(0))
     assert asked == [((0.001,), (1000, 1001, 1002), 2000)]
-    assert found is inside
-    told_again = "no finite score" if again is None else f"{again + 0.1:.3f}"
-    assert told == f"a, made up: recorded 2.100 (2.000 to 2.200), again {told_again}"
+    assert found.pop("recorded") == pytest.approx([2.1, 2.0, 2.2])
+    assert found.pop("again") == (again and pytest.approx([again + 0.1] * 3))
+    assert found == {"model": "a", "setting": "", "score": "bits", "agrees": inside}
+
+
+def test_what_was_run_again_is_kept(tmp_path, monkeypatch):
+    for name in ("mqar", "gates"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    of = {"model": "a", "score": "bits", "recorded": [2.1, 2.0, 2.2], "again": [2.15, 2.1, 2.2], "agrees": True}
+    found = [{**of, "setting": ""}, {**of, "setting": "x", "again": None, "agrees": False}]
+    monkeypatch.setattr(runner, "check", lambda *given: found.pop(0))
+    assert command.checked("mqar", tmp_path, "cpu")
+    assert not command.checked("gates", tmp_path, "cpu")
+    kept = json.loads((tmp_path / "checks.json").read_text())
+    assert list(kept["results"]) == ["mqar", "gates"]
+    assert set(kept["results"]["mqar"]["versions"]) >= {"code", "torch", "device"}
+    assert (tmp_path / "checks.table.md").read_text().splitlines()[2:] == [
+        "| mqar | a | bits | 2.100 (2.000 to 2.200) | 2.150 (2.100 to 2.200) | yes |",
+        "| gates | a, x | bits | 2.100 (2.000 to 2.200) | not finite | no |",
+    ]
 
 
 def test_what_is_not_on_the_protocol_is_not_run_again():
@@ -504,6 +521,33 @@ def test_what_is_not_on_the_protocol_is_not_run_again():
     error = r"^no recorded cell of made up is on the protocol: run it first, python -m experiments made up$"
     with pytest.raises(SystemExit, match=error):
         runner.check(STUDY, recorded, "cpu", random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "places", "size"),
+    [
+        ("cpu", 0, ["cpu"] * 3, 3),
+        ("cuda", 1, ["cuda:0"], 3),
+        ("cuda", 2, ["cuda:0", "cuda:1"], 6),
+        ("cuda:1", 2, ["cuda:1"], 3),
+    ],
+)
+def test_every_place_of_a_crew_is_one_device(device, gpus, places, size, monkeypatch):
+    """Told by its number: a thread cannot choose ``"cuda"``."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    found = crew.Crew(3, device)
+    assert (found.places, found.size) == (places, size)
+
+
+def test_text_that_comes_twice_is_scored_by_itself():
+    task = Text(8, 1, scored=32, twice=True)
+    ids, targets = task.held_out("test")
+    assert ids.shape == (6, 8)
+    assert (ids[4:, 4:] == ids[:2, :4]).all()
+    assert (ids[4:, :4] == ids[:2, :4]).all()
+    lost = torch.zeros(6, 8)
+    lost[:4], lost[4:, :4], lost[4:, 4:] = math.log(2), 9.0, 3 * math.log(2)
+    assert task.figures(lost, lost > 0, targets) == {"bits": pytest.approx(1), "bits again": pytest.approx(3)}
 
 
 def test_cells_run_in_processes_too(tmp_path):

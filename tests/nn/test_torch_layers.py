@@ -371,3 +371,18 @@ def test_rows_of_zeros_have_no_length_and_no_gradient():
     nn.RWKV7.functions.unit(x, 1e-24).sum().backward()
     assert torch.equal(nn.RWKV7.functions.unit(x, 1e-24), torch.zeros_like(x))
     assert x.grad.isfinite().all()
+
+
+def test_what_all_chunks_give_a_token_of_flash_does_not_grow_with_the_text():
+    """Where it is not causal, with a scale of one over its length: the same text twice gives the same sum."""
+    torch.manual_seed(0)
+    sums = []
+    for times in (1, 2):
+        torch.manual_seed(1)
+        layer = nn.FLASH(16, key_dim=8, chunk_size=4, causal=False, quadratic=False, lin_scale=1 / (12 * times))
+        layer.rotated = lambda y, positions: y  # a second coming is the same to it
+        torch.manual_seed(2)
+        sums.append(layer(torch.randn(1, 12, 16).repeat(1, times, 1))[:, :12])
+    torch.testing.assert_close(*sums)
+    assert nn.FLASH(16, chunk_size=4).lin_scale == 1 / 4
+    assert nn.FLASH(16, chunk_size=4, linear=False, lin_scale=0.5).lin_scale == 0

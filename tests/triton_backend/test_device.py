@@ -9,6 +9,7 @@ import torch
 from linattn.plugin import Call
 from linattn_backends.triton.explain import details_of
 from linattn_backends.triton.runtime import device
+from triton_cases import with_states
 
 CUDA = torch.device("cuda", 0)
 
@@ -99,7 +100,7 @@ def test_which_kernels_run_on_each_kind_of_gpu(found, capability, smem_KB, kerne
     major, minor = capability
     for family, named in kernels.items():
         reason = f"(none for Hopper: the device has compute capability {major}.{minor}, not 9.0)"
-        assert details_of(training(family), CUDA) == f"{named} {reason}"
+        assert details_of(training(family), CUDA) == f"{with_states(named)} {reason}"
 
 
 @pytest.mark.parametrize("family", EVERYWHERE | IN_REGISTERS)

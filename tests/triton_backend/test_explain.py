@@ -7,7 +7,7 @@ import pytest
 import torch
 from linattn.plugin import Call
 from linattn_backends.triton import TritonBackend, backend
-from triton_cases import pretend
+from triton_cases import pretend, with_states
 
 
 def described(
@@ -154,7 +154,7 @@ CASES = [
 def test_says_which_kernels_run_on_hopper(call, said, monkeypatch):
     pretend(monkeypatch, num_sms=132, not_hopper=None)
     monkeypatch.setattr(backend, "_ARCHITECTURES", {"cuda:0": None})
-    assert TritonBackend().details(described(**call)) == said
+    assert TritonBackend().details(described(**call)) == with_states(said)
 
 
 def test_says_what_is_wrong_with_the_device(monkeypatch):
@@ -173,4 +173,8 @@ def test_of_a_device_that_is_not_there_those_for_hopper_are_said(monkeypatch):
 def test_explain_says_so():
     q, k, v = (torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16) for _ in range(3))
     said = str(linattn.explain(linattn.chunk_linear_attn, q, k, v, backend="triton"))
-    assert "runs         triton.chunk_linear_attn: diagonal_scan (none for Hopper: kernels are interpreted)" in said
+    why = "(none for Hopper: kernels are interpreted)"
+    assert f"runs         triton.chunk_linear_attn: diagonal_scan, states not materialised {why}" in said
+    q, k, v, g = (torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(4))
+    said = str(linattn.explain(linattn.chunk_gla, q, k, v, g, backend="triton"))
+    assert f"diagonal_vector_scan, states not materialised; gradients {GLA_GRADIENTS_PLAIN}, states materialised {why}" in said

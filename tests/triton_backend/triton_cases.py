@@ -158,3 +158,13 @@ def check_forward(family, given, form="recurrent", **options):
     assert distance(o, wanted_o) < tolerance
     assert distance(final, wanted_final) < tolerance
     assert all(torch.equal(x, given[name]) for name, x in before.items())
+
+
+def with_states(said):
+    """What ``explain`` says of kernels, with what it says of the diagonal core's states in each pass."""
+    kernels, aside, reason = said.partition(" (")
+    passes = kernels.split("; gradients ")
+    for i, of in enumerate(passes):
+        if "diagonal_" in of:
+            passes[i] += ", states materialised" if "diagonal_states" in of else ", states not materialised"
+    return "; gradients ".join(passes) + aside + reason

@@ -45,7 +45,7 @@ STUDY = Study(
     small={"width": 32, "pairs": 4, "steps": 4, "batch": 4, "doublings": 0, "seeds": 2, "rates": (3e-3, 1e-2)},
     settings={
         f"{pairs} pairs{'' if convolution else ', no convolution'}": {"pairs": pairs, "convolution": convolution}
-        for convolution in (True, False)
+        for convolution in (False, True)
         for pairs in (8, 32)
     },
     score="recalled",

@@ -1,4 +1,7 @@
-"""Mixers at 25M parameters, on the text of installed packages; rates are chosen at a tenth of the size."""
+"""Mixers at 85M parameters, on the text of installed packages.
+
+Rates are chosen at a tenth of the size, and divided by how many times as wide a model is (Yang et al. 2022, μP).
+"""
 
 from functools import partial
 
@@ -10,8 +13,8 @@ from .flash import units
 
 STUDY = Study(
     name="size",
-    question="At 25M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
-    task=lambda s: Text(s.length, s.batch, packages=s.packages, scored=s.scored),
+    question="At 85M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
+    task=lambda s: Text(s.length, s.batch, packages=s.packages, scored=s.scored, twice=True),
     models={
         "Transformer++": of(rows.softmax),
         "RetNet": of(rows.retnet),
@@ -21,12 +24,12 @@ STUDY = Study(
         "FLASH": of(partial(units)),
     },
     full=Setting(
-        width=512,
-        depth=8,
-        heads=4,
+        width=768,
+        depth=12,
+        heads=6,
         length=2048,
         chunk=256,
-        batch=16,
+        batch=8,
         steps=500,
         scored=2**18,
         packages=True,
@@ -37,5 +40,6 @@ STUDY = Study(
         together=1,
     ),
     small={key: x for key, x in SMALL.items() if key != "rates"} | {"heads": 2, "chunk": 16},
-    scout={"width": 256, "depth": 3, "heads": 2, "batch": 8, "steps": 300, "rates": (1e-3, 2e-3, 5e-3, 1e-2)},
+    scout={"width": 256, "depth": 11, "heads": 2, "steps": 200, "rates": (1e-3, 2e-3, 5e-3, 1e-2), "together": 4},
+    shown=("bits", "bits again", "tokens per second"),
 )

@@ -82,6 +82,11 @@ class DiagonalVariant(Variant):
         """Whether all kernels take weights of values, and a skip."""
         return all(stage.kernel.__name__ in TAKE_WEIGHTS for stage in self.stages.values())
 
+    @property
+    def algorithm_said(self) -> str:
+        """Which of the two algorithms of Yang et al. 2024 (§3.3) it is."""
+        return ", states materialised" if "states" in self.stages else ", states not materialised"
+
     def segment(self, tokens: int, busy: int) -> int:
         """Chunks a segment, if sequences of ``tokens`` that keep ``busy`` programs take less time cut; else 0.
 

@@ -63,13 +63,18 @@ class Variant:
         whole = (stage for name, stage in self.stages.items() if not name.startswith("segment"))
         return ", ".join(dict.fromkeys(stage.kernel.__name__ for stage in whole))
 
+    @property
+    def algorithm_said(self) -> str:
+        """What ``explain`` says behind the kernels of the way they take together."""
+        return ""
+
 
 def described(forward: Variant, backward: Variant | None = None) -> str:
     """What ``explain`` says of a call: its kernels, those of its gradients if it has any, and why none is for Hopper."""
-    if backward is None:
-        said, reason = forward.kernels, forward.reason
-    else:
-        said, reason = f"{forward.kernels}; gradients {backward.kernels}", forward.reason or backward.reason
+    said, reason = f"{forward.kernels}{forward.algorithm_said}", forward.reason
+    if backward is not None:
+        said += f"; gradients {backward.kernels}{backward.algorithm_said}"
+        reason = reason or backward.reason
     return said if reason is None or "_sm90" in said else f"{said} (none for Hopper: {reason})"
 
 

@@ -29,6 +29,8 @@ class FLASH(Mixer):
         causal: Whether a token sees those before it only; else there is no cache. Default True.
         quadratic: Whether tokens attend inside their chunk. Default True.
         linear: Whether they attend to the chunks before. Default True.
+        lin_scale: Of the sum over those. Default ``1 / C``. Where it is not causal the sum is one over all tokens: ``1 / T``,
+            of the longest text, keeps it from growing with the length.
         layer_idx: Index of the layer in its model. Default 0.
     """
 
@@ -44,12 +46,14 @@ class FLASH(Mixer):
         causal: bool = True,
         quadratic: bool = True,
         linear: bool = True,
+        lin_scale: float | None = None,
         layer_idx: int = 0,
         **framework: Any,
     ) -> None:
         make = self.start(hidden_size, layer_idx, framework)
         self.chunk_size, self.causal, self.linear = chunk_size, causal, linear
-        self.quad_scale, self.lin_scale = (1 / chunk_size if used else 0.0 for used in (quadratic, linear))
+        self.quad_scale = 1 / chunk_size if quadratic else 0.0
+        self.lin_scale = (lin_scale or 1 / chunk_size) if linear else 0.0
         inner, roles = int(expand * hidden_size), 4 if linear else 2
         self.u_proj = make.linear(hidden_size, inner)
         self.v_proj = make.linear(hidden_size, inner)
