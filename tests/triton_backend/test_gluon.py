@@ -307,6 +307,7 @@ def test_many_heads_in_one_kernel(family, sizes, options, launched):
         ("plain", dict(T=150, B=2, H=1, HV=2), torch.bfloat16),
         ("weak", dict(T=64, B=2), torch.float32),
         ("strong", dict(T=130, H=2, HV=2), torch.float32),
+        ("strong", dict(T=130, B=2, H=1, HV=2), torch.bfloat16),  # whose heads take turns
         ("mixed", dict(T=200, B=2), torch.bfloat16),
         ("-inf", dict(T=70, B=2, state=False), torch.float32),
         ("plain", dict(T=230, cu=[0, 5, 5, 140, 230]), torch.bfloat16),

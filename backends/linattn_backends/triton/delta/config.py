@@ -99,13 +99,15 @@ def many(family: str, sequences: int, heads: int, packed: bool, num_sms: int) ->
     """Whether one program for each sequence and value head leaves few multiprocessors idle.
 
     A walk takes as long as its sequence, and has a multiprocessor of its own; two of ``dplr`` share one, and take less time
-    than one after the other. Of packed ones only the mean length is known: two or three are taken to differ.
+    than one after the other. Stages take less time a walk where there are more than one wave of them. Of packed ones only the
+    mean length is known: two or three are taken to differ.
     """
     walks = sequences * heads
     if family == "dplr":
         filled = 20 * walks >= 19 * num_sms
     else:
-        filled = 4 * walks >= 3 * num_sms * -(-walks // num_sms)
+        waves = -(-walks // num_sms)
+        filled = 20 * walks >= (14 if waves == 1 else 15) * num_sms * waves
     return (sequences > 3 or not packed) and filled
 
 
