@@ -23,10 +23,11 @@ from .adapters import Adapter
 from .adapters.base import Arrays
 from .bounds import Quantity, Truth, complete, distance, flat_gradients, flat_state, structured, truth_of, truth_of_decoding
 from .cases import Case, has_state, problem
-from .data import Problem, blank, draw, outline
+from .data import Problem, blank, draw, outline, symbols_of_outputs
 from .factors import LAYOUTS
 from .maps import MAPS
 from .memory import resident
+from .parts import beyond
 from .sealed import Claim
 from .witness import Witness
 
@@ -143,10 +144,13 @@ class Run:
 
     def cotangents(self) -> Arrays:
         """Gradients to feed in, in the framework, as the case lays them out."""
-        outputs = self.truth.outputs
-        made = {name: self.adapter.from_float64(x, outputs[name].dtype) for name, x in self.truth.cotangents.items()}
+        made = {name: self.adapter.from_float64(x, self.output_dtype(name)) for name, x in self.truth.cotangents.items()}
         layout = next((flag.partition(".")[0] for flag in self.case.flags if flag.endswith(".cotangents")), "")
         return {name: getattr(self.adapter, layout)(x) for name, x in made.items()} if layout in LAYOUTS else made
+
+    def output_dtype(self, name: str) -> str:
+        """The dtype of an output."""
+        return self.truth.outputs[name].dtype
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
@@ -348,7 +352,7 @@ MOST_KEPT = 96
 ROOM = math.inf
 """Bytes of the process, beyond which one goes for each that comes."""
 WITHOUT_GRADIENT = frozenset({
-    "forward", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree", "ungated", "steps",
+    "forward", "parts", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree", "ungated", "steps",
     "held", "rewritten", "often", "shapes", "threads", "surroundings", "forked", "keeps", "streams", "replayed",
 })  # fmt: skip
 """Checks that have no use for the truth of gradients."""
@@ -424,4 +428,7 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
         return np.broadcast_to(x * (small if name == "o" else 1.0), shape)
 
     found = {name: drawn(name, x.value.shape) for name, x in outputs.items() if x.dtype != "int32"}
+    if "parts" in case.flags:
+        symbols = symbols_of_outputs(case)
+        found = {name: beyond(x, symbols[name], case) for name, x in found.items()}
     return {name: rounded(adapter, x, outputs[name].dtype) for name, x in found.items() if name in wanted}

@@ -59,6 +59,7 @@ The list itself is checked in, as the manifest. Flags mean:
 ``retained``            gradients are asked for twice; ``accumulated``: they are left in the inputs
 ``no_grad``, …          the framework's mode of gradients: also ``inference``, and ``tracked``, where one may be asked for
 ``pack.3.0.5``          generated: packed sequences of these lengths
+``parts``               rows of other lengths, heads of other widths, beyond which there is nothing: see :mod:`.parts`
 ``seed.N``              other values
 ======================  ===============================================================================================
 """
@@ -81,7 +82,7 @@ from linattn.plugin import FORMS
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec, spec_of
 
 from .bad_input import RULES
-from .factors import COTANGENTS, LAYOUTS, Call, plan_of
+from .factors import COTANGENTS, LAYOUTS, Call, kind_of, plan_of
 from .maps import MAPS, WIDTH
 
 __all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "is_of", "named", "neighbours"]
@@ -90,7 +91,16 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "flo
 HAVE_BFLOAT16 = ("torch", "jax", "mlx")
 WITHIN = ("core", "training", "full")
 """The profiles that hold a case, from the narrowest: ``inference`` is ``training`` without gradients."""
-BACKWARD = ("gradient", "repeat-backward", "leak-backward", "held-backward", "func-grad", "jit-gradient", "second")
+BACKWARD = (
+    "gradient",
+    "repeat-backward",
+    "leak-backward",
+    "held-backward",
+    "func-grad",
+    "jit-gradient",
+    "second",
+    "parts-backward",
+)
 """Checks that ask for a gradient."""
 WRITABLE = ("numpy", "torch")
 """Frameworks whose arrays can be written to."""
@@ -118,9 +128,11 @@ TURN = 12
 """Rows from one that has some of them to the next."""
 USUAL = {"T": 65, "K": 24, "L": 16, "V": 40, "C": 16, "D": 40, "W": 4}
 """The sizes of every case that is not about sizes."""
-CORE = 33
-"""Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them."""
-FRESH_OF_CORE = 16
+CORE = {"family": 20, "decode": 30, "companion": 60}
+"""Rows of a covering array that the profile ``core`` has: the first, which cover most. Rare levels have rows beside them.
+Those of a family are tried in three forms.
+"""
+FRESH_OF_CORE = {"family": 10, "decode": 15, "companion": 30}
 """Those of a fresh array."""
 FLAG = re.compile(r"[\w.]+")
 OF_A_NAME = {*DTYPES, *LAYOUTS, "zeros", "blank", "subnormal", "only", "constant", "tiny", "large"}
@@ -128,10 +140,32 @@ WORDS = {
     "plain", "state", "initial", "final", "varlen", "tail", "many", "i64", "grouped", "limits", "rank", "narrow", "wide",
     "slots", "padding", "strided", "sliced", "headsfirst", "expanded", "reversed", "readonly", "misaligned", "far", "tiny",
     "small", "large", "vast", "zero", "reset", "huge", "long", "mixed", "deep", "strong", "edges", "carry", "phi", "loss",
-    "zeros", "retained", "accumulated", "no_grad", "inference", "tracked", "pack", "seed",
+    "zeros", "retained", "accumulated", "no_grad", "inference", "tracked", "pack", "parts", "seed",
 }  # fmt: skip
 """What a flag may begin with, beside names of arrays and options."""
 SIZE = re.compile(r"([A-Z])(\d+)")
+SIZES_OF_PARTS: dict[str, tuple[dict[str, int], ...]] = {
+    "": (
+        {"T": 40, "K": 32, "V": 32, "B": 5, "H": 4},
+        {"T": 12, "K": 10, "V": 10, "B": 36, "H": 9},
+        {"T": 16, "K": 256, "V": 8, "B": 5, "H": 4},
+        {"T": 260, "K": 10, "V": 10, "B": 6, "H": 3},
+        {"T": 16, "K": 8, "V": 256, "B": 5, "H": 4},
+        {"T": 40, "K": 100, "V": 16, "B": 3, "H": 5},
+        {"T": 4096, "K": 4, "V": 4, "B": 2, "H": 2},
+    ),
+    "short_conv": (
+        {"T": 60, "D": 300, "B": 9},
+        {"T": 300, "D": 40, "B": 12},
+        {"T": 20, "D": 70, "B": 40},
+        {"T": 4096, "D": 4, "B": 2},
+    ),
+}
+"""Sizes of problems of which parts are taken, by operator."""
+FIRST_OF_PARTS, TURN_OF_PARTS = 5, 20
+"""Rows of a covering array from one whose levels such a problem has to the next, in the core and elsewhere."""
+WITHOUT_PARTS = ("varlen", "gate", "qk_norm", "i64", "zeros.cotangents", "scale.zero")
+"""Flags, or what they begin with, that a problem does not have of which parts are taken."""
 QUADRATIC = 2**21
 """Most weights between two tokens that the parallel form is to make."""
 LONGEST_OF_CORE = {"recurrent": 257, "parallel": 257}
@@ -301,6 +335,7 @@ def generate() -> Iterator[Case]:
     for spec in (*FAMILIES.values(), *COMPANIONS.values()):
         yield from landmarks(spec)
         yield from covering(spec)
+        yield from parts(spec)
         yield from data(spec)
         yield from properties(spec)
         yield from history(spec)
@@ -408,12 +443,10 @@ def landmarks(spec: OpSpec) -> Iterator[Case]:
 
 
 def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
-    """The rows of a family's covering array, outputs and gradients: in every form, a fresh row in one of them by turns."""
+    """The rows of a family's covering array, outputs and gradients, in some of its forms."""
     for i, (row, least) in enumerate(rows(spec, "", seed, profile)):
         sizes = dict(row.sizes)
-        forms = forms_of_row(spec, i, sizes)
-        for form in (forms[(i + i // 8) % len(forms)],) if seed else forms:
-            within = "training" if least == "core" and sizes["T"] > LONGEST_OF_CORE.get(form, sizes["T"]) else least
+        for form, within in forms_of_row(spec, i, sizes, least, seed, least == "core"):
             if is_of(profile, within):
                 yield from both(spec, form, row.dtype, seeded(row.flags, seed), sizes, within=within)
         for check in OF_ROWS[i // TURN % len(OF_ROWS)] if i % TURN == 0 and least != "core" else ():
@@ -423,12 +456,21 @@ def covering(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Cas
                 yield from make(spec, form, row.dtype, flags, check, dict(row.sizes), within=least, frameworks=("torch",))
 
 
-def forms_of_row(spec: OpSpec, i: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The forms that a row is tried in; every eighth has the bare name as well."""
+def forms_of_row(
+    spec: OpSpec, i: int, sizes: Mapping[str, int], least: str, seed: int, every: bool = False
+) -> Iterator[tuple[str, str]]:
+    """The forms that a row is tried in, and of each the narrowest profile that has it there: one by turns, and ``full`` has the
+    rest, unless profiles have ``every`` form of it; a fresh row has one. Every eighth has the bare name as well.
+    """
     if forms_of(spec) != FORMS:
-        return forms_of(spec)
+        yield from ((form, least) for form in forms_of(spec))
+        return
     square = sizes["T"] ** 2 * sizes["B"] * sizes["H"] > QUADRATIC
-    return (*(form for form in FORMS if form != "parallel" or not square), *(["auto"] if i % 8 == 0 else []))
+    forms = (*(form for form in FORMS if form != "parallel" or not square), *(["auto"] if i % 8 == 0 else []))
+    first = forms[(i + 3 * (i // 8)) % len(forms)]
+    for form in (first,) if seed else forms:
+        late = least == "core" and sizes["T"] > LONGEST_OF_CORE.get(form, sizes["T"])
+        yield form, ("training" if late else least) if every or form == first else "full"
 
 
 def transformable(spec: OpSpec, row: Call, check: str) -> bool:
@@ -454,6 +496,31 @@ def covering_of_decoding(spec: OpSpec, seed: int = 0, profile: str = "full") -> 
             yield replace(case, frameworks=tuple(name for name in case.frameworks or WRITABLE if name in WRITABLE))
 
 
+def parts(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
+    """Problems of which parts are taken, at sizes of their own, with the other levels of some rows of a covering array."""
+    listed = SIZES_OF_PARTS.get(spec.name, SIZES_OF_PARTS[""]) if has_state(spec) else ()
+    for i, (row, least) in enumerate(rows(spec, "", seed, profile)) if listed else ():
+        n, rest = divmod(i, FIRST_OF_PARTS)
+        if rest or (least != "core" and i % TURN_OF_PARTS):
+            continue
+        own = {symbol: size for symbol, size in row.sizes if symbol == "W" or (symbol == "C" and spec.state_type is not None)}
+        sizes = listed[n % len(listed)]
+        sizes = {**own, **sizes, **({"L": sizes["K"]} if "L" in symbols_of(spec) and "K" in sizes else {})}
+        flags = {"parts", *(flag for flag in row.flags.split("-") if has_parts(spec, flag))}
+        if spec.state_type is None and not {"state", "initial", "final"}.intersection(flags):
+            flags.add("state")  # there is more to see
+        for form, within in forms_of_row(spec, n, sizes, least, seed):
+            for check in ("parts", "parts-backward") if is_of(profile, within) else ():
+                yield from make(spec, form, row.dtype, seeded("-".join(sorted(flags)), seed), check, sizes, within=within)
+
+
+def has_parts(spec: OpSpec, flag: str) -> bool:
+    """Whether a problem with a flag has parts."""
+    head = flag.partition(".")[0]
+    of_a_state = spec.state_type is not None and head in ("state", "initial", "final", "loss")
+    return flag != "plain" and not of_a_state and not {flag, head}.intersection(WITHOUT_PARTS)
+
+
 def seeded(flags: str, seed: int) -> str:
     """The flags of a row: a fresh one says the seed that its values are drawn from."""
     return f"{flags}-seed.{seed}" if seed else flags
@@ -461,7 +528,7 @@ def seeded(flags: str, seed: int) -> str:
 
 def rows(spec: OpSpec, form: str, seed: int, profile: str) -> Iterator[tuple[Call, str]]:
     """The rows of an array, and of each the narrowest profile that has it."""
-    first = FRESH_OF_CORE if seed else CORE
+    first = (FRESH_OF_CORE if seed else CORE)[kind_of(spec, form)]
     plan = plan_of(spec, form, seed, first if profile == "core" else 0, triples=profile == "full")
     spanning = plan.spanning(first)
     for i, row in enumerate(plan.calls):

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from .cases import DTYPES, Case, problem
 from .maps import MAPS, width
 from .packings import lengths
+from .parts import beyond
 
-__all__ = ["Problem", "blank", "draw", "grouping", "offsets", "outline", "packed"]
+__all__ = ["Problem", "blank", "draw", "grouping", "offsets", "outline", "packed", "symbols_of_outputs"]
 
 Array = NDArray[Any]
 NUMBERS = {"LogSigmoid": 4.0, "BoundedSigmoid": -5.0}
@@ -85,6 +86,12 @@ def outline(case: Case) -> Problem:
     return found
 
 
+def symbols_of_outputs(case: Case) -> dict[str, tuple[str, ...]]:
+    """The symbolic shape of each output, where the state is one array."""
+    shapes = {arg.name: arg.shapes[0] for arg in case.spec.arrays({**static_options(case), "initial_state": None})}
+    return {"o": shapes[case.spec.like], "final_state": shapes.get("initial_state", ())}
+
+
 def draw(case: Case) -> Problem:
     """The problem of a case."""
     found = outline(case)
@@ -93,8 +100,14 @@ def draw(case: Case) -> Problem:
         x = indices(case, name, found)
         if x is None:
             x = flagged(values(rng, case, name, shape, found.arrays), name, found.symbols[name], case, found.dtypes[name])
+            x = beyond(x, found.symbols[name], case, keys_alone=True) if "parts" in case.flags and reads(case, name) else x
         found.arrays[name] = x
     return found
+
+
+def reads(case: Case, name: str) -> bool:
+    """True for what states are read and written with."""
+    return name == "a" or any(arg.name == name and arg.role == "operand" for arg in case.spec.args)
 
 
 def blank(case: Case, found: Problem) -> dict[str, Array]:

@@ -27,7 +27,7 @@ from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec
 from .covering import FIRST_OF_A_HIDING_LEVEL, FIRST_OF_A_RARE_LEVEL, Covering, Factor, Pairs, Row, cover
 from .packings import KINDS
 
-__all__ = ["COTANGENTS", "LAYOUTS", "Call", "Level", "Plan", "plan_of", "table"]
+__all__ = ["COTANGENTS", "LAYOUTS", "Call", "Level", "Plan", "kind_of", "plan_of", "table"]
 
 COST = 2**20
 """Most multiplications of keys by values in a call."""
@@ -474,6 +474,8 @@ class Rules:
             return "a gate object makes the gates"
         if "fp64" in flags and flags & NARROW:
             return "what is made of narrower numbers is made in float32"
+        if {"g.HV", "fp16.g"} <= flags:
+            return "a gradient that all tokens add to would be larger than float16 holds"
         if "g.HV" in flags and chosen.get("gates", "usual") not in ("usual", "zero"):
             return "a fixed decay is one number a head"
         if any(flag.startswith("beta_map.") for flag in flags) and (
@@ -525,12 +527,16 @@ def plan_of(spec: OpSpec, form: str = "", seed: int = 0, most: int = 0, triples:
     """
     rules, pairs = asked(spec.name, form)
     begun = zlib.crc32(f"{spec.name}/{form}/{seed}".encode())
-    kind = form or ("companion" if spec.name in COMPANIONS else "family")
-    covering = cover(pairs, begun, TRIPLES if triples else (), most, LEAST_ROWS[kind])
+    covering = cover(pairs, begun, TRIPLES if triples else (), most, LEAST_ROWS[kind_of(spec, form)])
     rng = np.random.default_rng(begun + 1)
     dealt: Counter[tuple[Any, ...]] = Counter()
     calls = tuple(call_of(row, rules, rng, dealt) for row in covering.rows)
     return Plan(rules.dimensions, covering, calls)
+
+
+def kind_of(spec: OpSpec, form: str) -> str:
+    """What kind of operator has rows: ``"family"``, ``"companion"``, or ``"decode"``."""
+    return form or ("companion" if spec.name in COMPANIONS else "family")
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The truth as the process of a backend has it: names, shapes and dtypes, and no values.
 
-Checks run where the backend is. What they compare a result with is *sealed* there: it can be cut, as an array can, and a
-comparison with it is a *claim*, which goes to the judge's process, the only one that has the values and the bounds.
+Checks run where the backend is. What they compare a result with is *sealed* there: it can be cut and multiplied, as an array
+can, and a comparison with it is a *claim*, which goes to the judge's process, the only one that has the values and the bounds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class Sealed:
         place: Where the judge finds it: number of the truth, ``outputs`` or ``gradients``, name, ``value`` or ``noise``.
         shape: Its shape.
         cuts: The indices that were applied to it, one after the other.
+        factor: What it was multiplied by.
     """
 
     place: tuple[int, str, str, str]
     shape: tuple[int, ...]
     cuts: tuple[Any, ...] = ()
+    factor: float = 1.0
 
     @property
     def ndim(self) -> int:
@@ -42,7 +44,10 @@ class Sealed:
 
     def __getitem__(self, rows: Any) -> Sealed:
         shape = np.broadcast_to(np.zeros(()), self.shape)[rows].shape
-        return Sealed(self.place, shape, (*self.cuts, rows))
+        return Sealed(self.place, shape, (*self.cuts, rows), self.factor)
+
+    def __mul__(self, factor: float) -> Sealed:
+        return Sealed(self.place, self.shape, self.cuts, self.factor * factor)
 
 
 def opened(x: Any, values: Callable[[tuple[int, str, str, str]], Any]) -> Any:
@@ -52,7 +57,7 @@ def opened(x: Any, values: Callable[[tuple[int, str, str, str]], Any]) -> Any:
     found = values(x.place)
     for rows in x.cuts:
         found = found[rows]
-    return found
+    return found if x.factor == 1.0 else found * x.factor
 
 
 @dataclass
@@ -78,7 +83,7 @@ class Claim:
     @property
     def whole(self) -> tuple[str, str] | None:
         """What of the truth the claim is about all of, if so: ``outputs`` or ``gradients``, and a name."""
-        if isinstance(self.value, Sealed) and not self.value.cuts and self.rows is ...:
+        if isinstance(self.value, Sealed) and not self.value.cuts and self.value.factor == 1.0 and self.rows is ...:
             return self.value.place[1], self.value.place[2]
         return None
 

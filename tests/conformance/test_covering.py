@@ -153,9 +153,9 @@ def test_every_level_of_every_factor_has_a_row():
 
 @pytest.mark.parametrize("name", ["gla", "mixed_attn", "ssd", "gated_rms_norm", "decode_kda"])
 def test_the_first_rows_and_some_of_each_rare_level_have_every_level_but_the_late_ones(name):
-    plan = plan_of(*OPERATORS[name])
-    chosen = [plan.covering.rows[i] for i in plan.spanning(CORE)]
-    assert len(chosen) < 2 * CORE
+    plan, first = plan_of(*OPERATORS[name]), CORE[factors.kind_of(*OPERATORS[name])]
+    chosen = [plan.covering.rows[i] for i in plan.spanning(first)]
+    assert first <= len(chosen) < plan.covering.pairs / 4
     for dimension in plan.dimensions:
         factor = dimension.factor
         assert set(factor.levels) - factor.late <= {row[factor.name] for row in chosen}, factor.name
@@ -183,3 +183,11 @@ def test_sizes_are_drawn_from_their_level_and_differ():
     assert len({size["K"] for size in sizes}) > 25
     assert max(size["T"] for size in sizes) > 1500
     assert all(size["T"] * size["K"] * size["V"] * size["B"] * size["H"] <= factors.COST for size in sizes)
+
+
+def test_a_gradient_that_every_token_adds_to_is_not_float16():
+    refuses, _ = factors.asked("simple_gla", "")
+    assert refuses({"g": "g.HV", "dtype of g": "fp16.g"}) == (
+        "a gradient that all tokens add to would be larger than float16 holds"
+    )
+    assert refuses({"g": "g.HV", "dtype of g": "fp64.g"}) == ""

@@ -134,9 +134,11 @@ class Adapter:
     Attributes:
         name: The framework.
         device: The device, as users of the framework write it.
+        eager: Calls at sizes that were not there before are not compiled first.
     """
 
     name: ClassVar[str]
+    eager = False
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -16,6 +16,7 @@ class NumpyAdapter(Adapter):
     """NumPy has no bfloat16 of its own: those cases are not for it."""
 
     name = "numpy"
+    eager = True
 
     def __init__(self, device: str) -> None:
         super().__init__(device)

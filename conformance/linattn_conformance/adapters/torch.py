@@ -51,6 +51,10 @@ class TorchAdapter(Adapter):
 
     name = "torch"
 
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.eager = torch.device(device).type == "cpu"
+
     def from_float64(self, x: Any, dtype: str) -> Any:
         return torch.from_numpy(np.array(x)).to(getattr(torch, dtype)).to(self.device)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..calls import Run
 from ..cases import TRANSFORMS
-from . import history, inputs, large, leak, properties, transforms, values
+from . import history, inputs, large, leak, parts, properties, transforms, values
 
 __all__ = ["CHECKS"]
 
@@ -14,6 +14,8 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "forward": values.forward,
     "gradient": values.gradient,
     "ungated": values.ungated,
+    "parts": parts.parts,
+    "parts-backward": parts.parts_backward,
     "agree": properties.agree,
     "split": properties.split,
     "steps": properties.steps,

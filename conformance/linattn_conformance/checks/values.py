@@ -13,7 +13,7 @@ from ..calls import Failure, Run
 from ..cases import GATED
 from .leak import given_back
 
-__all__ = ["forward", "gradient", "is_odd", "is_value", "signs", "ungated"]
+__all__ = ["called", "compare_later", "forward", "gradient", "is_odd", "is_value", "negated", "signs", "ungated"]
 
 CHEAPEST, CHEAP, FEW = 2**9, 2**11, 16
 """Product of the sizes of a call but that of chunks up to which there are many of it; of calls of few tokens; and so few."""
@@ -39,8 +39,7 @@ def mirrored(run: Run, got: Arrays) -> None:
     the results be, and they must be written neither to ``got``, those of the first, nor to those of one another, nor to inputs,
     and leave nothing behind. Where calls are cheap, it is the last of many that is looked at.
     """
-    held = run.snapshot(got)
-    changed = {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
+    held, changed = run.snapshot(got), negated(run)
     sizes = {symbol: max(size, 1) for symbol, size in run.case.sizes if symbol != "C"}  # states there are without tokens
     many = np.prod(list(sizes.values())) <= (CHEAP if sizes["T"] <= FEW else CHEAPEST)
 
@@ -60,6 +59,11 @@ def mirrored(run: Run, got: Arrays) -> None:
 
     with given_back(run, got, calls):
         compare_later(run, got, held, calls(MANY if many else 1))
+
+
+def negated(run: Run) -> dict[str, Any]:
+    """Values and states with the other sign."""
+    return {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
 
 
 def compare_later(run: Run, got: Arrays, held: dict[str, Any], again: Arrays) -> None:

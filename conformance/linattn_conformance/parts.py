@@ -1,0 +1,210 @@
+"""Parts of a problem: some of its rows, heads, tokens and channels, of which the result is a part of the whole one.
+
+An output depends on no later token, no other row, head or value channel, nor on key channels in which queries and keys are
+zero. So one truth serves for calls of many sizes: each row has a length, and each head widths, beyond which queries and keys
+are zero, and so are the gradients that are fed in. Whatever holds that much is a part.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cases import Case, problem
+
+__all__ = ["Part", "Support", "beyond", "draw_parts", "support_of"]
+
+WIDTHS = ("K", "L", "V")
+"""Symbols of the widths of heads."""
+LAID_OUT = ("strided", "sliced", "headsfirst", "reversed", "misaligned")
+TOKENS = 2**11
+"""Tokens of the parts of a problem, beyond which no more are drawn."""
+WHOLE = 0.3
+"""The share of parts that have all tokens of their rows, and so their final states."""
+PACKED = 0.4
+SEVERAL = 0.7
+"""The share of parts with more than one row, and with more than one head, if there is room."""
+LONGEST_CHUNK = 300
+SCALES = (0.0, -1.45, 2.37, 120.0)
+"""What a scale is multiplied by: nothing, or no less than one, so that what is flushed to zero counts no more than before."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Beyond what there is nothing.
+
+    Attributes:
+        tokens: Of each row, into how many a gradient is fed.
+        widths: By symbol, of each query/key head how many channels hold something.
+    """
+
+    tokens: tuple[int, ...]
+    widths: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a problem, and how it is called.
+
+    Attributes:
+        rows: Which rows.
+        lengths: So many first tokens of each.
+        packed: They are sequences of one row.
+        heads: Which query/key heads.
+        widths: By symbol, so many first channels.
+        chunk_size: What is asked for, where it changes no result.
+        scale: By so much the scale is larger, of which outputs are multiples.
+        wide: Offsets are int64.
+        layout: A layout, and the array that has it.
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    packed: bool
+    heads: tuple[int, ...]
+    widths: dict[str, int]
+    chunk_size: int | None
+    scale: float
+    wide: bool
+    layout: tuple[str, str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of its call."""
+        tokens = {"B": 1, "T": sum(self.lengths)} if self.packed else {"B": len(self.rows), "T": self.lengths[0]}
+        return {**tokens, "N": len(self.rows), **({"H": len(self.heads)} if self.heads else {}), **self.widths}
+
+    def __str__(self) -> str:
+        how = ["packed"] if self.packed else []
+        how += [f"{self.layout[0]}.{self.layout[1]}"] if self.layout[0] else []
+        how += [f"C{self.chunk_size}"] if self.chunk_size else []
+        how += [f"scale x {self.scale:g}"] if self.scale != 1.0 else []
+        return "-".join([*(f"{symbol}{size}" for symbol, size in self.sizes.items()), *how])
+
+    def cut(self, x: Any, symbols: Sequence[str], group: int = 1) -> Any:
+        """The part of an array, or of a sealed one; an axis with one entry for all, as noise has, stays."""
+        if "T" in symbols:
+            x = x[self._tokens()]
+        elif symbols[0] in ("N", "B"):
+            x = x[list(self.rows)]
+        for axis, symbol in enumerate(symbols):
+            if (index := self._index(symbol, group)) is not None and x.shape[axis] != 1:
+                x = x[(slice(None),) * axis + (index,)]
+        return x
+
+    def _tokens(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Of each token of the call, its row and its place there."""
+        if self.packed:
+            return np.repeat(self.rows, self.lengths)[None], np.concatenate([np.arange(n) for n in self.lengths])[None]
+        return np.array(self.rows)[:, None], np.arange(self.lengths[0])[None]
+
+    def _index(self, symbol: str, group: int) -> Any:
+        if symbol == "H":
+            return list(self.heads)
+        if symbol == "HV":
+            return [head * group + i for head in self.heads for i in range(group)]
+        if symbol == "V+1":  # behind values stands the sum of keys
+            return [*range(self.widths["V"]), -1]
+        return slice(self.widths[symbol]) if symbol in self.widths else None
+
+
+def generator(case: Case, place: int) -> np.random.Generator:
+    """What is drawn with for a case, beside its arrays."""
+    return np.random.default_rng(zlib.crc32(repr(problem(case)).encode()) + place)
+
+
+def size_between(rng: np.random.Generator, least: int, most: int) -> int:
+    """A size: small ones, and those around powers of two, more often than others."""
+    edges = [n for i in range(most.bit_length()) for n in (2**i - 1, 2**i, 2**i + 1) if least <= n <= most]
+    if edges and rng.random() < 0.5:
+        return int(rng.choice(edges))
+    return min(max(round(2 ** rng.uniform(np.log2(max(least, 1)), np.log2(max(most, 1)))), least), most)
+
+
+def support_of(case: Case) -> Support:
+    """The support of a problem."""
+    rng, sizes = generator(case, 3), case.size
+
+    def drawn(count: int, most: int) -> tuple[int, ...]:
+        return tuple(most if rng.random() < WHOLE else size_between(rng, 1, most) for _ in range(count))
+
+    tokens = drawn(sizes["B"], sizes["T"])
+    widths = {symbol: drawn(sizes["H"], sizes[symbol]) for symbol in WIDTHS if symbol in sizes}
+    return Support((sizes["T"],) * sizes["B"] if "noncausal" in case.flags else tokens, widths)
+
+
+def beyond(x: NDArray[Any], symbols: Sequence[str], case: Case, keys_alone: bool = False) -> NDArray[Any]:
+    """An array with zeros beyond the support of a case: in channels of keys, and unless those alone in all others."""
+    support = support_of(case)
+    for axis, symbol in enumerate(symbols):
+        base = symbol.partition("+")[0]
+        if base in support.widths and not (keys_alone and base == "V"):
+            heads = next(i for i, name in enumerate(symbols) if name in ("H", "HV"))
+            ends = np.repeat(support.widths[base], x.shape[heads] // len(support.widths[base]))
+            held = np.arange(x.shape[axis]) < ends[:, None]
+            held[:, -1] |= symbol == "V+1"
+            shape = [x.shape[i] if i in (heads, axis) else 1 for i in range(x.ndim)]
+            x = np.where(held.reshape(shape), x, 0.0)
+        if symbol == "T" and not keys_alone:
+            held = np.arange(x.shape[axis]) < np.array(support.tokens)[:, None]
+            x = np.where(held.reshape(*held.shape, *[1] * (x.ndim - 2)), x, 0.0)
+        if symbol == "N" and not keys_alone:  # a state behind the last token
+            held = np.array(support.tokens) == case.size["T"]
+            x = np.where(held.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
+    return x
+
+
+def draw_parts(case: Case, gradients: bool, count: int) -> list[Part]:
+    """So many parts that hold the support of a case, fewer if they are long. Without gradients only keys have one."""
+    support, sizes = support_of(case), case.size
+    if not gradients:
+        least = (sizes["T"] if "noncausal" in case.flags else 0,) * sizes["B"]
+        free = {symbol: (1,) * len(ends) for symbol, ends in support.widths.items() if symbol == "V"}
+        support = Support(least, support.widths | free)
+    rng, found, tokens = generator(case, 4), [], 0
+    while len(found) < count and tokens < TOKENS:
+        found.append(draw_part(rng, case, support, SCALES if not gradients and is_linear(case) else ()))
+        tokens += found[-1].sizes["T"] * found[-1].sizes["B"]
+    return found
+
+
+def several(rng: np.random.Generator, most: int) -> int:
+    """How many of so many: more than one, mostly, for of a single thing less is seen."""
+    return size_between(rng, min(2 if rng.random() < SEVERAL else 1, most), most)
+
+
+def is_linear(case: Case) -> bool:
+    """True for outputs that are multiples of the scale, and no larger for float16 than it holds."""
+    return "scale" in case.spec.option_names and "normalize" not in case.flags and case.dtype in ("float32", "float64")
+
+
+def draw_part(rng: np.random.Generator, case: Case, support: Support, scales: Sequence[float]) -> Part:
+    """A part that holds a row and a head, drawn first, and others for which it has room."""
+    sizes, spec = case.size, case.spec
+    row, head = (int(rng.integers(sizes.get(symbol, 1))) for symbol in ("B", "H"))
+    whole = rng.random() < WHOLE
+    T = sizes["T"] if whole else size_between(rng, max(support.tokens[row], 1), sizes["T"])
+    widths = {symbol: size_between(rng, ends[head], sizes[symbol]) for symbol, ends in support.widths.items()}
+    widths |= {"D": size_between(rng, 1, sizes["D"])} if "D" in sizes else {}
+    packed = spec.index is not None and rng.random() < PACKED
+    rows = [i for i, n in enumerate(support.tokens) if packed or n <= T]
+    heads = [i for i in range(sizes.get("H", 0)) if all(ends[i] <= widths[s] for s, ends in support.widths.items())]
+    rows, heads = (rng.permutation(x)[: several(rng, len(x))].tolist() for x in (rows, heads))
+    lengths = [T if whole or not packed else size_between(rng, support.tokens[i], sizes["T"]) for i in rows]
+    names = [arg.name for arg in (*spec.args, *spec.keyword_args)]
+    return Part(
+        rows=tuple(rows),
+        lengths=tuple(lengths),
+        packed=packed,
+        heads=tuple(heads),
+        widths=widths,
+        chunk_size=size_between(rng, 1, LONGEST_CHUNK) if rng.random() < 0.6 and spec.state_type is None else None,
+        scale=float(rng.choice(scales)) if scales and rng.random() < 0.3 else 1.0,
+        wide=bool(rng.integers(2)),
+        layout=(str(rng.choice(LAID_OUT)) if rng.random() < 0.4 else "", str(rng.choice(names))),
+    )

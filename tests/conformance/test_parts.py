@@ -1,0 +1,106 @@
+"""Calls on parts of a problem: they are those of a right backend, they have many sizes, and one of each may be wrong."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from linattn.registry import registry
+from linattn_conformance.adapters import adapter_for
+from linattn_conformance.broken.base import Simple
+from linattn_conformance.calls import drawn, truth
+from linattn_conformance.cases import every_case, named
+from linattn_conformance.parts import Part, draw_parts, support_of
+from linattn_conformance.runner import Runner
+
+PLAIN = "gla/chunk/fp32/parts-state/T40-K32-V32-B5-H4/parts"
+BACKWARD = "gla/chunk/fp32/parts-state/T40-K32-V32-B5-H4/parts-backward"
+
+
+class Honest(Simple):
+    name = "honest-parts"
+
+
+class Wrong(Simple):
+    """Loses the last value channel at one kind of sizes."""
+
+    name = "wrong-parts"
+    wrong: ClassVar = staticmethod(lambda given: False)
+
+    def run(self, form, op, given):
+        o, state = super().run(form, op, given)
+        if self.wrong(given):
+            o = o.copy()
+            o[..., -1] = 0.0
+        return o, state
+
+
+def outcome(backend, name):
+    runner = Runner(backend)
+    with runner.watching():
+        return runner.run_one(named(name))
+
+
+@pytest.mark.parametrize("op", ["gla", "delta_rule", "mixed_attn", "ssd", "short_conv"])
+def test_a_right_backend_is_right_in_every_part(op):
+    cases = [case for case in every_case() if case.op == op and case.check.startswith("parts") and case.within == "core"]
+    assert {case.check for case in cases} == {"parts", "parts-backward"}
+    runner = Runner("numpy")
+    with runner.watching():
+        found = [runner.run_one(case) for case in cases[:6] if runner.applies(case)]
+    assert [result.message for result in found if result.status != "passed"] == []
+
+
+def test_parts_have_many_sizes_and_hold_what_they_must():
+    case = named(BACKWARD)
+    support, drawn_parts = support_of(case), draw_parts(case, True, 16)
+    assert len({(part.sizes["T"], part.sizes["K"], part.sizes["V"], part.sizes["H"]) for part in drawn_parts}) > 12
+    assert {part.packed for part in drawn_parts} == {True, False}
+    for part in drawn_parts:
+        assert all(support.tokens[row] <= length for row, length in zip(part.rows, part.lengths, strict=True))
+        assert all(support.widths[symbol][head] <= part.widths[symbol] for symbol in ("K", "V") for head in part.heads)
+
+
+def test_a_part_of_an_array_is_that_of_its_rows_heads_tokens_and_channels():
+    x = np.arange(2 * 5 * 4 * 3).reshape(2, 5, 4, 3)
+    plain = Part((1, 0), (2, 2), False, (1,), {"V": 2}, None, 1.0, False, ("", "v"))
+    assert np.array_equal(plain.cut(x, ("B", "T", "HV", "V"), 2), x[[1, 0], :2, 2:, :2])
+    packed = Part((1, 0), (2, 3), True, (0, 1), {"V": 3}, None, 1.0, False, ("", "v"))
+    assert np.array_equal(packed.cut(x, ("B", "T", "HV", "V"), 2), np.concatenate([x[1:, :2], x[:1, :3]], 1))
+    sums = Part((0,), (2,), False, (0,), {"V": 2}, None, 1.0, False, ("", "v"))
+    assert np.array_equal(sums.cut(x, ("N", "T", "HV", "V+1"), 4)[..., -1], x[:1, :2, :, -1])
+
+
+def test_keys_and_gradients_that_are_fed_in_end_with_the_support():
+    case, adapter = named(BACKWARD), adapter_for("numpy", "cpu")
+    support, values, fed = support_of(case), drawn(case, adapter), truth(case, adapter).cotangents
+    for head, (keys, channels) in enumerate(zip(support.widths["K"], support.widths["V"], strict=True)):
+        assert not values["q"][:, :, head, keys:].any()
+        assert not values["k"][:, :, head, keys:].any()
+        assert not fed["o"][:, :, head, channels:].any()
+        assert not fed["final_state"][:, head, keys:].any()
+    for row, tokens in enumerate(support.tokens):
+        assert fed["o"][row, :tokens].any()
+        assert not fed["o"][row, tokens:].any()
+        assert fed["final_state"][row].any() == (tokens == 40)
+
+
+FAULTS = {
+    "packed": lambda given: given.get("cu_seqlens") is not None,
+    "three heads": lambda given: given["q"].shape[2] == 3,
+    "an odd width beside an even length": lambda given: given["q"].shape[3] % 2 and given["q"].shape[1] % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_at_other_sizes_than_the_problem_has_is_seen(what, monkeypatch):
+    monkeypatch.setattr(Wrong, "wrong", staticmethod(FAULTS[what]))
+    for backend in (Honest(), Wrong()):
+        registry.register(backend, replace=True)
+    try:
+        assert outcome("honest-parts", PLAIN).status == "passed"
+        told = outcome("wrong-parts", PLAIN)
+    finally:
+        for name in ("honest-parts", "wrong-parts"):
+            registry.unregister(name)
+    assert told.status == "failed"
+    assert "of the part" in told.message
