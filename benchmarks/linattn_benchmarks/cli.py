@@ -86,12 +86,12 @@ def bench(
         float | None,
         typer.Option(
             min=10,
-            help="Of table, grid, parts and overhead on a device: seconds for everything, half of them for --warm; of layer "
-            "and model: for one library's first calls. What is left then is not timed.",
+            help="Of table, grid, parts, scale and overhead on a device: seconds for everything, half of them for --warm; of "
+            "layer and model: for one library's first calls. What is left then is not timed.",
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Of table, grid and overhead on a device: a results file to go on with.")
+        Path | None, typer.Option(help="Of table, grid, scale and overhead on a device: a results file to go on with.")
     ] = None,
     check: Annotated[
         bool | None,
@@ -107,7 +107,8 @@ def bench(
         int | None,
         typer.Option(
             min=1,
-            help="Of these, parts, overhead on a device, layer and model: processes that make first calls beforehand, at once.",
+            help="Of these, parts, overhead on a device, layer and model: processes that make first calls beforehand, at once; "
+            "of scale: sets of ranks that do.",
         ),
     ] = None,
     tune: Annotated[
@@ -137,17 +138,16 @@ def bench(
         name, *words = operators
         on_device = name in (*SWEEPS, *BESIDE, "scale", "parts") or (name == "overhead" and device not in (None, "cpu"))
         on_host = name == "overhead" and on_device
-        refuse(name, (name,) if on_host else (*SWEEPS, "overhead --device cuda"), {"--resume": resume})
+        refuse(name, (name,) if on_host else (*SWEEPS, "scale", "overhead --device cuda"), {"--resume": resume})
         refuse(name, (*SWEEPS, "parts"), {"--rows": rows})
         refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check, "--tune": tune})
         refuse(name, BESIDE, {"--modes": modes})
         refuse(name, (*BESIDE, "parts"), {"--small": small})
         refuse(name, ("model",), {"--layers": layers})
         refuse(name, ("scale",), {"--ranks": ranks})
-        heated = on_device and name != "scale"
         refuse(
             name,
-            (name,) if heated else (*SWEEPS, "parts", *BESIDE, "overhead --device cuda"),
+            (name,) if on_device else (*SWEEPS, "parts", "scale", *BESIDE, "overhead --device cuda"),
             {"--warm": warm, "--budget": budget},
         )
         if name in NAMED and not on_device:

@@ -145,20 +145,33 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     backends = {subject.backend for subject in asked.subjects} - {"auto"}
     if len(asked.subjects) > 1:
         raise OptionError(f"scale: expected one --backend, got {', '.join(sorted(backends))}")
-    here = environment()
-    told = {name: asked.settings[name] for name in ("device", "dtype", "gate_dtype", "gates")}
-    told |= {name: here[name] for name in ("accelerator", "processor", "cores", "load")}
-    ceilings = measure(told["device"], told["dtype"])
-    RUNNERS["torch"](told["device"]).release()
-    rows: list[Row] = []
+    here, device, backend = environment(), asked.settings["device"], next(iter(backends), None)
+    told = {name: asked.settings[name] for name in ("device", "dtype", "gate_dtype", "gates")} | {"sizes": sizes}
+    told |= {name: here[name] for name in ("accelerator", "processor", "cores")}
+    earlier = resumed(asked.resume, "scale", told) if asked.resume else []
+    left = on_ranks.jobs(cases, counts, earlier)
+    until = None if asked.budget is None else time.time() + asked.budget - on_ranks.GRACE
+    ceilings = measure(device, told["dtype"])
+    RUNNERS["torch"](device).release()
+    rows: list[Row] = [*earlier]
+
+    def results() -> dict[str, Any]:
+        return document(
+            "scale", {"settings": told | {"load": here["load"]}, "sizes": sizes, "ceilings": ceilings, "rows": rows}
+        )
+
+    if asked.warm:
+        started, half = time.time(), None if asked.budget is None else time.time() + asked.budget / 2
+        made = on_ranks.first_calls(left, device, backend, asked.warm, half)
+        say.print(f"{made} first calls in {time.time() - started:.0f} s", style="dim", highlight=False)
     with bars(say) as bar:
-        task = bar.add_task("timing", total=sum(len(cases) + 2 * (ranks > 1) for ranks in counts))
-        for ranks in counts:
-            rows += on_ranks.timed(cases, next(iter(backends), None), ranks, asked.seconds, lambda: bar.advance(task))
-    found = document("scale", {"settings": told, "sizes": sizes, "ceilings": ceilings, "rows": rows})
-    if asked.out:
-        keep(asked.out, found)
-    return found
+        task = bar.add_task("timing", total=len(left))
+        for row in on_ranks.rows(left, device, backend, asked.seconds, until):
+            rows.append(row)
+            if asked.out:
+                keep(asked.out, results())
+            bar.advance(task)
+    return results()
 
 
 def parts_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:

@@ -46,10 +46,15 @@ def application(family: str, K: int, V: int) -> int:
     return (2 * K * K * V if family in MATRIX else K * V) + K * V
 
 
+def states(sizes: Sizes, count: int) -> int:
+    """Bytes of so many states of every head."""
+    return 4 * sizes["H"] * sizes["K"] * sizes["V"] * count
+
+
 def exchanged(family: str, what: str, ranks: int, sizes: Sizes) -> int:
     """Bytes of one rank in one call."""
     H, K, V = sizes["H"], sizes["K"], sizes["V"]
-    state, summary = 4 * H * K * V, 4 * H * (transition(family, K) + K * V)
+    state, summary = states(sizes, 1), 4 * H * (transition(family, K) + K * V)
     forward = state if summary * ranks > GATHERED else summary
     return forward + (state if what == "fwdbwd" else 0)
 

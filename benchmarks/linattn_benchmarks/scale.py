@@ -17,7 +17,7 @@ FAR = (8, 16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1 << 20, 10_000_000, 100_000_000)
 """Of a whole sequence."""
 SIZES = {"cpu": {"H": 2, "K": 32, "V": 32}, "cuda": {"H": 64, "K": 128, "V": 128}}
-LENGTHS = {"cpu": (512, 2048), "cuda": (8192, 32768, 65536)}
+LENGTHS = {"cpu": (512, 2048), "cuda": (16384, 65536, 262144)}
 """Tokens of a rank."""
 WHATS = ("fwd", "fwdbwd")
 
@@ -39,8 +39,8 @@ def cases(
     named = families or costs.FAMILIES
     found = [
         Case(f"chunk_{family}", what, tuple(shape.items()), **settings)
-        for family in named
         for shape in shapes
+        for family in named
         for what in WHATS
     ]
     return found, {"H": H, "K": K, "V": V}
@@ -66,7 +66,7 @@ def sections(results: dict[str, Any]) -> list[Section]:
     """Fitted factors, measured rows beside the fit, what it says of many ranks, and published figures beside counts."""
     fitted = costs.fit(results["rows"], results["sizes"])
     computed = (far(results, fitted, tokens) for tokens in TOKENS)
-    return [factors(fitted), measured(results, fitted), *shares(results), *computed, published()]
+    return [factors(fitted), measured(results, fitted), *shares(results), *memory(results), *computed, published()]
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -126,12 +126,12 @@ def shares(results: dict[str, Any]) -> list[Section]:
     operand, gate = (ITEMSIZE[settings[name]] for name in ("dtype", "gate_dtype"))
     rows = [row for row in results["rows"] if row["family"]]
     most = max(row["ranks"] for row in rows)
-    alone = {(row["family"], row["what"], row["tokens"]): row["ms"]["median"] for row in rows if row["ranks"] == 1}
+    alone = {(row["family"], row["what"], row["tokens"]): row for row in rows if row["ranks"] == 1}
     lines = []
     for row in rows:
-        if row["ranks"] != most:
+        if row["ranks"] != most or (before := alone.get((row["family"], row["what"], row["tokens"]))) is None:
             continue
-        one, ms = alone[row["family"], row["what"], row["tokens"]], row["ms"]["median"]
+        one, ms = before["ms"]["median"], row["ms"]["median"]
         passes = costs.scans(row["family"], sizes, operand, gate)[: 2 if row["what"] == "fwdbwd" else 1]
         floor = sum(scan.ms(row["tokens"] * sizes["H"], ceilings) for scan in passes)
         figures = (
@@ -159,6 +159,25 @@ def shares(results: dict[str, Any]) -> list[Section]:
         "of ideal at it",
     )
     return [Section("Share of ideal", head, lines, note)]
+
+
+def memory(results: dict[str, Any]) -> list[Section]:
+    """What ranks hold at most, and how much more of it than a rank alone; if that was counted."""
+    rows, sizes = [row for row in results["rows"] if "peak_bytes" in row], results["sizes"]
+    most = max((row["ranks"] for row in rows), default=1)
+    alone = {(row["family"], row["what"], row["tokens"]): row["peak_bytes"] for row in rows if row["ranks"] == 1}
+    lines = []
+    for row in rows:
+        one = alone.get((row["family"], row["what"], row["tokens"]))
+        if row["ranks"] == most > 1 and one is not None:
+            figures = (f"{n / 2**20:,.1f}" for n in (one, row["peak_bytes"], row["peak_bytes"] - one))
+            lines.append((f"`{row['family']}`, {row['what']}", f"{row['tokens']:,}", *figures))
+    note = (
+        f"Beyond the inputs, of the rank with most. Two states a head and rank, float32, are "
+        f"{costs.states(sizes, 2 * most) / 2**20:,.1f} MiB."
+    )
+    head = ("", "tokens of a rank", "alone, MiB", f"{most} ranks, MiB", "more, MiB")
+    return [Section("Peak memory", head, lines, note)] if lines else []
 
 
 def families(results: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from linattn.errors import Unsupported
 from linattn.gate_maps import GATES, Gate, GateKind
 from linattn.planning import refusal
 from linattn.plugin import Backend
-from linattn.spec import FAMILIES
+from linattn.spec import FAMILIES, SUMMARIES
 from numpy.typing import NDArray
 
 from .adapters import Adapter
@@ -217,6 +217,23 @@ class Run:
             raise Failure("the final state is None, though it was asked for")
         return outputs
 
+    def summary(self, arrays: Arrays) -> tuple[Any, Any]:
+        """What the tokens do to the state, ``(A, b)``, made on the backend; ``Declared`` if that is declared unsupported."""
+        function, spec = getattr(linattn, method_name("summary", self.case.op)), SUMMARIES[self.case.op]
+        names = {*(arg.name for arg in spec.args), *(arg.name for arg in spec.keyword_args), *spec.keywords}
+        keywords = {name: x for name, x in self._keywords(arrays, {}).items() if name in names} | {"backend": self.backend.name}
+        plan = linattn.explain(function, **keywords)
+        try:
+            with self.witness.permit():
+                found = function(**keywords)
+        except Unsupported:
+            if plan.backend:
+                raise
+            raise Declared("; ".join(passed.reason for passed in plan.passed)) from None
+        if not plan.backend:
+            raise Failure("declares the summary unsupported and then makes it")
+        return found
+
     def outputs(self, arrays: Arrays) -> Arrays:
         """The outputs of a call that nobody watches, so that it can be traced."""
         found = self.function()(**self._keywords(arrays, {}))
@@ -353,6 +370,7 @@ ROOM = math.inf
 """Bytes of the process, beyond which one goes for each that comes."""
 WITHOUT_GRADIENT = frozenset({
     "forward", "parts", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree", "ungated", "steps",
+    "summary",
     "held", "rewritten", "often", "shapes", "threads", "surroundings", "forked", "keeps", "streams", "replayed",
 })  # fmt: skip
 """Checks that have no use for the truth of gradients."""

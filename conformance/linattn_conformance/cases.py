@@ -79,7 +79,7 @@ from typing import Any
 import linattn  # noqa: F401 - declares the families
 from linattn.call import method_name
 from linattn.plugin import FORMS
-from linattn.spec import COMPANIONS, DECODING, FAMILIES, OpSpec, spec_of
+from linattn.spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec, spec_of
 
 from .bad_input import RULES
 from .factors import COTANGENTS, LAYOUTS, Call, kind_of, plan_of
@@ -577,6 +577,8 @@ def properties(spec: OpSpec) -> Iterator[Case]:
         yield from make(spec, first, short, "state", "agree", {"T": 97})
     if spec.name in GATED:
         yield from make(spec, "chunk", "fp32", "zero-state", "ungated", {"T": 97})
+    for flags in ("state", "grouped-state-varlen") if spec.name in SUMMARIES else ():
+        yield from make(spec, "chunk", "fp32", flags, "summary", {"T": 97})
 
 
 def history(spec: OpSpec) -> Iterator[Case]:

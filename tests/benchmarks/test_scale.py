@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from linattn_benchmarks import costs, plots, scale
+from linattn.errors import OptionError
+from linattn_benchmarks import costs, on_ranks, plots, scale
 from linattn_benchmarks.cases import parse_shape
 from test_report import said
 
@@ -144,6 +146,57 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
     assert "100,000,000 tokens by ranks" in (tmp_path / "scale.html").read_text()
 
 
+def test_memory_is_what_ranks_hold_beyond_one_alone(results):
+    assert scale.memory(results) == []
+    for row in results["rows"]:
+        if row["family"]:
+            row["peak_bytes"] = 10 * 2**20 + (row["ranks"] - 1) * 2**19
+    (section,) = scale.memory(results)
+    assert section.lines[0] == ("`linear_attn`, fwd", "512", "10.0", "11.5", "1.5")
+    assert section.note.endswith(f"are {2 * 4 * 2 * 32 * 16 * 4 / 2**20:,.1f} MiB.")
+
+
+FEW = ("scale", "gla", "--device", "cpu", "--dtype", "fp32", "--shape", "B=1,T=16/32,H=1,K=8,V=8", "--ranks", "2")
+
+
+def test_a_run_goes_on_with_the_rows_that_there_are(run, tmp_path):
+    out, more = tmp_path / "scale.json", tmp_path / "more.json"
+    assert run(*FEW, "--seconds", "0.01", "--warm", "2", "--out", str(out)).exit_code == 0
+    found = json.loads(out.read_text())
+    kept = [row for row in found["results"]["rows"] if row["ranks"] == 1 or row["family"] is None]
+    for row in kept:
+        row["ms"]["median"] = 12.5
+    out.write_text(json.dumps(found | {"results": found["results"] | {"rows": kept}}))
+    assert run(*FEW, "--seconds", "0.01", "--resume", str(out), "--out", str(more)).exit_code == 0
+    rows = json.loads(more.read_text())["results"]["rows"]
+    assert rows[: len(kept)] == kept
+    assert [(row["ranks"], row["what"], row["tokens"]) for row in rows[len(kept) :]] == [
+        (2, what, tokens) for tokens in (16, 32) for what in scale.WHATS
+    ]
+    other = run(*FEW[:-3], "B=1,T=16/32,H=1,K=8,V=4", *FEW[-2:], "--resume", str(out))
+    assert "sizes was {'H': 1, 'K': 8, 'V': 8} there, and is {'H': 1, 'K': 8, 'V': 4} now" in said(other)
+
+
+def test_what_the_time_does_not_suffice_for_is_left():
+    cases = scale.cases(["gla"], parse_shape("B=1,T=16/32,H=1,K=8,V=8"), SETTINGS)[0]
+    jobs = on_ranks.jobs(cases, [1, 2])
+    assert list(on_ranks.rows(jobs, "cpu", None, 0.01, time.time())) == []
+    rows = [on_ranks.facts(job) | {"ms": {"median": 1.0}} for job in jobs]
+    assert on_ranks.jobs(cases, [1, 2], rows[3:]) == jobs[:3]
+    assert list(on_ranks.rows([], "cpu", None, 0.01)) == []
+
+
+def test_what_a_run_wrote_before_it_failed_is_there(run, tmp_path, monkeypatch):
+    def rows(*args):
+        yield {"family": None, "what": "exchange", "ranks": 2, "bytes": 1024, "ms": {"median": 1.0}}
+        raise OptionError("scale: rank 1 of 2: out of memory")
+
+    monkeypatch.setattr(on_ranks, "rows", rows)
+    out = run(*FEW, "--out", str(tmp_path / "scale.json"))
+    assert "scale: rank 1 of 2: out of memory" in said(out)
+    assert len(json.loads((tmp_path / "scale.json").read_text())["results"]["rows"]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -152,10 +205,6 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
         (("scale", "--device", "cpu", "--shape", "T=64/128,B=2"), "scale: expected shapes that differ in T alone"),
         (("scale", "--device", "cpu", "--ranks", "1"), "scale: expected two ranks or more to compare with one, got 1"),
         (("grid", "--device", "cpu", "--ranks", "2"), "--ranks goes with scale, not with grid"),
-        (
-            ("scale", "--device", "cpu", "--budget", "20"),
-            "--budget goes with table, grid, parts, layer, model and overhead --device cuda, not with scale",
-        ),
     ],
 )
 def test_what_it_does_not_take_is_said(run, words, message):

@@ -386,17 +386,20 @@ def test_bounds_of_the_regimes():
         (("chunk_gla", "--rows", "x"), "--rows goes with table, grid and parts, not with chunk_gla"),
         (
             ("overhead", "--budget", "20"),
-            "--budget goes with table, grid, parts, layer, model and overhead --device cuda, not with overhead",
+            "--budget goes with table, grid, parts, scale, layer, model and overhead --device cuda, not with overhead",
         ),
         (
             ("overhead", "--warm", "2"),
-            "--warm goes with table, grid, parts, layer, model and overhead --device cuda, not with overhead",
+            "--warm goes with table, grid, parts, scale, layer, model and overhead --device cuda, not with overhead",
         ),
         (
             ("overhead", "glaa", "--device", "cuda"),
             "overhead: unknown family 'glaa': did you mean 'gla'? known are delta_rule,",
         ),
-        (("overhead", "--resume", "x.json"), "--resume goes with table, grid and overhead --device cuda, not with overhead"),
+        (
+            ("overhead", "--resume", "x.json"),
+            "--resume goes with table, grid, scale and overhead --device cuda, not with overhead",
+        ),
     ],
 )
 def test_wrong_arguments(run, table, words, message):

@@ -1,14 +1,47 @@
 """A plug-in of pytest's: fla's tests of ranks, whose processes find linattn's functions by ``on_ranks/sitecustomize.py``.
 
-Tests end as those of ``fla_on_gpu.py`` do, with the processes that they started.
+Tests end as those of ``fla_on_gpu.py`` do, with the processes that they started. Several run at once: the processes of each
+meet at a port of their own. ``JUDGED_TOKENS`` is the most tokens of a test, in float32: its sequences are cut in proportion.
 """
 
+import functools
 import multiprocessing
+import os
+import socket
 
 import pytest
-from fla_on_gpu import interrupted, pytest_runtest_setup
+import torch
+from fla_on_gpu import interrupted
+from fla_on_gpu import pytest_runtest_setup as begun
+from torch.multiprocessing import ProcessRaisedException
 
-__all__ = ["pytest_runtest_setup"]
+RUN = "run_cp_test_with_spawn"
+"""What starts the ranks of a test, in every file."""
+
+
+def pytest_collection_modifyitems(items):
+    most = int(os.environ.get("JUDGED_TOKENS", "0"))
+    for module in {item.module for item in items} if most else ():
+        setattr(module, RUN, cut(getattr(module, RUN), most))
+
+
+def cut(run, most):
+    """Ranks that share no more than so many tokens, in float32: fla's references round in what they are given."""
+
+    @functools.wraps(run)
+    def fewer(*, T, lengths, **others):
+        tokens = min(T, most)
+        others["dtype"] = torch.float32
+        return run(T=tokens, lengths=[length * tokens // T for length in lengths], **others)
+
+    return fewer
+
+
+def pytest_runtest_setup(item):
+    begun(item)
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        os.environ["JUDGED_PORT"] = str(one.getsockname()[1])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -16,6 +49,13 @@ def pytest_runtest_call(item):
     try:
         with interrupted():
             return (yield)
+    except ProcessRaisedException as error:
+        raise AssertionError(said(error)) from error
     finally:
         for process in multiprocessing.active_children():
             process.kill()
+
+
+def said(error):
+    """What the error of a rank says, without the way to it."""
+    return str(error).strip().splitlines()[-1].removeprefix("AssertionError: ")

@@ -82,8 +82,12 @@ FLA_MODELS = [
     "rwkv7",
 ]
 """fla's test files of models of these families."""
-FLA_RANKS = [["gdn"], ["kda"], ["dplr", "rwkv7"]]
-"""fla's test files of the families that its ranks share; those of a group meet at the same port, one after the other."""
+FLA_RANKS = {"gdn": 3, "kda": 3, "dplr": 2, "rwkv7": 1}
+"""fla's test files of the families that its ranks share, and how many of its tests run at once: those of kda keep the states of
+all tokens, a sixth of a GPU's memory each.
+"""
+RANKS_OF_CPU = {"JUDGED_CPUS": "8", "JUDGED_TOKENS": "1024"}
+"""Ranks on CPUs: at most how many, and of how many tokens together."""
 
 Outcomes = dict[str, str]
 """What became of each case, by its name."""
@@ -210,21 +214,25 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
 
 
-def judge_fla_ranks(checkout: Path, seconds: float) -> dict[str, Any]:
+def judge_fla_ranks(checkout: Path, seconds: float, on_gpu: bool) -> dict[str, Any]:
     """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla.
+
+    Without GPUs, ranks are processes of a CPU, gloo is between them, and sequences are shorter; file after file.
 
     Returns:
         ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`, whose ``seconds`` these are too.
     """
-    until = str(time.time() + seconds)
+    where = {"JUDGED_UNTIL": str(time.time() + seconds)} | ({} if on_gpu else RANKS_OF_CPU)
 
-    def of_group(names: list[str]) -> list[suites.Case]:
-        files = [f"tests/context_parallel/test_cp_{name}.py" for name in names]
+    def of_file(name: str) -> list[suites.Case]:
+        together = ["-pxdist.plugin", f"-n{FLA_RANKS[name] if on_gpu else 0}"]
         packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
-        return suites.run(files, checkout, "fla_on_ranks", packages=packages, JUDGED_UNTIL=until)
+        return suites.run(
+            [f"tests/context_parallel/test_cp_{name}.py", *together], checkout, "fla_on_ranks", packages=packages, **where
+        )
 
-    with ThreadPoolExecutor() as pool:
-        cases = [case for found in pool.map(of_group, FLA_RANKS) for case in found]
+    with ThreadPoolExecutor(len(FLA_RANKS) if on_gpu else 1) as pool:
+        cases = [case for found in pool.map(of_file, FLA_RANKS) for case in found]
     return {
         "judges": _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases),
         **_exceptions(cases),
@@ -271,7 +279,7 @@ def main() -> None:
         checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
         record: dict[str, Any] = _fla(checkout, options.commit)
         if options.fla_ranks:
-            record |= judge_fla_ranks(checkout, options.seconds)
+            record |= judge_fla_ranks(checkout, options.seconds, torch.cuda.is_available())
         elif options.fla_models:
             record["judges"] = judge_fla_models(checkout)
         elif torch.cuda.is_available():

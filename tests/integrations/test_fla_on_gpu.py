@@ -1,5 +1,6 @@
 """How fla's operator tests run on a GPU, and what becomes of them is counted; they themselves are run by ``judges.py``."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fla_on_gpu as plugin
+import fla_on_ranks as ranks
 import judges
+import torch
 
 FIRST = """<suite>
   <testcase classname="tests.ops.test_gla" name="test_chunk[B1]" />
@@ -111,18 +114,37 @@ def test_what_did_not_run_runs_next_time(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_ranks_are_judged_by_groups_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_ranks_are_judged_file_by_file(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
 
-    def run(arguments: list[str], root: Path, plugin: str, *, packages: Any, JUDGED_UNTIL: str) -> list[ElementTree.Element]:
-        asked.append((arguments, plugin, float(JUDGED_UNTIL) > time.time()))
+    def run(arguments: list[str], root: Path, plugin: str, *, packages: Any, **where: str) -> list[ElementTree.Element]:
+        asked[arguments[0]] = (arguments[1:], plugin, float(where.pop("JUDGED_UNTIL")) > time.time(), where)
         return list(ElementTree.fromstring(SECOND if "test_cp_kda" in arguments[0] else "<suite/>"))
 
     monkeypatch.setattr(judges.suites, "run", run)
-    found = judges.judge_fla_ranks(Path("checkout"), 60.0)
-    assert sorted(asked)[0] == (
-        [f"tests/context_parallel/test_cp_{name}.py" for name in ("dplr", "rwkv7")],
-        "fla_on_ranks",
-        True,
-    )
+    found = judges.judge_fla_ranks(Path("checkout"), 60.0, on_gpu)
+    assert sorted(asked) == [f"tests/context_parallel/test_cp_{name}.py" for name in ("dplr", "gdn", "kda", "rwkv7")]
+    at_once = "-n3" if on_gpu else "-n0"
+    where = {} if on_gpu else judges.RANKS_OF_CPU
+    assert asked["tests/context_parallel/test_cp_kda.py"] == (["-pxdist.plugin", at_once], "fla_on_ranks", True, where)
     assert found["exceptions"] == {"failed: AssertionError: o is off": ["tests/ops/test_gla.py::test_chunk[B2]"]}
+
+
+def test_ranks_of_a_cpu_share_fewer_tokens() -> None:
+    given = ranks.cut(lambda **options: options, 100)(T=400, lengths=[300, 100], H=2, dtype=torch.bfloat16)
+    assert given == {"T": 100, "lengths": [75, 25], "H": 2, "dtype": torch.float32}
+
+
+def test_a_test_of_ranks_fails_with_what_a_rank_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    monkeypatch.setattr(ranks, "begun", begun.append)
+    monkeypatch.setenv("JUDGED_PORT", "")
+    ranks.pytest_runtest_setup("a test")
+    assert begun == ["a test"]
+    assert int(os.environ["JUDGED_PORT"]) > 0
+    call: Any = ranks.pytest_runtest_call(None)
+    next(call)
+    error = torch.multiprocessing.ProcessRaisedException("\n\nTraceback:\n  line\nAssertionError: dq diff: 0.1\n", 0, 7)
+    with pytest.raises(AssertionError, match=r"^dq diff: 0\.1$"):
+        call.throw(error)

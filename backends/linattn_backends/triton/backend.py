@@ -18,13 +18,12 @@ from .. import Triton
 from .conv import decode_short_conv, short_conv
 from .delta import stages as delta_stages
 from .delta.op import delta_call
-from .delta.stages import DeltaStages
 from .diagonal import stages as diagonal_stages
 from .diagonal.op import diagonal_call
-from .diagonal.stages import DiagonalStages
 from .explain import details_of
 from .features import features
 from .host.maps import Maps
+from .host.stages import Stages
 from .maps import with_scalars_mapped
 from .mixed.bidirectional import bidirectional_call
 from .mixed.op import mixed_attention
@@ -197,7 +196,7 @@ def stages(
     qk_norm: str | None = None,
     gate: Any = None,
     beta_map: str | None = None,
-) -> tuple[Arrays, DeltaStages | DiagonalStages]:
+) -> tuple[Arrays, Stages]:
     """The chunk form in stages, for ranks that share sequences."""
     maps = Maps.of(gate, beta_map, qk_norm)
     return in_stages(arrays, op in DELTA, maps, cu_seqlens, offsets, scale_of(arrays, scale), chunk_size or 0)
@@ -211,18 +210,18 @@ def in_stages(
     offsets: tuple[int, ...],
     scale: float,
     chunk: int,
-) -> tuple[Arrays, DeltaStages | DiagonalStages]:
+) -> tuple[Arrays, Stages]:
     """Likewise, of either core."""
     arrays, maps = with_scalars_mapped(arrays, maps)
     if delta:
         A_log, bias, *numbers = maps.gate
         inputs = *named(arrays, "q", *DELTA_UPDATES), A_log, bias
-        return inputs, DeltaStages(delta_stages.Options(cu, scale, chunk, *numbers, maps.unit), offsets)
+        return inputs, Stages(delta_stages.DELTA, delta_stages.Options(cu, scale, chunk, *numbers, maps.unit), offsets)
     g = arrays.get("g")
     if g is not None and g.dim() == 1:
         arrays = dict(arrays, g=g.expand(arrays["v"].shape[:3]))
     inputs = tuple(named(arrays, "q", *DIAGONAL_UPDATES))
-    return inputs, DiagonalStages(diagonal_stages.Options(cu, scale, chunk), offsets)
+    return inputs, Stages(diagonal_stages.DIAGONAL, diagonal_stages.Options(cu, scale, chunk), offsets)
 
 
 def named(arrays: dict[str, Tensor | None], *names: str) -> list[Any]:

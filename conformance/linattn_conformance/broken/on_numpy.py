@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import linattn
 import numpy as np
 from linattn.plugin import Backend, Call, Unsupported
-from linattn_backends.numpy import NumpyBackend
+from linattn_backends.numpy import NumpyBackend, oracle
+from linattn_backends.numpy.backend import cast
 
 from .base import CHUNK, Simple, by_chunks, cut
 
@@ -565,6 +566,19 @@ class KeywordIgnored(Simple):
         plain = {name: x[..., :-1] if name == "initial_state" else x for name, x in arrays.items()}
         o, state = super().forward(op, plain, {**options, "normalize": False})
         return o, np.pad(state, [(0, 0)] * 3 + [(0, 1)])
+
+
+class SummaryWithoutGates(Simple):
+    """A summary leaves out what gates do to the state before."""
+
+    name = "summary-without-gates"
+
+    def summary_gla(self, k: Any, v: Any, g: Any, gv: Any = None, *, cu_seqlens: Any = None) -> tuple[Any, Any]:
+        given = {"q": k, "k": k, "v": v, "g": g, "gv": gv, "cu_seqlens": cu_seqlens}
+        arrays = oracle.float64({name: x for name, x in given.items() if x is not None})
+        _, b = self.forward("gla", arrays, {"scale": 1.0, "chunk_size": None})
+        A = np.ones((*b.shape[:2], k.shape[-1] + (0 if gv is None else v.shape[-1])))
+        return cast(np.float32, A), cast(np.float32, b)
 
 
 FAULTS = tuple(

@@ -19,6 +19,7 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "agree": properties.agree,
     "split": properties.split,
     "steps": properties.steps,
+    "summary": properties.summary,
     "packed": properties.packed,
     "causal": properties.causal,
     "forgets": properties.forgets,

@@ -6,13 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from linattn.affine import act
+from linattn.frameworks import framework_of
 from linattn.plugin import FORMS
 
 from ..bounds import Quantity, distance
 from ..calls import Declared, Failure, Run
 from ..cases import forbidden
 
-__all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split", "steps"]
+__all__ = ["agree", "causal", "forgets", "nan", "packed", "repeat", "repeat_backward", "split", "steps", "summary"]
 
 
 def tokens(run: Run, arrays: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -65,6 +67,19 @@ def split(run: Run) -> None:
         both = [run.adapter.to_float64(part["o"]) for part in (first, second)]
         run.note(f"o (cut at {cut})", distance(np.concatenate(both, 1), run.truth.outputs["o"]))
         run.compare(state_of(second), {name: x for name, x in run.truth.outputs.items() if name != "o"})
+
+
+def summary(run: Run) -> None:
+    """What a summary says that tokens do to the state, they do to the initial one: ``S' = A ∘ S + b``, in float32."""
+    arrays = run.arrays()
+    run.require(arrays)
+    found = run.summary(arrays)
+    for name, x in zip("Ab", found, strict=True):
+        if not run.adapter.is_array(x) or run.adapter.dtype(x) != "float32":
+            raise Failure(f"{name} is {type(x).__name__}, expected an array of float32")
+    A, b = map(run.adapter.to_float64, found)
+    start = run.values["initial_state"].astype(np.float64)
+    run.near("final_state", act(framework_of(start), A, start) + b)
 
 
 def steps(run: Run) -> None:

@@ -22,7 +22,7 @@ from ..frameworks import framework_of
 from .agreement import agree, rank_is_gone
 from .layout import remembered
 
-__all__ = ["carried", "chain", "combine", "flowing_back", "total", "watch"]
+__all__ = ["carried", "chain", "combine", "crossed", "flowing_back", "total", "watch"]
 
 _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 """A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
@@ -110,7 +110,7 @@ def _rounds(order: Sequence[int]) -> list[tuple[int, int]]:
 def carried(
     A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
 ) -> tuple[Tensor, Tensor]:
-    """What enters this rank's spans, and the ``A`` that :func:`flow_back` takes: of all spans, or of its own in a ring."""
+    """What enters this rank's spans, and the ``A`` of all spans ``[ranks, spans, ...]``, or in a ring of its own."""
     group = _resolve_process_group(group_name)
     _first_time(group_name, label, A, b)
     if ring:
@@ -169,9 +169,12 @@ def _received(state: Any, there: int, me: int, like: Tensor, group: Any, label: 
     return found
 
 
-def flow_back(d: Tensor, A: Tensor, order: list[int], enters: list[bool], starts: list[bool], *rest: Any) -> Tensor:
-    """Gradients of the states after this rank's spans ``[spans, ...]``, from those of what entered them; ``A`` as kept."""
-    return flowing_back(d, A, order, enters, starts, *rest)()
+def crossed(A: Tensor, order: Sequence[int], rank: int) -> Tensor:
+    """The transitions ``[places, ...]`` that gradients cross on their way to a rank's spans, of those of all ``[ranks, spans,
+    ...]``: of the spans behind its first one but for the last, which no gradient comes to from behind.
+    """
+    places = _rounds(order)[order.index(rank) + 1 : -1]
+    return torch.stack([A[place] for place in places]) if places else A.new_empty((0, *A.shape[2:]))
 
 
 def flowing_back(
@@ -184,7 +187,11 @@ def flowing_back(
     label: str,
     ring: bool,
 ) -> Callable[[], Tensor]:
-    """Begin with that, so that a device can do other work; what is returned waits for the other ranks."""
+    """Begin to send gradients of what entered this rank's spans, so that a device can do other work; what is returned waits for
+    the other ranks, and gives those of the states after its spans ``[spans, ...]``.
+
+    ``A`` are the transitions that they cross, see :func:`crossed`; in a ring, those of this rank.
+    """
     group = _resolve_process_group(group_name)
     if ring:
         after = _handed_back(d, A, order, enters, starts, group, label)
@@ -193,15 +200,14 @@ def flowing_back(
     arrived = _gathering(d, group, label)
 
     def finish() -> Tensor:
-        all_d, flow = arrived(), torch.zeros_like(d[0])
-        after: list[Tensor] = []
-        for j, (rank, number) in reversed(list(enumerate(_rounds(order)))):
-            if rank == me:
+        all_d, places = arrived(), _rounds(order)
+        first, last = order.index(me), len(order) - 1
+        flow, after = torch.zeros_like(d[0]), [torch.zeros_like(d[0])] * (order[last] == me)
+        for j in range(last, first, -1):
+            before = all_d[places[j]] if enters[j] else torch.zeros_like(flow)
+            flow = before if starts[j] or j == last else before + act_transposed(xp, A[j - first - 1], flow)
+            if places[j - 1][0] == me:
                 after.append(flow)
-            if len(after) == len(d):
-                break
-            before = all_d[rank, number] if enters[j] else torch.zeros_like(flow)
-            flow = before if starts[j] else before + act_transposed(xp, A[rank, number], flow)
         return torch.stack(after[::-1])
 
     return finish
@@ -238,8 +244,8 @@ def _chain_backward(
     ring: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``A`` and ``b``, in the shape of this rank's own."""
-    db = flow_back(d, A, order, enters, starts, group_name, label, ring)
     places, me, xp = _rounds(order), dist.get_rank(_resolve_process_group(group_name)), framework_of(d)
+    db = flowing_back(d, A if ring else crossed(A, order, me), order, enters, starts, group_name, label, ring)()
     dA = torch.zeros_like(A if ring else A[0])
     for j, (rank, number) in enumerate(places):
         if rank == me and not starts[j]:

@@ -106,7 +106,8 @@ class Link(Exchange):
         call: The call.
         stages: Its stages, once its arrays are cut into spans.
         inputs, made: What stages read, and make before any state is known; until there are outputs.
-        transitions: What spans do to a state, once that has been exchanged; until there are outputs.
+        transitions: What gradients cross on their way to this rank's spans, once that has been exchanged; until there are
+            outputs.
         way: How states go from span to span.
     """
 
@@ -160,7 +161,9 @@ class Link(Exchange):
     def chain(self, call: ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
         self.way = self.plan.way_of(call, A, b)
-        entering, self.transitions = collectives.carried(A, b, *self.way)
+        entering, transitions = collectives.carried(A, b, *self.way)
+        order, *_, ring = self.way
+        self.transitions = transitions if ring else collectives.crossed(transitions, order, self.plan.rank)
         return entering
 
     def combine(self, call: ShardCall, x: Tensor, sources: Sources) -> Tensor:
@@ -249,5 +252,7 @@ class _Linked(torch.autograd.Function):
         made = link.stages.begin(inputs, kept)
         after = link.after(inputs, made, transitions, start, do, dfinal)
         made = link.stages.recall(inputs, made, start)  # beside the exchange
-        *gradients, dstart = link.stages.gradients(inputs, made, start, do, after())
+        dend = after()
+        del after, transitions, saved  # with what was exchanged: the gradients need the memory
+        *gradients, dstart = link.stages.gradients(inputs, made, start, do, dend)
         return None, None, None, None, dstart, *gradients

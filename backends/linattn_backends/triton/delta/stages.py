@@ -14,6 +14,7 @@ from ..host.chunks import rows_contiguous
 from ..host.lengths import NO_LENGTHS, Lengths
 from ..host.maps import GateMap, Maps
 from ..host.parts import Part
+from ..host.stages import Arrays, Core
 from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
@@ -23,9 +24,7 @@ from .gradients_launch import operand_gradients
 from .scores_launch import state_operands
 from .state_launch import BACKWARD, FORWARD, Segments, far_states, local_states, segments_of, transitions_of, whole_transitions
 
-__all__ = ["DeltaStages"]
-
-Arrays = tuple[Tensor | None, ...]
+__all__ = ["DELTA", "Options"]
 
 
 class Options(NamedTuple):
@@ -93,65 +92,6 @@ KEPT = 9
 """Of what is :class:`Made`, the arrays that the backward pass is given."""
 
 
-class DeltaStages(NamedTuple):
-    """A call in stages, as :mod:`linattn.distributed.linked` runs it.
-
-    Attributes:
-        options: All that is no array that gradients flow to.
-        offsets: Those of packed sequences, as integers.
-    """
-
-    options: Options
-    offsets: tuple[int, ...]
-
-    def begin(self, inputs: Arrays, kept: Arrays | None = None) -> Arrays:
-        """What is made before any state is known; of what the forward pass kept, the rest."""
-        return begin(*(kept or (None,) * KEPT), *inputs, *self.options)
-
-    def summary(self, inputs: Arrays, made: Arrays | None = None, number: int | None = None) -> tuple[Tensor, Tensor]:
-        """``A [N, HV, K, K]`` and ``b`` of whole sequences, or of one of several, in float32."""
-        made = made or self.begin(inputs)
-        made, inputs, options, _ = self._only(number, made, inputs)
-        return summary(*made, *inputs, *options)
-
-    def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
-        """Outputs, final states if asked for, and what the backward pass is given."""
-        return *finish(start, *made, *inputs, *self.options, final), made[:KEPT]
-
-    def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
-        """The gradient of the states before the tokens of whole sequences, or of one of several."""
-        made, inputs, options, do = self._only(number, made, inputs, do)
-        return adjoint(do, dfinal, *made, *inputs, *options)
-
-    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> list[Tensor | None]:
-        """What is made, the states before chunks and errors."""
-        return [*made, *recall(start, *made, *inputs, *self.options)]
-
-    def gradients(
-        self, inputs: Arrays, made: list[Tensor | None], start: Tensor, do: Tensor, dfinal: Tensor | None
-    ) -> Arrays:  # fmt: skip
-        """Gradients of the inputs, and of the states before the tokens; ``made`` is emptied."""
-        *held, states, errors = made
-        made.clear()
-        given = Made(*held)
-        del held
-        dstates, adjoint, dstart = state_gradients(start, do, dfinal, *given, *inputs, *self.options)
-        given = given._replace(read=None, compare=None, write=None)  # as large as q, k and v together
-        rows = States(states, dstates, errors, adjoint)
-        found = iter(gradients(do, *rows, *given, *inputs, *self.options))
-        return *(None if x is None else next(found) for x in inputs), dstart
-
-    def _only(
-        self, number: int | None, made: Arrays, inputs: Arrays, do: Tensor | None = None
-    ) -> tuple[Arrays, Arrays, Options, Tensor | None]:
-        """What concerns one of packed sequences, as if there were no other."""
-        if number is None:
-            return made, inputs, self.options, do
-        *tokens, A_log, bias = inputs
-        part = Part.of(self.offsets, number, given_of(inputs, self.options, None).chunk)
-        return Made(*made).cut(part), (*map(part.tokens, tokens), A_log, bias), self.options._replace(cu=None), part.tokens(do)
-
-
 def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DeltaCall:
     """The call."""
     *operands, A_log, bias = inputs
@@ -175,9 +115,14 @@ def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
     return Made(*args[:n]), args[n : n + 9], Options(*args[n + 9 :])
 
 
+def begin(inputs: Arrays, options: Options, kept: Arrays | None = None) -> Arrays:
+    """What is made before any state is known; of what the forward pass kept, the rest."""
+    return made_of(*(kept or (None,) * KEPT), *inputs, *options)
+
+
 @recorded
 @precompiled()
-def begin(*args: Any) -> Arrays:
+def made_of(*args: Any) -> Arrays:
     """``KEPT`` arrays, inputs, options."""
     kept, inputs, options = args[:KEPT], args[KEPT : KEPT + 9], Options(*args[KEPT + 9 :])
     given, scores = given_of(inputs, options, None), None if kept[0] is None else Scores(*kept[:7])
@@ -236,6 +181,19 @@ def recall(start: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     return states_of(call, operands, segments_of(call, operands, made.transitions, made.local))
 
 
+def gradients(
+    start: Tensor, do: Tensor, dfinal: Tensor | None, made: list[Tensor | None], inputs: Arrays, options: Options
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the inputs, and of the states before the tokens; ``made`` is emptied."""
+    *held, states, errors = made
+    made.clear()
+    given = Made(*held)
+    del held
+    dstates, adjoint, dstart = state_gradients(start, do, dfinal, *given, *inputs, *options)
+    given = given._replace(read=None, compare=None, write=None)  # as large as q, k and v together
+    return [*input_gradients(do, *States(states, dstates, errors, adjoint), *given, *inputs, *options), dstart]
+
+
 @recorded
 @precompiled()
 def state_gradients(
@@ -253,7 +211,7 @@ def state_gradients(
 
 @recorded
 @precompiled()
-def gradients(do: Tensor, *args: Any) -> list[Tensor]:
+def input_gradients(do: Tensor, *args: Any) -> list[Tensor]:
     """The outputs' gradient, states and their gradients; what is made, inputs, options."""
     count = len(States._fields)
     states, (made, inputs, options) = States(*args[:count]), taken(args[count:])
@@ -263,3 +221,19 @@ def gradients(do: Tensor, *args: Any) -> list[Tensor]:
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias")
     return [found[name].to(x.dtype) for name, x in zip(names, inputs, strict=True) if x is not None]
+
+
+DELTA = Core(
+    begin=begin,
+    bare=begin,
+    summary=summary,
+    finish=finish,
+    adjoint=adjoint,
+    recall=recall,
+    gradients=gradients,
+    cut=lambda made, part: Made(*made).cut(part),
+    chunk=lambda inputs, options: given_of(inputs, options, None).chunk,
+    kept=KEPT,
+    parameters=2,
+)
+"""The delta families and ``dplr``, whose parameters are those of a raw gate."""

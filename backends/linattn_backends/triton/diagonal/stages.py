@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from ..host.parts import Part
+from ..host.stages import Arrays, Core
 from ..host.tails import zero_behind
 from ..host.tiles import programs
 from ..runtime.precompile import precompiled
@@ -25,12 +26,10 @@ from .forward import outputs_of
 from .gate_launch import chunked
 from .memory_launch import far_states
 
-__all__ = ["DiagonalStages"]
+__all__ = ["DIAGONAL", "Options"]
 
 PROGRAMS = 4
 """Scans that a multiprocessor runs at once: each waits for memory most of the time."""
-
-Arrays = tuple[Tensor | None, ...]
 
 
 class Options(NamedTuple):
@@ -71,62 +70,6 @@ KEPT = len(Made._fields)
 """Of what is :class:`Made`, the arrays that the backward pass is given."""
 
 
-class DiagonalStages(NamedTuple):
-    """A call in stages, as :mod:`linattn.distributed.linked` runs it.
-
-    Attributes:
-        options: All that is no array that gradients flow to.
-        offsets: Those of packed sequences, as integers.
-    """
-
-    options: Options
-    offsets: tuple[int, ...]
-
-    def begin(self, inputs: Arrays, kept: Arrays | None = None) -> Arrays:
-        """What is made before any state is known; the forward pass keeps all of it."""
-        return begin(*inputs, *self.options) if kept is None else kept
-
-    def summary(self, inputs: Arrays, made: Arrays | None = None, number: int | None = None) -> tuple[Tensor, Tensor]:
-        """``A``, as :mod:`linattn.affine` reads it, and ``b`` of whole sequences, or of one of several, in float32.
-
-        Where nothing is made, the gate is applied on the way.
-        """
-        made = made or (None,) * KEPT
-        made, inputs, options, _ = self._only(number, made, inputs)
-        return summary(*made, *inputs, *options)
-
-    def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
-        """Outputs, final states if asked for, and what the backward pass is given."""
-        return *finish(start, *made, *inputs, *self.options, final), made
-
-    def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
-        """The gradient of the states before the tokens of whole sequences, or of one of several."""
-        made, inputs, options, do = self._only(number, made, inputs, do)
-        return adjoint(do, dfinal, *made, *inputs, *options)
-
-    def recall(self, inputs: Arrays, made: Arrays, start: Tensor) -> list[Tensor | None]:
-        """What is made, and under a gate per key channel the states before chunks."""
-        return [*made, None if made[0] is None else recall(start, *made, *inputs, *self.options)]
-
-    def gradients(
-        self, inputs: Arrays, made: list[Tensor | None], start: Tensor, do: Tensor, dfinal: Tensor | None
-    ) -> Arrays:  # fmt: skip
-        """Gradients of the inputs, and of the states before the tokens."""
-        *made, states = made
-        found = iter(gradients(start, do, dfinal, states, *made, *inputs, *self.options))
-        return *(None if x is None else next(found) for x in inputs), next(found)
-
-    def _only(
-        self, number: int | None, made: Arrays, inputs: Arrays, do: Tensor | None = None
-    ) -> tuple[Arrays, Arrays, Options, Tensor | None]:
-        """What concerns one of packed sequences, as if there were no other."""
-        if number is None:
-            return made, inputs, self.options, do
-        *tokens, u = inputs
-        part = Part.of(self.offsets, number, given_of(inputs, self.options, None).chunk)
-        return Made(*made).cut(part), (*map(part.tokens, tokens), u), self.options._replace(cu=None), part.tokens(do)
-
-
 def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DiagonalCall:
     """The call."""
     return DiagonalCall.of(*inputs, start, *options)
@@ -137,9 +80,19 @@ def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
     return Made(*args[:KEPT]), args[KEPT : KEPT + 6], Options(*args[KEPT + 6 :])
 
 
+def begin(inputs: Arrays, options: Options, kept: Arrays | None = None) -> Arrays:
+    """What is made before any state is known; the forward pass keeps all of it."""
+    return kept or made_of(*inputs, *options)
+
+
+def nothing_made(inputs: Arrays, options: Options) -> Arrays:
+    """For a summary alone the gate is applied on the way."""
+    return (None,) * KEPT
+
+
 @recorded
 @precompiled()
-def begin(*args: Any) -> Arrays:
+def made_of(*args: Any) -> Arrays:
     """Inputs, options."""
     call = given_of(args[:6], Options(*args[6:]), None)
     run = chunked(call, call.forward_variant(call.v.dtype))
@@ -193,18 +146,31 @@ def adjoint(do: Tensor, dfinal: Tensor | None, *args: Any) -> Tensor:
     return scanned(run, update, dfinal, reverse=True)[0]
 
 
+def recall(start: Tensor, *args: Any) -> Arrays:
+    """Under a gate per key channel the states before chunks, of those before the tokens; what is made, inputs, options."""
+    return (None if taken(args)[0].operands is None else states_before(start, *args),)
+
+
 @recorded
 @precompiled()
-def recall(start: Tensor, *args: Any) -> Tensor:
+def states_before(start: Tensor, *args: Any) -> Tensor:
     """The states before the tokens; what is made, inputs, options."""
     made, inputs, options = taken(args)
     call = given_of(inputs, options, start)
     return states_of(chunked(call, call.backward_variant(call.v), made.sums), made.operands)
 
 
+def gradients(
+    start: Tensor, do: Tensor, dfinal: Tensor | None, made: list[Tensor | None], inputs: Arrays, options: Options
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the inputs, and of the states before the tokens."""
+    *made, states = made
+    return all_gradients(start, do, dfinal, states, *made, *inputs, *options)
+
+
 @recorded
 @precompiled()
-def gradients(
+def all_gradients(
     start: Tensor, do: Tensor, dfinal: Tensor | None, states: Tensor | None, *args: Any
 ) -> list[Tensor]:  # fmt: skip
     """The states before the tokens, gradients of outputs and final states, what is recalled; what is made, inputs, options."""
@@ -230,3 +196,19 @@ def scanned(
     pieces = max(PROGRAMS * run.variant.num_sms // max(busy, 1), 1)
     length = max(-(-T // (run.variant.chunk * pieces)), 4)
     return far_states(run, update, start, reverse, length)
+
+
+DIAGONAL = Core(
+    begin=begin,
+    bare=nothing_made,
+    summary=summary,
+    finish=finish,
+    adjoint=adjoint,
+    recall=recall,
+    gradients=gradients,
+    cut=lambda made, part: Made(*made).cut(part),
+    chunk=lambda inputs, options: given_of(inputs, options, None).chunk,
+    kept=KEPT,
+    parameters=1,
+)
+"""The families with a diagonal gate, whose parameter is the bonus."""
