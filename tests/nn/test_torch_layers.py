@@ -385,4 +385,5 @@ def test_what_all_chunks_give_a_token_of_flash_does_not_grow_with_the_text():
         sums.append(layer(torch.randn(1, 12, 16).repeat(1, times, 1))[:, :12])
     torch.testing.assert_close(*sums)
     assert nn.FLASH(16, chunk_size=4).lin_scale == 1 / 4
+    assert nn.FLASH(16, chunk_size=4, lin_scale=0.0).lin_scale == 0
     assert nn.FLASH(16, chunk_size=4, linear=False, lin_scale=0.5).lin_scale == 0

@@ -53,7 +53,7 @@ class FLASH(Mixer):
         make = self.start(hidden_size, layer_idx, framework)
         self.chunk_size, self.causal, self.linear = chunk_size, causal, linear
         self.quad_scale = 1 / chunk_size if quadratic else 0.0
-        self.lin_scale = (lin_scale or 1 / chunk_size) if linear else 0.0
+        self.lin_scale = (1 / chunk_size if lin_scale is None else lin_scale) if linear else 0.0
         inner, roles = int(expand * hidden_size), 4 if linear else 2
         self.u_proj = make.linear(hidden_size, inner)
         self.v_proj = make.linear(hidden_size, inner)
