@@ -231,8 +231,8 @@ DELTA = Core(
     adjoint=adjoint,
     recall=recall,
     gradients=gradients,
-    cut=lambda made, part: Made(*made).cut(part),
-    chunk=lambda inputs, options: given_of(inputs, options, None).chunk,
+    made=Made,
+    given_of=given_of,
     kept=KEPT,
     parameters=2,
 )

@@ -206,8 +206,8 @@ DIAGONAL = Core(
     adjoint=adjoint,
     recall=recall,
     gradients=gradients,
-    cut=lambda made, part: Made(*made).cut(part),
-    chunk=lambda inputs, options: given_of(inputs, options, None).chunk,
+    made=Made,
+    given_of=given_of,
     kept=KEPT,
     parameters=1,
 )

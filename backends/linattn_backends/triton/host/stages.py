@@ -29,8 +29,8 @@ class Core(NamedTuple):
         recall: What else follows from the states before the tokens, of these.
         gradients: Gradients of the inputs that there are, and of the states before the tokens: of these, of the gradients of
             outputs and of final states, and of a list of what is made and recalled, which it may empty; then inputs, options.
-        cut: One sequence's part of what is made.
-        chunk: Tokens a chunk, of inputs and options.
+        made: The type of what is made, whose method ``cut`` gives one sequence's part of it.
+        given_of: The call, of inputs, options and the states before the tokens, or ``None``.
         kept: Of what is made, the arrays that the backward pass is given.
         parameters: Of the inputs, the last so many have no tokens.
     """
@@ -42,8 +42,8 @@ class Core(NamedTuple):
     adjoint: Callable[..., Tensor]
     recall: Callable[..., Arrays]
     gradients: Callable[..., list[Tensor]]
-    cut: Callable[[Arrays, Part], Arrays]
-    chunk: Callable[..., int]
+    made: Callable[..., Any]
+    given_of: Callable[..., Any]
     kept: int
     parameters: int
 
@@ -98,6 +98,7 @@ class Stages(NamedTuple):
         """What concerns one of packed sequences, as if there were no other."""
         if number is None:
             return made, inputs, self.options, do
-        part, tokens = Part.of(self.offsets, number, self.core.chunk(inputs, self.options)), len(inputs) - self.core.parameters
+        part = Part.of(self.offsets, number, self.core.given_of(inputs, self.options, None).chunk)
+        tokens = len(inputs) - self.core.parameters
         own = *map(part.tokens, inputs[:tokens]), *inputs[tokens:]
-        return self.core.cut(made, part), own, self.options._replace(cu=None), part.tokens(do)
+        return self.core.made(*made).cut(part), own, self.options._replace(cu=None), part.tokens(do)
