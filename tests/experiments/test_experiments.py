@@ -111,7 +111,7 @@ def test_tables():
     assert table(["a"], [(0.12345,), (3,)]) == "| a |\n| --- |\n| 0.123 |\n| 3 |\n"
 
 
-RECORDED = sorted(DOCS.rglob("*.json"))
+RECORDED = sorted(set(DOCS.rglob("*.json")) - {DOCS / "checks.json"})
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(DOCS)))

@@ -516,6 +516,12 @@ def test_what_was_run_again_is_kept(tmp_path, monkeypatch):
     ]
 
 
+def test_the_page_shows_what_was_run_again():
+    kept = json.loads((DOCS / "checks.json").read_text())["results"]
+    assert (DOCS / "checks.table.md").read_text() == command.checks(kept)
+    assert "{include} checks.table.md" in (DOCS / "index.md").read_text()
+
+
 def test_what_is_not_on_the_protocol_is_not_run_again():
     recorded = {"options": {}, "results": runner.results(STUDY, {"a": {"found": made_up(r1_10=(2.0,))}})}
     error = r"^no recorded cell of made up is on the protocol: run it first, python -m experiments made up$"
@@ -582,15 +588,18 @@ def test_a_large_study_chooses_its_rates_in_small(tmp_path, monkeypatch, little)
 
     def train(make, task, rates, seeds, steps, device, *rest):
         asked.append((rates, steps))
-        (run,) = made_up(**{f"r{int(1000 * rates[0])}_{steps}": (abs(rates[0] - 2e-3),)})
-        return [{key: x for key, x in run.items() if key not in ("model", "setting")}]
+        runs = made_up(**{f"r{int(1000 * rate)}_{steps}": (abs(rate - 2e-3),) for rate in rates})
+        return [{key: x for key, x in run.items() if key not in ("model", "setting")} | {"rate": rate}
+                for run, rate in zip(runs, rates, strict=True)]  # fmt: skip
 
     monkeypatch.setattr(runner, "train", train)
     study = replace(STUDIES["size"], models={"Transformer++": STUDIES["size"].models["Transformer++"]})
     running = runner.Running(study, tmp_path, "cpu", True)
-    while due := running.due():
-        running.record.add(str(due[0]), runner.part(due[0], True, math.inf, "cpu"), 1.0)
-    assert asked == [((rate,), 4) for rate in (*RATES, 2e-3)]
+    for _ in range(2):
+        (work,) = running.due()
+        running.record.add(str(work), runner.part(work, True, math.inf, "cpu"), 1.0)
+    assert not running.due()
+    assert asked == [(RATES, 4), ((2e-3,), 4)]
     summary = runner.results(study, running.record.parts)["summary"]
     assert list(summary) == ["", runner.SCOUT]
 
