@@ -5,6 +5,8 @@ from linattn_conformance.cases import named
 from linattn_conformance.runner import Runner
 
 FEW_CHANNELS = [
+    "delta_rule/parallel/fp32/large.k-loss.state-only.k-reversed.cotangents-sliced.cu_seqlens-state-tracked-varlen.adjacent-zeros.q"
+    "/T256-K8-V16-C64-B1-H2/forward",
     "delta_rule/parallel/fp32/plain/T513-K1-V72-B3-H2/gradient",
     "delta_rule/parallel/fp32/plain-seed.2/T621-K2-V8-B2-H2/gradient",
     "gated_delta_rule/parallel/fp32/zero-seed.1/T621-K2-V8-B1-H2/gradient",

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 CHUNK = 64
 LONGEST = 256  # tokens that a caller may wish for
-SYSTEM = 128  # of a triangular system at most: an inverse costs their cube, and what cancels in it loses digits
+SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
 CHUNKS_A_SEGMENT = 8
 ROWS_A_BLOCK = 4  # batch entries times value heads worked on at once
 
