@@ -445,7 +445,7 @@ def draw_cotangents(case: Case, adapter: Adapter, outputs: Mapping[str, Quantity
         return np.broadcast_to(x * (small if name == "o" else 1.0), shape)
 
     found = {name: drawn(name, x.value.shape) for name, x in outputs.items() if x.dtype != "int32"}
-    if "parts" in case.flags:
+    if case.place is not None:
         symbols = symbols_of_outputs(case)
         found = {name: beyond(x, symbols[name], case) for name, x in found.items()}
     return {name: rounded(adapter, x, outputs[name].dtype) for name, x in found.items() if name in wanted}

@@ -59,7 +59,8 @@ The list itself is checked in, as the manifest. Flags mean:
 ``retained``            gradients are asked for twice; ``accumulated``: they are left in the inputs
 ``no_grad``, …          the framework's mode of gradients: also ``inference``, and ``tracked``, where one may be asked for
 ``pack.3.0.5``          generated: packed sequences of these lengths
-``parts``               rows of other lengths, heads of other widths, beyond which there is nothing: see :mod:`.parts`
+``parts``               rows of other lengths, heads of other widths, beyond which there is nothing: see :mod:`.parts`;
+                        ``parts.N``: with N problems of its sizes before it
 ``seed.N``              other values
 ======================  ===============================================================================================
 """
@@ -82,7 +83,7 @@ from linattn.plugin import FORMS
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec, spec_of
 
 from .bad_input import RULES
-from .factors import COTANGENTS, LAYOUTS, Call, kind_of, plan_of
+from .factors import COTANGENTS, LAYOUTS, Call, hides, kind_of, plan_of
 from .maps import MAPS, WIDTH
 
 __all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "is_of", "named", "neighbours"]
@@ -146,12 +147,11 @@ WORDS = {
 SIZE = re.compile(r"([A-Z])(\d+)")
 SIZES_OF_PARTS: dict[str, tuple[dict[str, int], ...]] = {
     "": (
+        {"T": 257, "K": 130, "V": 130, "B": 2, "H": 3},
         {"T": 40, "K": 32, "V": 32, "B": 5, "H": 4},
-        {"T": 12, "K": 10, "V": 10, "B": 36, "H": 9},
+        {"T": 12, "K": 10, "V": 10, "B": 33, "H": 5},
         {"T": 16, "K": 256, "V": 8, "B": 5, "H": 4},
-        {"T": 260, "K": 10, "V": 10, "B": 6, "H": 3},
         {"T": 16, "K": 8, "V": 256, "B": 5, "H": 4},
-        {"T": 40, "K": 100, "V": 16, "B": 3, "H": 5},
         {"T": 4096, "K": 4, "V": 4, "B": 2, "H": 2},
     ),
     "short_conv": (
@@ -164,8 +164,8 @@ SIZES_OF_PARTS: dict[str, tuple[dict[str, int], ...]] = {
 """Sizes of problems of which parts are taken, by operator."""
 FIRST_OF_PARTS, TURN_OF_PARTS = 5, 20
 """Rows of a covering array from one whose levels such a problem has to the next, in the core and elsewhere."""
-WITHOUT_PARTS = ("varlen", "gate", "qk_norm", "i64", "zeros.cotangents", "scale.zero")
-"""Flags, or what they begin with, that a problem does not have of which parts are taken."""
+WITHOUT_PARTS = ("varlen", "gate", "qk_norm", "i64")
+"""What flags begin with that a problem does not have of which parts are taken, nor one that hides what else there is."""
 QUADRATIC = 2**21
 """Most weights between two tokens that the parallel form is to make."""
 LONGEST_OF_CORE = {"recurrent": 257, "parallel": 257}
@@ -232,6 +232,11 @@ class Case:
         return (
             replace(self, sizes=tuple((s, BLOCK if s == "T" else n) for s, n in self.sizes)) if self.check == "large" else self
         )
+
+    @property
+    def place(self) -> int | None:
+        """Of a problem of which parts are taken, how many of its sizes come before it."""
+        return next((int(flag.partition(".")[2] or 0) for flag in self.flags if flag.partition(".")[0] == "parts"), None)
 
     @property
     def needs_gradient(self) -> bool:
@@ -506,10 +511,11 @@ def parts(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
         own = {symbol: size for symbol, size in row.sizes if symbol == "W" or (symbol == "C" and spec.state_type is not None)}
         sizes = listed[n % len(listed)]
         sizes = {**own, **sizes, **({"L": sizes["K"]} if "L" in symbols_of(spec) and "K" in sizes else {})}
-        flags = {"parts", *(flag for flag in row.flags.split("-") if has_parts(spec, flag))}
+        place = f"parts.{n // len(listed)}" if n >= len(listed) else "parts"
+        flags = {place, *(flag for flag in row.flags.split("-") if has_parts(spec, flag))}
         if spec.state_type is None and not {"state", "initial", "final"}.intersection(flags):
             flags.add("state")  # there is more to see
-        for form, within in forms_of_row(spec, n, sizes, least, seed):
+        for form, within in forms_of_row(spec, n, sizes, least, seed, every=n % len(listed) == 0):
             for check in ("parts", "parts-backward") if is_of(profile, within) else ():
                 yield from make(spec, form, row.dtype, seeded("-".join(sorted(flags)), seed), check, sizes, within=within)
 
@@ -518,7 +524,7 @@ def has_parts(spec: OpSpec, flag: str) -> bool:
     """Whether a problem with a flag has parts."""
     head = flag.partition(".")[0]
     of_a_state = spec.state_type is not None and head in ("state", "initial", "final", "loss")
-    return flag != "plain" and not of_a_state and not {flag, head}.intersection(WITHOUT_PARTS)
+    return flag != "plain" and not of_a_state and not hides(flag) and not {flag, head}.intersection(WITHOUT_PARTS)
 
 
 def seeded(flags: str, seed: int) -> str:

@@ -100,7 +100,7 @@ def draw(case: Case) -> Problem:
         x = indices(case, name, found)
         if x is None:
             x = flagged(values(rng, case, name, shape, found.arrays), name, found.symbols[name], case, found.dtypes[name])
-            x = beyond(x, found.symbols[name], case, keys_alone=True) if "parts" in case.flags and reads(case, name) else x
+            x = beyond(x, found.symbols[name], case, keys_alone=True) if case.place is not None and reads(case, name) else x
         found.arrays[name] = x
     return found
 

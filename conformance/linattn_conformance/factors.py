@@ -60,6 +60,7 @@ BLANK = "blank."
 ADDED = "initial_state"
 DECAYS = ("gv", "A")
 HIDES_NOTHING = frozenset(f"{BLANK}{name}" for name in (ADDED, "bias", "D", "dt_bias", "u", *DECAYS))
+
 MANY_BY = {"rows": "packing", "heads": "groups"}
 """What makes many of a single row, and of a single head."""
 NOT_THIN = frozenset({"filter"})
@@ -129,13 +130,7 @@ class Dimension:
     @cached_property
     def factor(self) -> Factor:
         names = tuple(level.name for level in self.levels)
-        hiding = frozenset(
-            level.name
-            for level in self.levels
-            if HIDING.intersection(level.flags)
-            or (level.name.startswith(BLANK) and level.name not in HIDES_NOTHING)
-            or level.sizes.get("T") == (0,)
-        )
+        hiding = frozenset(level.name for level in self.levels if any(map(hides, level.flags)) or level.sizes.get("T") == (0,))
         rare = {level.name: LONG for level in self.levels if level.least.get("T", 0) >= self.long}
         rare |= dict.fromkeys(hiding, HIDES)
         single = [level.name for level in self.levels if set(level.sizes.values()) == {(1,)}]
@@ -143,6 +138,11 @@ class Dimension:
         late = frozenset(level.name for level in self.levels if {flag.partition(".")[0] for flag in level.flags} & LATE)
         costs = {level.name: level.cost for level in self.levels}
         return Factor(self.name, names, self.varied, costs, rare, hiding, thin, late)
+
+
+def hides(flag: str) -> bool:
+    """Whether little is seen of anything beside a flag."""
+    return flag in HIDING or (flag.startswith(BLANK) and flag not in HIDES_NOTHING)
 
 
 def span(symbol: str, sizes: Sequence[int]) -> Level:
@@ -456,6 +456,8 @@ class Rules:
             return "values times steps would be smaller than float16 holds"
         if half and any(flag.endswith("scale.large") for flag in flags):
             return "results would be larger than float16 holds"
+        if {"fp16", "scale.tiny"} <= flags:
+            return "results would be smaller than float16 holds"
         if flags & {"layout.expanded", "layout.readonly"} and "of.state" in flags:
             return "the pool of states is written to"
         if "deep" in flags and (half or chosen.get("state", "state") not in ("state", "initial") or sized):

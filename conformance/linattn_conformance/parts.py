@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from .cases import Case, problem
 
-__all__ = ["Part", "Support", "beyond", "draw_parts", "support_of"]
+__all__ = ["Part", "Support", "beyond", "dealt", "draw_parts", "support_of"]
 
 WIDTHS = ("K", "L", "V")
 """Symbols of the widths of heads."""
 LAID_OUT = ("strided", "sliced", "headsfirst", "reversed", "misaligned")
-TOKENS = 2**11
+TOKENS = 2**12
 """Tokens of the parts of a problem, beyond which no more are drawn."""
-WHOLE = 0.3
+WHOLE = 0.2
 """The share of parts that have all tokens of their rows, and so their final states."""
 PACKED = 0.4
 SEVERAL = 0.7
@@ -118,12 +118,30 @@ def generator(case: Case, place: int) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(repr(problem(case)).encode()) + place)
 
 
+def is_edge(n: int) -> bool:
+    """True for powers of two and their neighbours, where tiles and chunks begin and end."""
+    return any((n + i).bit_count() == 1 for i in (-1, 0, 1))
+
+
 def size_between(rng: np.random.Generator, least: int, most: int) -> int:
     """A size: small ones, and those around powers of two, more often than others."""
-    edges = [n for i in range(most.bit_length()) for n in (2**i - 1, 2**i, 2**i + 1) if least <= n <= most]
+    edges = [n for n in range(least, most + 1) if is_edge(n)]
     if edges and rng.random() < 0.5:
         return int(rng.choice(edges))
     return min(max(round(2 ** rng.uniform(np.log2(max(least, 1)), np.log2(max(most, 1)))), least), most)
+
+
+def dealt(case: Case, symbol: str, turn: int, least: int, most: int) -> int:
+    """The size that comes in turn: an edge and another one by turns, none of them again before all were dealt."""
+    order = np.random.default_rng(zlib.crc32(repr((case.op, seed_of(case), symbol)).encode())).permutation(most) + 1
+    room = [int(n) for n in order if n >= least]
+    chosen = [n for n in room if is_edge(n) == (turn % 2 == 0)] or room
+    return chosen[turn // 2 % len(chosen)]
+
+
+def seed_of(case: Case) -> str:
+    """The seed of a fresh case, or nothing."""
+    return next((flag for flag in case.flags if flag.startswith("seed.")), "")
 
 
 def support_of(case: Case) -> Support:
@@ -166,9 +184,10 @@ def draw_parts(case: Case, gradients: bool, count: int) -> list[Part]:
         least = (sizes["T"] if "noncausal" in case.flags else 0,) * sizes["B"]
         free = {symbol: (1,) * len(ends) for symbol, ends in support.widths.items() if symbol == "V"}
         support = Support(least, support.widths | free)
-    rng, found, tokens = generator(case, 4), [], 0
+    rng, found, tokens, begun = generator(case, 4), [], 0, count * (case.place or 0)
     while len(found) < count and tokens < TOKENS:
-        found.append(draw_part(rng, case, support, SCALES if not gradients and is_linear(case) else ()))
+        scales = SCALES if not gradients and is_linear(case) else ()
+        found.append(draw_part(rng, case, support, scales, begun + len(found)))
         tokens += found[-1].sizes["T"] * found[-1].sizes["B"]
     return found
 
@@ -183,14 +202,14 @@ def is_linear(case: Case) -> bool:
     return "scale" in case.spec.option_names and "normalize" not in case.flags and case.dtype in ("float32", "float64")
 
 
-def draw_part(rng: np.random.Generator, case: Case, support: Support, scales: Sequence[float]) -> Part:
-    """A part that holds a row and a head, drawn first, and others for which it has room."""
+def draw_part(rng: np.random.Generator, case: Case, support: Support, scales: Sequence[float], turn: int) -> Part:
+    """A part that holds a row and a head, drawn first, and others for which it has room; its sizes come in turn."""
     sizes, spec = case.size, case.spec
     row, head = (int(rng.integers(sizes.get(symbol, 1))) for symbol in ("B", "H"))
     whole = rng.random() < WHOLE
-    T = sizes["T"] if whole else size_between(rng, max(support.tokens[row], 1), sizes["T"])
-    widths = {symbol: size_between(rng, ends[head], sizes[symbol]) for symbol, ends in support.widths.items()}
-    widths |= {"D": size_between(rng, 1, sizes["D"])} if "D" in sizes else {}
+    T = sizes["T"] if whole else dealt(case, "T", turn, max(support.tokens[row], 1), sizes["T"])
+    widths = {symbol: dealt(case, symbol, turn, ends[head], sizes[symbol]) for symbol, ends in support.widths.items()}
+    widths |= {"D": dealt(case, "D", turn, 1, sizes["D"])} if "D" in sizes else {}
     packed = spec.index is not None and rng.random() < PACKED
     rows = [i for i, n in enumerate(support.tokens) if packed or n <= T]
     heads = [i for i in range(sizes.get("H", 0)) if all(ends[i] <= widths[s] for s, ends in support.widths.items())]

@@ -9,7 +9,7 @@ from linattn_conformance.adapters import adapter_for
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.calls import drawn, truth
 from linattn_conformance.cases import every_case, named
-from linattn_conformance.parts import Part, draw_parts, support_of
+from linattn_conformance.parts import Part, dealt, draw_parts, support_of
 from linattn_conformance.runner import Runner
 
 PLAIN = "gla/chunk/fp32/parts-state/T40-K32-V32-B5-H4/parts"
@@ -60,6 +60,25 @@ def test_parts_have_many_sizes_and_hold_what_they_must():
         assert all(support.widths[symbol][head] <= part.widths[symbol] for symbol in ("K", "V") for head in part.heads)
 
 
+def test_sizes_come_in_turn():
+    """Edges and others by turns, and none again before all were dealt; other problems of the same sizes go on."""
+    case = named(PLAIN)
+    sizes = [dealt(case, "T", turn, 1, 40) for turn in range(80)]
+    edges, others = sizes[::2], sizes[1::2]
+    assert sorted(edges[:14]) == [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33]
+    assert len(set(others[:26])) == 26
+    assert not set(edges) & set(others)
+    assert case.place == 0
+    assert named(PLAIN.replace("parts-state", "parts.3-state")).place == 3
+
+
+def test_nothing_hides_what_parts_are_to_show():
+    """Neither zeros, nor a scale beside which float16 holds nothing."""
+    flags = {flag for case in every_case() if case.place is not None for flag in (*case.flags, case.dtype)}
+    assert not {"blank.q", "blank.k", "blank.v", "scale.zero", "zeros.cotangents"} & flags
+    assert not any({"float16", "scale.tiny"} <= {*case.flags, case.dtype} for case in every_case())
+
+
 def test_a_part_of_an_array_is_that_of_its_rows_heads_tokens_and_channels():
     x = np.arange(2 * 5 * 4 * 3).reshape(2, 5, 4, 3)
     plain = Part((1, 0), (2, 2), False, (1,), {"V": 2}, None, 1.0, False, ("", "v"))
@@ -82,6 +101,17 @@ def test_keys_and_gradients_that_are_fed_in_end_with_the_support():
         assert fed["o"][row, :tokens].any()
         assert not fed["o"][row, tokens:].any()
         assert fed["final_state"][row].any() == (tokens == 40)
+
+
+def test_only_the_first_of_some_parts_is_called_twice(monkeypatch):
+    seen = []
+    monkeypatch.setattr("linattn_conformance.checks.values.compare_later", lambda run, *given: seen.append(run.part))
+    registry.register(Honest(), replace=True)
+    try:
+        assert outcome("honest-parts", PLAIN).status == "passed"
+    finally:
+        registry.unregister("honest-parts")
+    assert len(seen) == 4
 
 
 FAULTS = {
