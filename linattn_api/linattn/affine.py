@@ -45,9 +45,9 @@ def _columns(xp: Framework, S: Any) -> Any:
 def act(xp: Framework, A: Any, S: Any) -> Any:
     """``A ∘ S``."""
     if _more(A, S) == 0:
-        return xp.matmul(A, S)
+        return xp.matmul_of_states(A, S)
     if _more(A, S) == 1:
-        return xp.swapaxes(xp.matmul(A, _columns(xp, S))[..., 0], -1, -2)
+        return xp.swapaxes(xp.matmul_of_states(A, _columns(xp, S))[..., 0], -1, -2)
     first, *others = _factors(A, S)
     acted = first * S
     for factor in others:
@@ -63,9 +63,9 @@ def act_transposed(xp: Framework, A: Any, dS: Any) -> Any:
 def gradient_of(xp: Framework, A: Any, S: Any, d: Any) -> Any:
     """The gradient of ``A`` from that of ``A ∘ S``."""
     if _more(A, S) == 0:
-        return xp.matmul(d, xp.swapaxes(S, -1, -2))
+        return xp.matmul_of_states(d, xp.swapaxes(S, -1, -2))
     if _more(A, S) == 1:
-        return xp.matmul(_columns(xp, d), xp.swapaxes(_columns(xp, S), -1, -2))
+        return xp.matmul_of_states(_columns(xp, d), xp.swapaxes(_columns(xp, S), -1, -2))
     if _more(A, S) == -2:
         return (d * S).sum(-1).sum(-1)
     if A.shape[-1] == S.shape[-2]:
@@ -76,7 +76,7 @@ def gradient_of(xp: Framework, A: Any, S: Any, d: Any) -> Any:
 
 def after(xp: Framework, A1: Any, A2: Any, S: Any) -> Any:
     """The transition that is ``A1``, then ``A2``, of a state like ``S``."""
-    return xp.matmul(A2, A1) if _more(A1, S) >= 0 else A2 * A1
+    return xp.matmul_of_states(A2, A1) if _more(A1, S) >= 0 else A2 * A1
 
 
 def compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:

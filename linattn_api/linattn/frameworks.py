@@ -174,6 +174,10 @@ class Framework:
         """``x y``, in the precision of the operands."""
         return x @ y
 
+    def matmul_of_states(self, x: Any, y: Any) -> Any:
+        """``x y`` of what is accumulated, which autocast is not to round."""
+        return self.matmul(x, y)
+
     def minimum(self, x: Any, most: int) -> Any:
         """The elements of an array of integers, ``most`` at most."""
         return self.module.minimum(x, most)
@@ -386,6 +390,12 @@ class Torch(Framework):
         kind = x.device.type
         enabled = _can_cast(kind) and torch.is_autocast_enabled(kind)
         return str(torch.get_autocast_dtype(kind))[len("torch.") :] if enabled else None
+
+    def matmul_of_states(self, x: Any, y: Any) -> Any:
+        if self.autocast(x) is None:
+            return x @ y
+        with self.module.autocast(x.device.type, enabled=False):
+            return x @ y
 
     def unwritable(self, x: Any) -> str | None:
         if x.is_inference() and not self.module.is_inference_mode_enabled():

@@ -23,7 +23,13 @@ def jobs_of(world: int) -> list[Job]:
         linked = [name for name, (family, flags) in VARIANTS.items() if family in LINKED and "normalize" not in flags]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking")) for v in linked]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking", state=False)) for v in ("gla", "kda")]
-        jobs += [("hold_nothing", {})]
+        jobs += [("hold_nothing", {}), ("wait_for_no_offsets", {})]
+        states = [f"initial_state.{name}" for name in ("kv", "k_quad", "v")]
+        jobs += [("compare", dict(name="chunk", variant="mixed", wanted=[name])) for name in states]
+        jobs += [("compare", dict(name="chunk", variant="mapped_keys", wanted=["gate.A_log"]))]
+        for v in ("kda", "mixed"):
+            jobs += [("compare", dict(name="chunk", variant=v, of_outputs=False, replicate_states=r)) for r in (False, True)]
+            jobs += [("compare", dict(name="chunk", variant=v, of_outputs=False, cu_seqlens=CROSSING))]
     if world == 3:
         ring = dict(exchange="ring", replicate_states=True)
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING, **ring)) for variant in KINDS]
@@ -54,8 +60,8 @@ def named(world: int, jobs: list[tuple[str, dict]]) -> list[Job]:
     return [(f"{world}-{function}-{'-'.join(map(str, keywords.values()))}", function, keywords) for function, keywords in jobs]
 
 
-def jobs_of_devices() -> list[Job]:
-    """What two devices run: all that two processes do, and what others do of rings, forms and further mesh axes."""
+def jobs_of_devices(world: int) -> list[Job]:
+    """What devices run: all that as many processes do, and what others do of rings, forms and further mesh axes."""
     jobs: list[tuple[str, dict]] = []
     for ring in (dict(exchange="ring", replicate_states=True),):
         jobs += [("compare", dict(name="chunk", variant=variant, cu_seqlens=CROSSING, **ring)) for variant in SPREAD]
@@ -64,10 +70,10 @@ def jobs_of_devices() -> list[Job]:
     jobs += [("compare", dict(name="parallel", variant="gla", cu_seqlens=ONE, replicate_states=True))]
     jobs += [("dtensors", dict(variant=v)) for v in ("value_gate", "mapped_delta", "mixed")]
     jobs += [("dtensors", dict(variant=v, heads=2)) for v in ("value_gate", "mapped_delta")]
-    return [*jobs_of(2), *named(2, jobs)]
+    return list({job[0]: job for job in (*jobs_of(world), *named(world, jobs))}.values())
 
 
-def jobs_of_kernels(backend: str) -> list[Job]:
+def jobs_of_kernels(world: int, backend: str) -> list[Job]:
     """One family of each kind of kernel of a backend, as a batch or packed, with longer sequences; in float32 and bfloat16."""
     offsets = {256: [0, 30, 30, 31, 150, 161, 161, 231], 2048: [0, 30, 30, 31, 900, 1500, 1500, 2048]}
     kinds = ("gated_delta_rule", "simple_gla", "gla", "kda", "rwkv6", "linear_attn", "dplr", "value_gate", "mapped_delta")
@@ -77,4 +83,4 @@ def jobs_of_kernels(backend: str) -> list[Job]:
         for packed in (None, offsets[T])
         for variant in kinds
     ]
-    return named(2, jobs)
+    return named(world, jobs)

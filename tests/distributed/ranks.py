@@ -8,10 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +35,20 @@ WIDTHS = {"float32": 32, "bfloat16": 128}
 MATRICES = frozenset("qkvab")
 """Inputs whose rows are as wide as a head."""
 SECONDS = 200
-"""For one group to do all of its jobs; a busy machine is slow."""
+"""For a group to say something; a busy machine is slow."""
+NOT_RUN = "not run"
 
 
-def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30, device: str = "cpu") -> dict[str, list[str]]:
+def run_jobs(
+    world: int,
+    jobs: Sequence[Job],
+    timeout: float = 30,
+    device: str = "cpu",
+    heard: Callable[[str, list[str]], None] | None = None,
+) -> dict[str, list[str]]:
     """Run jobs on ``world`` processes; return what each rank says to each job: nothing if all is well, else a traceback.
 
-    On ``"cuda"`` each process has a device, and NCCL between them.
+    On ``"cuda"`` each process has a device, and NCCL between them. ``heard`` is told of a job as soon as all ranks did it.
     """
     context = multiprocessing.get_context("spawn" if device == "cuda" else "forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -52,18 +61,39 @@ def run_jobs(world: int, jobs: Sequence[Job], timeout: float = 30, device: str =
         ]
         for process in processes:
             process.start()
-        found: dict[str, list[str]] = {name: ["not run"] * world for name, _, _ in jobs}
-        finished = 0
-        while finished < world:
-            message = queue.get(timeout=SECONDS)
-            if message is None:
-                finished += 1
-            else:
-                rank, name, said = message
-                found[name][rank] = said
+        found: dict[str, list[str]] = {name: [NOT_RUN] * world for name, _, _ in jobs}
+        for rank, name, said in _messages(queue, processes):
+            found[name][rank] = said
+            if heard and NOT_RUN not in found[name]:
+                heard(name, found[name])
+        ended = all(process.exitcode == 0 for process in processes)
         for process in processes:
-            process.join(timeout=SECONDS)
+            process.terminate()
+            process.join()
+        if not ended:  # of the first job that some rank did not come back from, these say how they ended
+            name = next((name for name, texts in found.items() if NOT_RUN in texts), jobs[-1][0])
+            codes = [f"the process was lost, with exit code {process.exitcode}" for process in processes]
+            found[name] = [code if text == NOT_RUN else text for text, code in zip(found[name], codes, strict=True)]
     return found
+
+
+def _messages(queue: Any, processes: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
+    """What ranks say, until all have ended, or one is lost or silent."""
+    finished, silent = 0, time.monotonic() + SECONDS
+    while finished < len(processes):
+        try:
+            message = queue.get(timeout=1)
+        except Empty:
+            if time.monotonic() > silent or any(process.exitcode not in (None, 0) for process in processes):
+                return
+            continue
+        silent = time.monotonic() + SECONDS
+        if message is None:
+            finished += 1
+        else:
+            yield message
+    for process in processes:
+        process.join(timeout=SECONDS)
 
 
 def _member(rank: int, world: int, meeting: str, jobs: list[Job], queue: Any, timeout: float, device: str) -> None:
@@ -112,10 +142,13 @@ def compare(
     T: int = 24,
     backend: str | None = None,
     dtype: str | None = None,
+    wanted: Sequence[str] | None = None,
+    of_outputs: bool = True,
 ) -> None:
     """Outputs, final states and gradients of the operator on this rank's tokens against those of one device.
 
-    In float64; or, of kernels, their matrices in ``dtype`` and all else in float32, with heads of their sizes.
+    Gradients are those of the inputs that are ``wanted``, or of all; of the outputs and final states, or of these alone. In
+    float64; or, of kernels, their matrices in ``dtype`` and all else in float32, with heads of their sizes.
     """
     import torch
     import torch.distributed as dist
@@ -139,7 +172,8 @@ def compare(
         if dtype:
             kinds = {key: getattr(torch, dtype) if key in MATRICES else torch.float32 for key in found}
             found = {key: x.to(kinds[key]) if x.is_floating_point() else x for key, x in found.items()}
-        return {key: x.requires_grad_() if x.is_floating_point() else x for key, x in found.items()}
+        asked = found if wanted is None else wanted
+        return {key: x.requires_grad_() if x.is_floating_point() and key in asked else x for key, x in found.items()}
 
     def call(x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
         given = arguments(case, x, function)
@@ -162,8 +196,9 @@ def compare(
     weights, *state_weights = (
         torch.randn(x.shape, dtype=o.dtype, generator=generator).to(o.device) for x in (o, *parts(final))
     )
-    loss = (o * weights).sum() + sum((x * w).sum() for x, w in zip(parts(final), state_weights, strict=True))
-    loss.backward()
+    terms = [(o * weights).sum()] * of_outputs
+    terms += [(x * w).sum() for x, w in zip(parts(final), state_weights, strict=True) if x.requires_grad]
+    sum(terms).backward()
 
     mine = leaves()
     spec = function.spec
@@ -177,14 +212,14 @@ def compare(
     run = torch.compile(spread, fullgraph=True, backend="aot_eager") if compiled else spread
     o_here, final_here = run(local)
     close(o_here, o[:, tokens], 1e-9, "o")
-    loss = (o_here * weights[:, tokens]).sum()
+    terms = [(o_here * weights[:, tokens]).sum()] * of_outputs
     for x, y, w in zip(parts(final_here), parts(final), state_weights, strict=True):
         everyone = x.detach().clone()
         if not replicate_states:
             dist.all_reduce(everyone)
-        loss = loss + (x * w).sum() / (ranks if replicate_states else 1)
+        terms += [(x * w).sum() / (ranks if replicate_states else 1)] * y.requires_grad
         close(everyone, y, 1e-9, "final state")
-    loss.backward()
+    sum(terms).backward()
     for key, x in mine.items():
         if not x.is_floating_point() or whole[key].grad is None:
             continue
@@ -211,6 +246,25 @@ def hold_nothing() -> None:
     held = torch.utils._pytree.tree_leaves([vars(node.link), vars(node)])
     assert held
     assert not [x.shape for x in held if isinstance(x, torch.Tensor)]
+
+
+def wait_for_no_offsets() -> None:
+    """Later calls of a plan bring no offsets to the device again."""
+    from unittest import mock
+
+    import torch
+    from linattn.distributed import context_parallel
+
+    case = draw("gla", T=24, cu_seqlens=[0, 7, 24], state=False)
+    function = operator("chunk_gla")
+    arrays = {name: torch.from_numpy(x).to(here()) for name, x in case.arrays.items() if name != "cu_seqlens"}
+    own = {name: x[:, :12] for name, x in arrays.items()}
+    plan = context_parallel(cu_seqlens=[0, 7, 24])
+    with torch.inference_mode():
+        function(**arguments(case, own, function), context=plan)
+    own["v"].requires_grad_()
+    with mock.patch("linattn.frameworks.Torch.integers", side_effect=AssertionError("brought again")):
+        function(**arguments(case, own, function), context=plan)[0].sum().backward()
 
 
 def dtensors(variant: str, heads: int = 1) -> None:
@@ -332,6 +386,49 @@ def other_shape() -> None:
 
     x = torch.ones(1, 4, 2 if dist.get_rank() == 1 else 1, 2, device=here())
     linattn.chunk_linear_attn(x, x, x, context=context_parallel())
+
+
+def other_tokens() -> None:
+    """Rank 1 has more tokens, of which its summary has no trace."""
+    import linattn
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+
+    x = torch.ones(1, 6 if dist.get_rank() == 1 else 4, 1, 2, device=here())
+    linattn.chunk_linear_attn(x, x, x, context=context_parallel(cu_seqlens=[0, 7]))
+
+
+def other_shape_later() -> None:
+    """Rank 1 has twice the heads, once both have made a call: only one of them has something to compare."""
+    import linattn
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import context_parallel
+
+    plan = context_parallel()
+    for heads in (1, 1 + dist.get_rank()):
+        x = torch.ones(1, 4, heads, 2, device=here())
+        linattn.chunk_linear_attn(x, x, x, context=plan)
+
+
+def transformed() -> None:
+    """A gradient by a transform of torch.func."""
+    import linattn
+    import torch
+    from linattn.distributed import context_parallel
+
+    x, plan = torch.ones(1, 4, 1, 2, device=here()), context_parallel()
+    torch.func.grad(lambda x: linattn.chunk_linear_attn(x, x, x, context=plan)[0].sum())(x)
+
+
+def lost_rank() -> None:
+    """The process of rank 1 ends without a word."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
 
 
 def dead_rank() -> None:

@@ -138,3 +138,23 @@ def test_chunks_of_whole_sequences_lie_on_one_rank(offsets: list[int] | None):
         "chunk_mixed_attn: causal=False takes chunks that lie on one rank, and one of 5 tokens goes on from a span of 6 to the "
         "next: let spans, and sequences in front of one that goes on, be multiples of chunk_size"
     )
+
+
+def test_parts_are_added_in_order_and_without_indices():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch.distributed")
+    from linattn.distributed.collectives import _added
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        names: set[str] = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.add(function.overloadpacket.__name__)
+            return function(*args, **kwargs or {})
+
+    x = torch.arange(1.0, 9.0)[:, None] ** 20
+    with Seen():
+        found = _added(x, (0, 3, 1, 4, 2, 5, 0, 6, 0, 7, 4, 0), 5)
+    assert found[:, 0].tolist() == [(x[3] + x[6] + x[7]).item(), x[4].item(), x[5].item(), 0, x[0].item()]
+    assert not Seen.names & {"index", "index_put_", "_to_copy"}

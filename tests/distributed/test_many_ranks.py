@@ -1,4 +1,6 @@
-"""As many simulated ranks as no test has devices for: 64 with gradients, 1,024 forward, a family of each kind of transition."""
+"""As many simulated ranks as no test has devices for: 64 of every family and flag, a family of each kind of transition with
+gradients there, and forward on 1,024.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import linattn
 import numpy as np
 import pytest
 from linattn.distributed import simulate
+from sequence_cases import SPREAD, arguments, draw, parts
 
 KINDS = ("simple_gla", "gla", "gated_delta_rule")
 
@@ -30,6 +33,21 @@ def test_1024_ranks_give_what_one_gives(family: str, packing: list[int] | None):
     spread, state = simulate(operator, **given, output_final_state=True, ranks=1024, cu_seqlens=packing)
     np.testing.assert_allclose(spread, o, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(state, final, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("packing", [None, [0, 1, 85, 200, 252]])
+@pytest.mark.parametrize("variant", SPREAD)
+def test_64_ranks_share_every_kind_of_call(variant: str, packing: list[int] | None):
+    case = draw(variant, B=1, T=256, H=1, HV=1, K=3, V=2, cu_seqlens=packing, resets=False)
+    for name in case.arrays.keys() & {"g", "gv", "dt", "beta", "b"}:
+        case.arrays[name] *= 0.05  # what the first rank writes is there for the last
+    operator = getattr(linattn, f"chunk_{case.family}")
+    given = arguments(case, case.arrays, operator) | {"output_final_state": True}
+    o, final = operator(**given)
+    given.pop("cu_seqlens", None)
+    spread, state = simulate(operator, **given, ranks=64, cu_seqlens=packing)
+    for found, expected in zip((spread, *parts(state)), (o, *parts(final)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("family", KINDS)

@@ -164,6 +164,17 @@ def test_compose_is_differentiable():
         assert torch.autograd.gradcheck(lambda A1, b1, A2, b2: linattn.compose((A1, b1), (A2, b2)), leaves)
 
 
+def test_autocast_does_not_round_states():
+    torch = pytest.importorskip("torch")
+    case = draw("kda", T=4, HV=2, state=False)
+    arrays = {name: to("torch", x).float() for name, x in case.arrays.items()}
+    pair = run(case, arrays)
+    plain = linattn.compose(pair, pair)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linattn.compose(pair, pair)
+    assert all(torch.equal(x, y) for x, y in zip(found, plain, strict=True))
+
+
 def test_summaries_compile_without_a_break():
     torch = pytest.importorskip("torch")
     for variant in ("mapped_delta", "value_gate", "ssd"):

@@ -30,22 +30,24 @@ _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 _all_gather: Any = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Into one tensor; the second name is that of older PyTorch."""
 
-_cpu_groups: dict[str, Any] = {}
-_agreed: set[tuple[Any, ...]] = set()
+_watched: dict[str, tuple[Any, set[tuple[Any, ...]]]] = {}
+"""For each group by name, that of CPU tensors over which its ranks compare calls, and what they agreed on there."""
 
 
 def watch(name: str, cpu_group: Any) -> None:
     """Compare the first call of each signature over ``cpu_group``; ``name`` is that of the group which the calls use."""
-    _cpu_groups[name] = cpu_group
+    if name not in _watched or _watched[name][0] is not cpu_group:
+        _watched[name] = cpu_group, set()
 
 
-def _first_time(name: str, label: str, *tensors: Tensor) -> None:
+def _first_time(name: str, label: str, tokens: int, *tensors: Tensor) -> None:
     """The ranks compare what they contribute to a call of a kind that they have not made yet."""
-    key = (name, label, *((x.shape, x.dtype) for x in tensors))
-    if key not in _agreed:
+    cpu_group, agreed = _watched[name]
+    key = (label, tokens, *((x.shape, x.dtype) for x in tensors))
+    if key not in agreed:
         facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-        agree(_cpu_groups[name], label, f"{label} with states and summaries of {facts}")
-        _agreed.add(key)
+        agree(cpu_group, label, f"{label} of {tokens} tokens, with states and summaries of {facts}")
+        agreed.add(key)
 
 
 class _waiting:
@@ -108,11 +110,19 @@ def _rounds(order: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def carried(
-    A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
+    A: Tensor,
+    b: Tensor,
+    tokens: int,
+    order: list[int],
+    enters: list[bool],
+    starts: list[bool],
+    group_name: str,
+    label: str,
+    ring: bool,
 ) -> tuple[Tensor, Tensor]:
     """What enters this rank's spans, and the ``A`` of all spans ``[ranks, spans, ...]``, or in a ring of its own."""
     group = _resolve_process_group(group_name)
-    _first_time(group_name, label, A, b)
+    _first_time(group_name, label, tokens, A, b)
     if ring:
         return _handed_on(A, b, order, enters, starts, group, label), A.clone(memory_format=torch.contiguous_format)
     all_A, all_b = _gathered_at_once(group, label, A, b)
@@ -149,9 +159,9 @@ _chain = torch.library.custom_op("linattn::chain", carried, mutates_args=())
 
 
 @_chain.register_fake
-def _(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group_name: str, label: str, ring: bool) -> Any:
+def _(A: Tensor, b: Tensor, tokens: int, order: Any, *rest: Any) -> Any:
     ranks = len(order) // A.shape[0]
-    return torch.empty_like(b), A.new_empty(A.shape if ring else (ranks, *A.shape))
+    return torch.empty_like(b), A.new_empty(A.shape if rest[-1] else (ranks, *A.shape))
 
 
 def _sent(state: Tensor, there: int, me: int, group: Any, label: str) -> None:
@@ -259,26 +269,35 @@ def _(d: Tensor, entering: Tensor, A: Tensor, *rest: Any) -> Any:
 
 
 def _keep_chain(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.rest = inputs[2:]
+    ctx.rest = inputs[3:]
     ctx.save_for_backward(*output)
 
 
 def _chain_vjp(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
     entering, A = ctx.saved_tensors
-    return *_chain_backward(d.contiguous(), entering, A, *ctx.rest), *(None for _ in ctx.rest)
+    return *_chain_backward(d.contiguous(), entering, A, *ctx.rest), None, *(None for _ in ctx.rest)
 
 
 _chain.register_autograd(_chain_vjp, setup_context=_keep_chain)
 
 
 def chain(
-    A: Tensor, b: Tensor, order: list[int], enters: list[bool], starts: list[bool], group_name: str, label: str, ring: bool
+    A: Tensor,
+    b: Tensor,
+    tokens: int,
+    order: list[int],
+    enters: list[bool],
+    starts: list[bool],
+    group_name: str,
+    label: str,
+    ring: bool,
 ) -> Tensor:
     """The states that enter this rank's spans, differentiable in ``A`` and ``b`` of all ranks.
 
     Args:
         A: Transitions of its spans ``[spans, ...]``.
         b: What they leave behind ``[spans, ..., K, V]``.
+        tokens: How many this rank has; every one must have as many.
         order: For every span of all ranks, in order, its rank.
         enters: For every span, whether a state comes in.
         starts: For every span, whether what leaves it started in it.
@@ -286,66 +305,67 @@ def chain(
         label: What messages call the call.
         ring: Hand one state from span to span, instead of gathering all summaries.
     """
-    return _chain(A, b, order, enters, starts, group_name, label, ring)[0]
+    return _chain(A, b, tokens, order, enters, starts, group_name, label, ring)[0]
 
 
 # -- combine ---------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
-def _passes(pairs: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Pairs of target and source, as passes in which no target comes twice: adding them up takes a fixed order."""
-    passes: list[tuple[list[int], list[int]]] = []
-    met: dict[int, int] = {}
+def _stretches(pairs: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Pairs of target and source, in order, as slices of both: those take no indices, which a device would wait for."""
+    found: list[tuple[slice, slice]] = []
     for target, source in zip(pairs[::2], pairs[1::2], strict=True):
-        turn = met.get(target, 0)
-        met[target] = turn + 1
-        if turn == len(passes):
-            passes.append(([], []))
-        passes[turn][0].append(target)
-        passes[turn][1].append(source)
-    return passes
+        into, of = found[-1] if found else (slice(0, -1), slice(0, -1))
+        if (into.stop, of.stop) == (target, source):
+            found[-1] = slice(into.start, target + 1), slice(of.start, source + 1)
+        else:
+            found.append((slice(target, target + 1), slice(source, source + 1)))
+    return found
 
 
 def _added(x: Tensor, pairs: Sequence[int], count: int) -> Tensor:
-    """``[count, ...]``: of ``x``, for each target the sum of its sources."""
+    """``[count, ...]``: of ``x``, for each target the sum of its sources, added up in the order of the pairs."""
     found = x.new_zeros((count, *x.shape[1:]))
-    for targets, sources in _passes(tuple(pairs)):
-        found[targets] = found[targets] + x[sources]
+    for targets, sources in _stretches(tuple(pairs)):
+        found[targets] += x[sources]
     return found
 
 
 @torch.library.custom_op("linattn::combine", mutates_args=())
-def _combine(x: Tensor, wanted: list[int], given: list[int], outputs: int, group_name: str, label: str) -> Tensor:
+def _combine(
+    x: Tensor, tokens: int, wanted: list[int], given: list[int], outputs: int, group_name: str, label: str
+) -> Tensor:  # fmt: skip
     """``wanted``: pairs of this rank's output, and part of all ranks. ``given``: pairs of its part, and output of all ranks."""
     group = _resolve_process_group(group_name)
-    _first_time(group_name, label, x)
+    _first_time(group_name, label, tokens, x)
     return _added(_gathered(x, group, label).flatten(0, 1), wanted, outputs)
 
 
 @_combine.register_fake
-def _(x: Tensor, wanted: Any, given: Any, outputs: int, group_name: str, label: str) -> Tensor:
+def _(x: Tensor, tokens: int, wanted: Any, given: Any, outputs: int, group_name: str, label: str) -> Tensor:
     return x.new_empty((outputs, *x.shape[1:]))
 
 
 def _keep_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.wanted, ctx.given, _, ctx.group_name, ctx.label = inputs
+    x, ctx.tokens, ctx.wanted, ctx.given, _, ctx.group_name, ctx.label = inputs
     ctx.parts = x.shape[0]
 
 
 def _combine_vjp(ctx: Any, d: Tensor) -> tuple[Any, ...]:
-    dx = _combine(d.contiguous(), ctx.given, ctx.wanted, ctx.parts, ctx.group_name, ctx.label)
-    return dx, None, None, None, None, None
+    dx = _combine(d.contiguous(), ctx.tokens, ctx.given, ctx.wanted, ctx.parts, ctx.group_name, ctx.label)
+    return dx, None, None, None, None, None, None
 
 
 _combine.register_autograd(_combine_vjp, setup_context=_keep_combine)
 
 
-def combine(x: Tensor, sources: Any, rank: int, group_name: str, label: str) -> Tensor:
+def combine(x: Tensor, tokens: int, sources: Any, rank: int, group_name: str, label: str) -> Tensor:
     """This rank's sums of what all ranks contribute, differentiable.
 
     Args:
         x: What it contributes ``[parts, ...]``.
+        tokens: How many this rank has; every one must have as many.
         sources: For every rank and output, the parts that it is the sum of, as ``rank · parts + part``.
         rank: This rank.
         group_name: Name of the process group.
@@ -353,7 +373,7 @@ def combine(x: Tensor, sources: Any, rank: int, group_name: str, label: str) -> 
     """
     parts, outputs = x.shape[0], len(sources[rank])
     wanted, given = _pairs(sources, rank, parts)
-    return _combine(x, list(wanted), list(given), outputs, group_name, label)
+    return _combine(x, tokens, list(wanted), list(given), outputs, group_name, label)
 
 
 @remembered
@@ -370,7 +390,7 @@ def _pairs(sources: Any, rank: int, parts: int) -> tuple[tuple[int, ...], tuple[
     return tuple(wanted), tuple(given)
 
 
-def total(x: Tensor, ranks: int, rank: int, group_name: str, label: str) -> Tensor:
+def total(x: Tensor, tokens: int, ranks: int, rank: int, group_name: str, label: str) -> Tensor:
     """The sum over all ranks, in their order, differentiable."""
     everyone = ((tuple(range(ranks)),),) * ranks
-    return combine(x[None], everyone, rank, group_name, label)[0]
+    return combine(x[None], tokens, everyone, rank, group_name, label)[0]

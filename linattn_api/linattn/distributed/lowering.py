@@ -55,6 +55,11 @@ class ShardCall(NamedTuple):
         """What messages call it."""
         return method_name(self.form, self.spec.name)
 
+    @property
+    def length(self) -> int:
+        """How many tokens the rank has."""
+        return self.arrays[self.spec.args[0].name].shape[1]
+
     def operate(self, arrays: dict[str, Any], **changed: Any) -> tuple[Any, Any]:
         """The ordinary operator on other arrays."""
         named = tuple(arrays.get(arg.name) for arg in self.spec.args)

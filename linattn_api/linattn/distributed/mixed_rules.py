@@ -155,7 +155,7 @@ def _finished(call: ShardCall, own: MixedState[Any], held: Any, tokens: Any, beg
     if held is not None:
         before = before + _held_at_start(call, held, number, length)
     _, k, v = _parts(xp.where((whole > 0)[:, None, None], before, xp.zeros_like(before)), own)
-    return b + xp.matmul(xp.swapaxes(xp.swapaxes(k, 1, 2), -1, -2), xp.swapaxes(v, 1, 2))
+    return b + xp.matmul_of_states(xp.swapaxes(xp.swapaxes(k, 1, 2), -1, -2), xp.swapaxes(v, 1, 2))
 
 
 def _held_at_start(call: ShardCall, held: Any, number: int, length: int) -> Any:

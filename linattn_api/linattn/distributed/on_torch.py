@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
+from ..call import method_name
 from ..context import Context
 from ..errors import ContextError, OptionError
 from ..feature_maps import FeatureMap
@@ -60,6 +61,7 @@ class ContextPlan(Context, Exchange):
         self.cu_seqlens = cu_seqlens
         self.replicate_states, self.way = replicate_states, way
         self.group_name, self.mesh = group.group_name, mesh
+        self._offsets: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
     def __repr__(self) -> str:
         packed = (
@@ -99,6 +101,11 @@ class ContextPlan(Context, Exchange):
         backend: str | Sequence[str] | None,
     ) -> Any:
         """On plain tensors; the final state is contiguous."""
+        if self.ranks > 1 and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            raise ContextError(
+                f"{method_name(form, spec.name)}: transforms of torch.func do not pass what ranks exchange: take gradients by "
+                f"torch.autograd"
+            )
         o, final = lowering.run(self, self.shard, self.replicate_states, spec, form, arrays, keywords, feature_map, backend)
         given = keywords["initial_state"]
         states = [x for x in (given if isinstance(given, tuple) else (given,)) if x is not None and x.requires_grad]
@@ -116,9 +123,20 @@ class ContextPlan(Context, Exchange):
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
+    def offsets(self, call: lowering.ShardCall, fact: Callable[[Shard], Sequence[int]]) -> Tensor:
+        """``cu_seqlens`` of the rank, where its arrays are; kept, so that a device is waited for once."""
+        like = next(iter(call.arrays.values()))
+        if type(like) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+            return super().offsets(call, fact)
+        key = tuple(fact(call.shard)), like.device
+        if key not in self._offsets:
+            with torch.inference_mode(False), torch._C._DisableFuncTorch():
+                self._offsets[key] = super().offsets(call, fact)
+        return self._offsets[key]
+
     def chain(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
-        return collectives.chain(A, _of_inputs(call, b), *self.way_of(call, A, b))
+        return collectives.chain(A, _of_inputs(call, b), call.length, *self.way_of(call, A, b))
 
     def way_of(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> tuple[Any, ...]:
         """How summaries go from span to span, as :mod:`.collectives` takes it."""
@@ -134,13 +152,20 @@ class ContextPlan(Context, Exchange):
 
     def combine(self, call: lowering.ShardCall, x: Tensor, sources: Sources) -> Tensor:
         """This rank's sums of what all ranks contribute."""
-        return collectives.combine(_of_inputs(call, x), sources, self.rank, self.group_name, call.label)
+        return collectives.combine(_of_inputs(call, x), call.length, sources, self.rank, self.group_name, call.label)
 
     def total(self, call: lowering.ShardCall, x: Tensor) -> Tensor:
         """The sum over all ranks."""
         if self.ranks == 1:
             return x
-        return collectives.total(_of_inputs(call, x), self.ranks, self.rank, self.group_name, call.label)
+        return collectives.total(_of_inputs(call, x), call.length, self.ranks, self.rank, self.group_name, call.label)
+
+    def rows(self, call: lowering.ShardCall, x: Tensor, fact: Callable[[Shard], Sequence[int]], axis: int = 0) -> Tensor:
+        """The rows that have the rank's numbers, and zeros for −1; with a gradient wherever ``x`` has one, though all be
+        zeros: ranks exchange gradients only if each of them comes by.
+        """
+        found = super().rows(call, x, fact, axis)
+        return _Tied.apply(found, x) if x.requires_grad and not found.requires_grad else found
 
     # -- DTensor -----------------------------------------------------------------------------------------------------
 
@@ -217,9 +242,12 @@ class _Tied(torch.autograd.Function):
     """An array that has a gradient wherever one of others has, and gives them none."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.shapes = [(other.shape, other.dtype, other.device) for other in others]
+    def forward(x: Tensor, *others: Tensor) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.shapes = [(other.shape, other.dtype, other.device) for other in inputs[1:]]
 
     @staticmethod
     def backward(ctx: Any, *d: Tensor) -> Any:
@@ -231,8 +259,19 @@ def _of_inputs(call: lowering.ShardCall, x: Tensor) -> Tensor:
     """What a rank contributes, with a gradient wherever an input of the call has one: the same on every rank."""
     if x.requires_grad or not x.is_floating_point() or not torch.is_grad_enabled():
         return x
-    given = [y for y in (*call.arrays.values(), *call.keywords.values()) if isinstance(y, Tensor) and y.requires_grad]
-    return _Tied.apply(x, *given[:1]) if given else x
+    given = (y for value in (*call.arrays.values(), *call.keywords.values()) for y in _tensors(value))
+    first = next((y for y in given if y.requires_grad), None)
+    return x if first is None else _Tied.apply(x, first)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """What an argument holds: a tensor, a state of several, or an object such as a gate."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (x for x in value if isinstance(x, Tensor))
+    elif is_dataclass(value):
+        yield from (x for field in fields(value) if isinstance(x := getattr(value, field.name), Tensor))
 
 
 def _of_state(place: Placement, arg: Arg) -> Placement:
@@ -271,7 +310,7 @@ def context_parallel(
             of all ranks are more than 256 MiB.
         check: Compare the plan across ranks, over a CPU group. Default True; without it, the first call of each signature is
             compared all the same.
-        timeout: How long the CPU group waits for a rank. Default: torch's.
+        timeout: How long the CPU group waits for a rank. Default: as long as the group if that is of gloo, else torch's.
 
     Returns:
         What operators take as ``context=``. An initial state ``[N, HV, K, V]`` has a row for every sequence, of which a rank
@@ -319,15 +358,18 @@ def _shown(offsets: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, offsets[:8]))} … {offsets[-1]}] ({len(offsets) - 1} of them, {hash(offsets):x})"
 
 
-_groups: dict[str, Any] = {}
+_groups: dict[tuple[str, timedelta | None], tuple[Any, Any]] = {}
+"""By name and timeout, a group and that of :func:`_cpu_group`; a later group may have the name of one that is gone."""
 
 
 def _cpu_group(group: Any, timeout: timedelta | None) -> Any:
-    """A group of the same ranks that talks through the CPU; the group itself if it does."""
-    if timeout is None and "gloo" in dist.get_backend_config(group):
-        return group
-    if group.group_name not in _groups:
+    """A group of the same ranks that talks through the CPU, about nothing but plans and calls: of ranks that do not make the
+    same call, one waits here, and none reads what another meant for something else.
+    """
+    key = group.group_name, timeout
+    if key not in _groups or _groups[key][0] is not group:
+        if timeout is None and "gloo" in dist.get_backend_config(group):
+            timeout = group._get_backend(torch.device("cpu")).options._timeout
         ranks = dist.get_process_group_ranks(group)
-        made = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
-        _groups[group.group_name] = made
-    return _groups[group.group_name]
+        _groups[key] = group, dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+    return _groups[key][1]
