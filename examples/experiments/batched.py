@@ -160,7 +160,8 @@ def train(
     speed = round(len(models.members) * step * task.batch * task.tokens / seconds)
     return [
         {"rate": rate, "seed": seed, "steps": steps, "taken": step, "parameters": models.count, "seconds": round(seconds, 2),
-         "tokens per second": speed, "validation": course[-1][i], "test": last[i], "course": [at[i] for at in course]}
+         "tokens per second": speed, "text": task.text, "validation": course[-1][i], "test": last[i],
+         "course": [at[i] for at in course]}
         for i, (rate, seed) in enumerate(models.members)
     ]  # fmt: skip
 

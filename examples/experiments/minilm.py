@@ -163,13 +163,13 @@ def initial(name: str) -> list[dict[str, Tensor]]:
     return [{key: torch.from_numpy(value) for key, value in LEARNED[name][1]().items()} for _ in range(LAYERS)]
 
 
-def distil(name: str, pairs: list[tuple[Tensor, Tensor]], layer: int, steps: int, batch: int) -> dict[str, Any]:
+def distil(name: str, pairs: list[tuple[Tensor, Tensor]], layer: int, steps: int, batch: int, seed: int = 0) -> dict[str, Any]:
     """Parameters of one layer's map after ``steps`` of Adam on eq. 4, as lists, with the loss every twenty steps."""
     make, parameters = LEARNED[name][0], {key: p.clone().requires_grad_() for key, p in initial(name)[layer].items()}
     q, k = pairs[layer]
     optimiser = torch.optim.Adam(parameters.values(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    generator, losses = torch.Generator().manual_seed(layer), []
+    generator, losses = torch.Generator().manual_seed(seed + layer), []
     for _ in range(steps):
         rows = torch.randint(len(q), (batch,), generator=generator)
         loss = feature_maps.distillation_loss(make(**parameters), q[rows], k[rows], causal=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 from linattn_conformance import packed
@@ -13,6 +14,8 @@ from .protocol import SCOUT, Study, minutes
 from .record import COLOURS, DOCS, Tables, axes, runs_of, table
 
 Summary = dict[str, dict[str, Any]]
+ACROSS = 3
+"""Panels in a row."""
 
 
 def shown(study: Study, results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
@@ -30,13 +33,23 @@ def state(study: Study, summary: Summary | None, small: bool = False) -> str:
         return f"*Not run yet on this protocol*: {len(asked)} cells, {minutes(study)[1]:.0f} GPU minutes or fewer by estimate."
     cells = {(model, setting): cell for setting, of in summary.items() for model, cell in of.items()}
     done = sum(key in cells and not cells[key]["lacks"] for key in asked)
-    worst: dict[str, str] = {}
-    for lack in sorted(lack for cell in cells.values() for lack in cell["lacks"]):
-        worst.setdefault(lack.partition(" of ")[2], lack)
-    lacks = list(worst.values())
+    lacks = lacking(cells)
     lacks += [f"{done} of {len(asked)} cells are on it"] * (done < len(asked)) + ["in small, to try the program"] * small
     lacks += unsolved(study, summary)
     return f"*Not yet on the protocol*: {'; '.join(lacks)}." if lacks else "*On the protocol.*"
+
+
+def lacking(cells: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """What recorded cells lack: the least that one has of what is counted, and of the rest in how many cells it is."""
+    found = Counter(lack for cell in cells.values() for lack in cell["lacks"])
+    least: dict[str, str] = {}
+    for lack in sorted(lack for lack in found if lack[0].isdigit()):
+        least.setdefault(lack.partition(" of ")[2], lack)
+    return [*least.values(), *(f"{lack} ({told(count)})" for lack, count in found.items() if not lack[0].isdigit())]
+
+
+def told(count: int) -> str:
+    return f"{count} cell{'s' * (count > 1)}"
 
 
 def unsolved(study: Study, summary: Summary) -> list[str]:
@@ -103,14 +116,14 @@ def titled(setting: str, name: str, several: bool) -> str:
 def dots(study: Study, summary: Summary) -> Figure:
     """The score of each model, a dot for the mean and a line from the least to the greatest of its seeds; a panel a setting."""
     models = list(dict.fromkeys(model for of in summary.values() for model in of))
-    figure, found = axes(len(summary), width=3.4, height=1.2 + 0.3 * len(models))
+    figure, found = axes(len(summary), width=3.4, height=1.2 + 0.3 * len(models), across=ACROSS)
     for ax, (setting, of) in zip(found, summary.items(), strict=True):
         for place, model in enumerate(models):
             score = of.get(model, {}).get("figures", {}).get(study.score)
             if score is not None:
                 ax.plot(score[1:], [place, place], "-", color=COLOURS[0], linewidth=2)
                 ax.plot(score[0], place, "o", color=COLOURS[0], markersize=5)
-        ax.set_yticks(range(len(models)), models if ax is found[0] else [""] * len(models))
+        ax.set_yticks(range(len(models)), models if ax.get_subplotspec().is_first_col() else [""] * len(models))
         ax.set_ylim(len(models) - 0.5, -0.5)
         ax.set_title(setting, loc="left", fontsize=9)
         ax.set_xlabel(study.score)

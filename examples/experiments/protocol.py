@@ -1,11 +1,12 @@
 """The protocol that every experiment with training follows, and the only place where it stands.
 
 * At least :data:`SEEDS` seeds, and :data:`RATES` of learning. A model's rate is the one whose mean over seeds is best on
-  validation data; what is reported is its score on test data, and the spread of its seeds.
+  validation data; what is reported is its score on test data, and the spread of its seeds. Where the best rate is at an end of
+  those that were tried, one beyond it is tried too, up to :data:`WIDEST`.
 * The schedule is doubled, with the better half of its rates. A task that can be solved is doubled until all seeds solve it,
-  where training stops: a model may stand on a plateau for as long as it likes and leave it. Another is doubled as often as the
-  study says: bits of text go on falling for as long as anybody trains, and what must not change is which of two models is
-  ahead. What is reported is the longest.
+  where training stops: a model may stand on a plateau for as long as it likes and leave it, and seeds that leave it at
+  different times are no sign of an end. Another is doubled as often as the study says: bits of text go on falling for as long
+  as anybody trains, and what must not change is which of two models is ahead. What is reported is the longest.
 * Models of one study have the same embeddings, positions, convolution and number of parameters, but for what it varies.
 """
 
@@ -20,6 +21,10 @@ from typing import Any, NamedTuple
 
 SEEDS = 3
 RATES = (1e-3, 2e-3, 5e-3, 1e-2)
+WIDEST = (2.5e-4, 4e-2)
+"""The least and the greatest rate that is tried where the best is at an end."""
+MORE = ("device", "seeds", "first_seed", "rates", "doublings", "together")
+"""Options that say how many runs there are, and on what, and not what one run is: with others of these a study goes on."""
 
 LAYER_SECONDS, FLOPS = 5e-3, 7e12
 """What an estimate assumes of a GPU that runs eight stacks at a time, as ``mqar`` and ``gates`` had it on an H200 in float32:
@@ -144,13 +149,33 @@ def best_rate(study: Study, runs: list[dict[str, Any]]) -> float:
     return chosen
 
 
-def better_half(study: Study, runs: list[dict[str, Any]]) -> tuple[float, ...]:
-    """Half of the rates of some runs, rounded up: those that do best on validation data."""
-    rates = list(dict.fromkeys(run["rate"] for run in runs))
+def best_rates(study: Study, runs: list[dict[str, Any]], count: int) -> tuple[float, ...]:
+    """So many of the rates of some runs: those that do best on validation data."""
     found: list[float] = []
-    while 2 * len(found) < len(rates):
+    while len(found) < min(count, len({run["rate"] for run in runs})):
         found.append(best_rate(study, [run for run in runs if run["rate"] not in found]))
     return tuple(sorted(found))
+
+
+def half(count: int) -> int:
+    """Of so many, rounded up."""
+    return -(-count // 2)
+
+
+def at_an_end(study: Study, of: list[dict[str, Any]], runs: list[dict[str, Any]]) -> bool:
+    """Whether the best rate of a schedule is the least or the greatest of three and more that were tried in any of ``runs``,
+    and does not solve the task."""
+    rates = {run["rate"] for run in runs}
+    return len(rates) > 2 and best_rate(study, of) in (min(rates), max(rates)) and not solved(study, of)
+
+
+def beyond(study: Study, of: list[dict[str, Any]], runs: list[dict[str, Any]]) -> tuple[float, ...]:
+    """The rate to try in a schedule beyond those of all ``runs``, if there is one."""
+    if not at_an_end(study, of, runs):
+        return ()
+    best = best_rate(study, of)
+    rate = 2 * best if best == max(run["rate"] for run in runs) else best / 2
+    return (rate,) if WIDEST[0] <= rate <= WIDEST[1] else ()
 
 
 def at_best(study: Study, runs: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
@@ -175,19 +200,29 @@ class Due(NamedTuple):
 
 
 def due(study: Study, setting: Setting, runs: list[dict[str, Any]]) -> list[Due]:
-    """What a cell has to do next, given its runs: what is left of its schedule, or of one twice as long as the last, with the
-    better half of its rates, unless the task is solved."""
+    """What a cell has to do next, given its runs: what is left of its schedule, a rate beyond its rates, or a schedule twice as
+    long as the last, with the better half of the rates, unless the task is solved."""
     rates, seeds = setting.rates, tuple(range(setting.first_seed, setting.first_seed + setting.seeds))
     for doubled in range(setting.doublings + 1):
         steps = setting.steps * 2**doubled
         of = [run for run in runs if run["steps"] == steps]
-        there = {(run["rate"], run["seed"]) for run in of}
-        if left := [some for some in stacks(setting, steps, rates, seeds) if not there >= members(some)]:
+        if left := missing(setting, steps, rates, seeds, of):
             return left
+        if further := beyond(study, of, runs):
+            return stacks(setting, steps, further, seeds)
         if solved(study, of):
             break
-        rates = better_half(study, of)
+        rates = best_rates(study, of, half(len(rates)))
     return []
+
+
+def missing(
+    setting: Setting, steps: int, rates: tuple[float, ...], seeds: tuple[int, ...], runs: list[dict[str, Any]]
+) -> list[Due]:
+    """What of these rates and seeds has no run yet."""
+    there = {(run["rate"], run["seed"]) for run in runs}
+    rates = tuple(rate for rate in rates if not there >= set(itertools.product((rate,), seeds)))
+    return [some for some in stacks(setting, steps, rates, seeds) if not there >= members(some)]
 
 
 def stacks(setting: Setting, steps: int, rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Due]:
@@ -222,15 +257,12 @@ def solved(study: Study, runs: list[dict[str, Any]]) -> bool:
 
 
 def settled(study: Study, runs: list[dict[str, Any]]) -> bool:
-    """Whether the longest schedule, twice as long as the one before, left the mean within the spread of the seeds."""
+    """Whether the longest schedule, twice as long as the one before, left the mean where it was."""
     lengths = sorted({run["steps"] for run in runs})
     if len(lengths) < 2 or lengths[-1] != 2 * lengths[-2]:
         return False
     before, after = (spread(study, runs, steps) for steps in lengths[-2:])
-    if before is None or after is None:
-        return False
-    widest = max(before[2] - before[1], after[2] - after[1])
-    return abs(after[0] - before[0]) <= max(study.tolerance, widest)
+    return before is not None and after is not None and abs(after[0] - before[0]) <= study.tolerance
 
 
 def overtaken(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
@@ -254,6 +286,9 @@ def ahead(study: Study, a: tuple[float, ...] | None, b: tuple[float, ...] | None
 def summaries(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Cell]:
     """What runs of the models of one setting come to."""
     found = {model: summary(study, of) for model, of in runs.items()}
+    if len({run["text"] for of in runs.values() for run in of if run.get("text")}) > 1:
+        for cell in found.values():
+            cell.lacks.append("runs of the setting read different texts")
     for model, others in overtaken(study, runs).items():
         found[model].lacks.extend(f"{model} is overtaken by {other} in a schedule twice as long" for other in others)
     return found
@@ -276,9 +311,15 @@ def summary(study: Study, runs: list[dict[str, Any]]) -> Cell:
 
 def lacks(study: Study, runs: list[dict[str, Any]]) -> list[str]:
     """What the protocol asks for and runs of one model in one setting do not have."""
-    seeds, rates = len({run["seed"] for run in runs}), len({run["rate"] for run in runs})
+    lengths = sorted({run["steps"] for run in runs})
+    by_length = [[run for run in runs if run["steps"] == steps] for steps in lengths]
+    seeds, rates = len(at_best(study, runs, lengths[-1])), len({run["rate"] for run in by_length[0]})
     few_seeds, few_rates = (1, 1) if study.scout else (SEEDS, len(RATES))
     found = [f"{seeds} of {few_seeds} seeds"] * (seeds < few_seeds) + [f"{rates} of {few_rates} rates"] * (rates < few_rates)
+    found += ["the best rate is at an end of those tried"] * at_an_end(study, by_length[-1], runs)
+    for shorter, longer in itertools.pairwise(by_length):
+        if best_rate(study, shorter) not in {run["rate"] for run in longer}:
+            found.append("the best rate has no longer schedule")
     return found + ["schedule not shown to be long enough"] * (not study.scout and not long_enough(study, runs))
 
 
@@ -289,17 +330,28 @@ def long_enough(study: Study, runs: list[dict[str, Any]]) -> bool:
     return max(run["steps"] for run in runs) >= study.full.steps * 2**study.full.doublings
 
 
+def pace(study: Study, parts: Sequence[dict[str, Any]]) -> float:
+    """What runs took, by what the assumptions say of them; 1 where there are none."""
+    runs = [run for part in parts for run in part["found"]]
+    done = sum(cost(study, setting, [(run["steps"], 1) for run in of]) for _, setting, of in by_cell(study, runs))
+    return sum(part["seconds"] for part in parts) / done if done else 1.0
+
+
+def by_cell(study: Study, runs: list[dict[str, Any]]) -> Iterable[tuple[bool, Setting, list[dict[str, Any]]]]:
+    """Of each cell, those in small among them: whether it is one of those, its setting, and its runs."""
+    for scout in (True, False) if study.scout else (False,):
+        for (model, column), setting in study.cells(scout=scout).items():
+            at = SCOUT if scout else column
+            yield scout, setting, [run for run in runs if (run["model"], run["setting"]) == (model, at)]
+
+
 def minutes(study: Study, parts: Iterable[dict[str, Any]] = ()) -> tuple[float, float]:
     """GPU minutes that were spent, and what is left with every doubling taken, by the pace of those or by the assumptions."""
     parts = list(parts)
-    runs = [run for part in parts for run in part["found"]]
-    spent, done, left = sum(part["seconds"] for part in parts), 0.0, 0.0
-    for scout in (True, False) if study.scout else (False,):
-        for (model, column), setting in study.cells(scout=scout).items():
-            of = [run for run in runs if run["model"] == model and run["setting"] == (SCOUT if scout else column)]
-            done += cost(study, setting, [(run["steps"], 1) for run in of])
-            left += cost(study, setting, to_come(study, replace(setting, doublings=0) if scout else setting, of))
-    return spent / 60, left * (spent / done if done else 1.0) / 60
+    left = 0.0
+    for scout, setting, of in by_cell(study, [run for part in parts for run in part["found"]]):
+        left += cost(study, setting, to_come(study, replace(setting, doublings=0) if scout else setting, of))
+    return sum(part["seconds"] for part in parts) / 60, left * pace(study, parts) / 60
 
 
 def to_come(study: Study, setting: Setting, runs: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -308,10 +360,11 @@ def to_come(study: Study, setting: Setting, runs: list[dict[str, Any]]) -> list[
     for doubled in range(setting.doublings + 1):
         steps = setting.steps * 2**doubled
         of = [run for run in runs if run["steps"] == steps]
-        found.append((steps, max(0, rates * setting.seeds - len(of))))
+        more = len(beyond(study, of, runs)) if of else 0
+        found.append((steps, max(0, rates * setting.seeds - len(of)) + more * setting.seeds))
         if of and solved(study, of):
             break
-        rates = -(-rates // 2)
+        rates = half(rates)
     return found
 
 
@@ -327,4 +380,4 @@ def cost(study: Study, setting: Setting, taken: Iterable[tuple[int, int]]) -> fl
 def options(study: Study, small: bool) -> dict[str, Any]:
     """What a run goes on only with the same of, as JSON has it."""
     found = {"small": small, "full": asdict(study.full), "changed": study.small if small else {}, "settings": study.settings}
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps(found | ({"scout": study.scout} if study.scout else {})))

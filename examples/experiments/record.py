@@ -46,8 +46,9 @@ class Record:
     While it runs, finished parts are in ``NAME.partial.json``.
     """
 
-    def __init__(self, name: str, options: argparse.Namespace, shown: Shown) -> None:
-        self.name, self.folder, self.shown = name, Path(options.out), shown
+    def __init__(self, name: str, options: argparse.Namespace, shown: Shown, more: Sequence[str] = ()) -> None:
+        """``more`` are options that may change on the way: they say how many parts there are, and not what one is."""
+        self.name, self.folder, self.shown, self.more = name, Path(options.out), shown, more
         self.folder.mkdir(parents=True, exist_ok=True)
         self.options = {key: value for key, value in vars(options).items() if key != "out"}
         self.partial = self.folder / f"{name}.partial.json"
@@ -55,9 +56,15 @@ class Record:
         self.versions, self.since = environment(), time.perf_counter()
         if self.partial.exists():
             saved = json.loads(self.partial.read_text(encoding="utf-8"))
-            if saved["options"] != self.options:
+            if self.binding(saved["options"]) != self.binding(self.options):
                 raise SystemExit(f"{self.partial} is of other options, {saved['options']}: remove it or use those")
             self.parts = saved["parts"]
+
+    def binding(self, options: Any) -> Any:
+        """Options, however deep, without those that may change on the way."""
+        if not isinstance(options, dict):
+            return options
+        return {key: self.binding(x) for key, x in options.items() if key not in self.more}
 
     def once(self, key: str, work: Callable[[], Any]) -> Any:
         """The result of a part: worked out if it is not there yet, and saved at once with the seconds since the one before."""
@@ -69,7 +76,8 @@ class Record:
 
     def add(self, key: str, found: Any, seconds: float) -> None:
         """Keep the result of a part, and save it at once."""
-        self.parts[key] = {"found": found, "seconds": round(seconds, 1), "code": self.versions["code"]}
+        made = {name: self.versions[name] for name in ("code", "device")}
+        self.parts[key] = {"found": found, "seconds": round(seconds, 1), **made}
         fresh = self.partial.with_suffix(".new")
         fresh.write_text(
             json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
@@ -91,13 +99,17 @@ class Record:
         return torch.load(path), rest
 
     def take_up(self) -> None:
-        """Go on from what was published, if that is of the same options."""
-        path = self.folder / f"{self.name}.json"
-        if self.parts or not runs_of(path).exists():
+        """Go on from what was published, in the folder or else in the documentation; of other options nothing is mixed in, nor
+        overwritten."""
+        there = [path for folder in (self.folder, DOCS) if runs_of(path := folder / f"{self.name}.json").exists()]
+        if self.parts or not there:
             return
-        whole, parts = json.loads(path.read_text(encoding="utf-8")), json.loads(packed.read(runs_of(path)))
-        if whole["options"] == published(self.options):
-            self.parts = parts
+        path = there[0]
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        if self.binding(whole["options"]) == self.binding(published(self.options)):
+            self.parts = json.loads(packed.read(runs_of(path)))
+        elif path.parent == self.folder:
+            raise SystemExit(f"{path} is of other options, {whole['options']}: give another --out, or remove it and its runs")
 
     def publish(self, results: Any, with_runs: bool = False) -> str:
         """Write what was found so far, its tables and its plot, and the runs behind it if asked; return the tables."""
@@ -148,16 +160,25 @@ def program(name: str) -> str:
 
 
 def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
-    """What ``NAME.json`` says of a run, given its ``NAME.partial.json``: ``codes`` are those that its parts were found with."""
+    """What ``NAME.json`` says of a run, given its ``NAME.partial.json``.
+
+    ``codes`` and ``devices`` are those that its parts were found with; ``versions`` is the environment of the last of them.
+    """
     return {
         "experiment": name,
         "command": f"PYTHONPATH=examples python -m {program(name)}",
         "options": saved["options"],
         "seconds": round(sum(part["seconds"] for part in saved["parts"].values()), 1),
         "versions": saved["versions"],
-        "codes": list(dict.fromkeys(part["code"] for part in saved["parts"].values() if "code" in part)),
+        "codes": those(saved["parts"], "code"),
+        "devices": those(saved["parts"], "device"),
         "results": results,
     }
+
+
+def those(parts: dict[str, Any], name: str) -> list[str]:
+    """What parts say of themselves, each once; those of before they did say nothing."""
+    return list(dict.fromkeys(part[name] for part in parts.values() if name in part))
 
 
 def publish(folder: Path, whole: dict[str, Any], shown: Shown) -> str:
@@ -213,14 +234,19 @@ def numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def axes(columns: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure, Any]:
-    """A figure in the style of the documentation."""
-    figure, found = plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False)
-    for ax in found[0]:
+def axes(count: int, width: float = 4.2, height: float = 3.6, across: int = 0) -> tuple[Figure, Any]:
+    """A figure in the style of the documentation, of so many panels, ``across`` of them in a row; all by default."""
+    columns = min(across or count, count)
+    rows = -(-count // columns)
+    size = (width * columns, height * rows)
+    figure, found = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for ax in found.flat[count:]:
+        ax.remove()
+    for ax in found.flat[:count]:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="both", color="#e3e6e8", linewidth=0.6)
         ax.set_axisbelow(True)
-    return figure, found[0]
+    return figure, found.flat[:count]
 
 
 if __name__ == "__main__":

@@ -130,10 +130,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     with bars(count=False) as progress:
         for name in progress.track(chosen.maps.split(";"), description="attention"):
-            learned = {key: x for key, x in encoder.w.items() if x.is_floating_point()}
+            made = {}
             if name in LEARNED:
-                learned |= record.arrays(f"distilled {name}", lambda n=name: (maps(n, encoder, chosen), None))[0]
-            frozen = Reader(encoder, name, learned)
+                made = record.arrays(f"distilled {name}", lambda n=name: (maps(n, encoder, chosen), None))[0]
+            frozen = Reader(encoder, name, weights(encoder) | made)
 
             def measure(stage: str, make: Callable[[], Reader], name: str = name) -> None:
                 results.setdefault(name, {})[stage] = record.once(f"{stage} {name}", lambda: score(make(), held_out, chosen))
@@ -143,13 +143,23 @@ def main() -> None:
     record.finish({"maps": results, "pairs": {"trained on": len(training), "held out": len(held_out)}})
 
 
+def weights(encoder: Encoder) -> Arrays:
+    """What is finetuned of the encoder itself."""
+    return {key: x for key, x in encoder.w.items() if x.is_floating_point()}
+
+
+def reader(name: str, encoder: Encoder, chosen: Any) -> Reader:
+    """The encoder with some attention, whose map is distilled if it is learned."""
+    return Reader(encoder, name, weights(encoder) | (maps(name, encoder, chosen) if name in LEARNED else {}))
+
+
 def maps(name: str, encoder: Encoder, chosen: Any) -> Arrays:
     """Parameters of the distilled maps of all layers."""
     with torch.no_grad():
         read = queries_and_keys(encoder, passages(encoder, SHORT, held_out=False)[: chosen.distil_train])
     found: Arrays = {}
     for layer in range(LAYERS):
-        of = distil(name, read, layer, chosen.distil_steps, chosen.distil_batch)["parameters"]
+        of = distil(name, read, layer, chosen.distil_steps, chosen.distil_batch, chosen.seed)["parameters"]
         found |= {f"map.{layer}.{key}": torch.tensor(x) for key, x in of.items()}
     assert len(found) == LAYERS * len(initial(name)[0])
     return found

@@ -40,7 +40,8 @@ class Work(NamedTuple):
 def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1, seconds: float = math.inf) -> None:
     """Run some studies, ``jobs`` parts at a time on each device, and write each one's results, tables and plot into ``out``.
 
-    Earlier studies go first, short schedules of one before long ones. What does not end within ``seconds`` is left and said.
+    Cells without any run go first, in the order of the studies, then rates beyond an end, then long schedules; and before those
+    whatever by its estimate ends within ``seconds``. What does not end by then is left and said.
     """
     deadline = time.time() + seconds
     running = {study.name: Running(study, out, device, small) for study in of}
@@ -51,8 +52,10 @@ def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int 
     failed: list[Work] = []
     with Crew(jobs, device) as crew:
         while True:
-            waiting = (work for one in running.values() for work in one.due() if work not in begun)
-            for work in crew.take(waiting):
+            waiting = [(one, work) for one in running.values() for work in one.due() if work not in begun]
+            left = deadline - time.time()
+            waiting.sort(key=lambda of: (of[0].seconds(of[1]) * crew.threads > left, of[0].turn(of[1])))
+            for _, work in crew.take(waiting):
                 begun.add(work)
                 crew.begin(work, part, (work, small, deadline))
             if not crew.busy:
@@ -63,7 +66,7 @@ def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int 
                 print(error, end="", flush=True)
                 continue
             one = running[work.study]
-            one.record.add(str(work), found, spent)
+            one.add(work, found, spent)
             print(f"{work.study}: {work}: {spent:.1f} s, {told(one.study, found)}", flush=True)
             one.publish()
     for work in late:
@@ -84,13 +87,30 @@ class Running:
     def __init__(self, study: Study, out: Path, device: str, small: bool) -> None:
         given = argparse.Namespace(out=str(out), device=device, **protocol.options(study, small))
         self.study, self.small = study, small
-        self.record = Record(study.name, given, functools.partial(pages.shown, study))
+        self.record = Record(study.name, given, functools.partial(pages.shown, study), protocol.MORE)
         self.record.take_up()
+        self.pace = protocol.pace(study, list(self.record.parts.values()))
 
     def due(self) -> list[Work]:
         """What can be trained next, short schedules first."""
         found = [work for key in self.study.cells(self.small) for work in self.of_cell(*key)]
         return sorted(found, key=lambda work: (not work.scout, work.some.steps))
+
+    def add(self, work: Work, found: list[Run], spent: float) -> None:
+        self.record.add(str(work), found, spent)
+        self.pace = protocol.pace(self.study, list(self.record.parts.values()))
+
+    def turn(self, work: Work) -> int:
+        """When a work is taken, beside those of other studies: 0 for a cell that has no runs, then by the length."""
+        setting = self.study.cells(self.small, work.scout)[work.model, work.column]
+        there = self.runs(work.model).get(SCOUT if work.scout else work.column)
+        return 1 + work.some.steps // setting.steps if there else 0
+
+    def seconds(self, work: Work) -> float:
+        """An estimate of its share of a GPU's time, by the pace of what was run."""
+        setting = self.study.cells(self.small, work.scout)[work.model, work.column]
+        taken = [(work.some.steps, len(protocol.members(work.some)))]
+        return protocol.cost(self.study, setting, taken) * self.pace
 
     def of_cell(self, model: str, column: str) -> list[Work]:
         setting, runs = self.study.cells(self.small)[model, column], self.runs(model)
@@ -137,31 +157,37 @@ def trained(study: Study, model: str, setting: Setting, some: Due, device: str, 
     return train(make, task, some.rates, some.seeds, some.steps, device, enough, deadline)
 
 
-def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random) -> dict[str, Any]:
+def check(study: Study, whole: dict[str, Any], device: str, draw: random.Random, deadline: float = math.inf) -> dict[str, Any]:
     """Train one recorded cell, drawn at random, again with other seeds at its rate and schedule.
 
     Returns:
         Which cell it was, what was recorded and what was found, as mean, least and most, and whether the mean that was found
-        lies within the recorded spread, taken as wide again to either side: three seeds do not span what more would.
+        lies within the recorded spread, taken as wide again to either side: three seeds do not span what more would. A
+        difference below the study's tolerance is none.
     """
     small = bool(whole["options"].get("small"))
     cells = {(model, name): of for name, by in whole["results"]["summary"].items() for model, of in by.items()}
-    on_it = [key for key in cells if key in study.cells(small) and (small or not cells[key]["lacks"])]
-    if not on_it:
+    whole_cells = [key for key in cells if key in study.cells(small) and not lacks_seeds(study, cells[key])]
+    if not whole_cells:
         raise SystemExit(
-            f"no recorded cell of {study.name} is on the protocol: run it first, python -m experiments {study.name}"
+            f"no recorded cell of {study.name} has all its seeds: run it first, python -m experiments {study.name}"
         )
-    model, name = draw.choice(on_it)
+    model, name = draw.choice(whole_cells)
     recorded, setting = cells[model, name], study.cells(small)[model, name]
     seeds = tuple(range(1000, 1000 + setting.seeds))
     again = protocol.stacks(setting, recorded["steps"], (recorded["rate"],), seeds)
-    runs = [one for some in again for one in trained(study, model, setting, some, device)]
+    runs = [one for some in again for one in trained(study, model, setting, some, device, deadline)]
     found = protocol.summary(study, runs).figures.get(study.score)
     _, least, most = recorded["figures"][study.score]
     margin = max(most - least, study.tolerance)
     agrees = found is not None and least - margin <= found[0] <= most + margin
     cell = {"model": model, "setting": name, "score": study.score, "recorded": list(recorded["figures"][study.score])}
     return {**cell, "again": None if found is None else list(found), "agrees": agrees}
+
+
+def lacks_seeds(study: Study, cell: dict[str, Any]) -> bool:
+    """Whether a recorded cell has no spread that another run could be held against."""
+    return study.score not in cell["figures"] or any(lack.endswith(("seeds", "rates")) for lack in cell["lacks"])
 
 
 def results(study: Study, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:

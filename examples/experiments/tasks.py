@@ -6,6 +6,7 @@ A batch is ``ids [B, T]`` and ``targets [B, T]``, what a model is to say at each
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import sys
 import sysconfig
@@ -42,6 +43,9 @@ class Recall:
     pairs: int
     batch: int
     keys: int = 64
+
+    text = ""
+    """It reads none."""
 
     @property
     def symbols(self) -> int:
@@ -127,6 +131,14 @@ class Text:
     @property
     def tokens(self) -> int:
         return self.length
+
+    @property
+    def text(self) -> str:
+        """A hash of all three parts: they are those of the Python and the packages that are installed."""
+        hashed = hashlib.sha256()
+        for part, stream in read(self.packages).items():
+            hashed.update(part.encode() + stream.numpy().tobytes())
+        return hashed.hexdigest()[:16]
 
     def batches(self, seed: int, device: str = "cpu") -> Iterator[Batch]:
         generator, stream = torch.Generator().manual_seed(seed), read(self.packages)["training"]

@@ -226,6 +226,41 @@ def test_cosformer_needs_no_positions_in_packed_sequences(make):
     np.testing.assert_allclose(np.asarray(packed[:, 4:]), np.asarray(alone), rtol=1e-4, atol=1e-5)
 
 
+# -- large numbers ---------------------------------------------------------------------------------------------------
+
+EXPONENTIALS = {
+    "exp": lambda make: Exp(),
+    "hedgehog": lambda make: Hedgehog(make(np.tile(np.eye(K, dtype=np.float32), (H, 1, 1)))),
+}
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_exponents_are_held_where_sums_of_weights_are_finite(framework, name):
+    x = np.array([-1e30, -200, -36, -34, 0.5, 34, 36, 1e30, np.nan], np.float32)
+    rows = np.broadcast_to(x[:, None, None], (len(x), H, K)).copy()
+    found = np.asarray(EXPONENTIALS[name](maker(framework))(array(framework, rows)))[:, 0]
+    wanted = np.exp(x.clip(-feature_maps.base.HIGHEST, feature_maps.base.HIGHEST).astype(float))
+    np.testing.assert_allclose(found[:, 0], wanted, rtol=3e-5)
+    np.testing.assert_allclose(found[:, -1], 1 / wanted if name == "hedgehog" else wanted, rtol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", EXPONENTIALS)
+def test_queries_and_keys_of_any_length_give_finite_means_and_gradients(name, dtype):
+    """A sum of weights past float32 would make an output ``inf / inf``, and every gradient of the model not a number."""
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 100, H, K) for _ in range(3))
+    q, k, v = (x.to(getattr(torch, dtype)).requires_grad_() for x in (100 * q, 100 * k, v))
+    phi = EXPONENTIALS[name](torch.from_numpy)
+    o, state = linattn.linear_attn(q, k, v, feature_map=phi, normalize=True, output_final_state=True)
+    assert o.isfinite().all()
+    assert state.isfinite().all()
+    assert o.abs().max() <= 1.01 * v.abs().max()
+    assert all(found.isfinite().all() for found in torch.autograd.grad(o.float().square().sum(), (q, k, v)))
+    assert feature_maps.distillation_loss(phi, q, k).isfinite()
+
+
 # -- in operators ----------------------------------------------------------------------------------------------------
 
 

@@ -1,40 +1,105 @@
-"""Figures in the text of the experiments' pages, and in what the systems' pages say of them, are those of their records.
+"""Figures and comparisons in the text of the experiments' pages, and in what the systems' pages say of them, are those of their
+records.
 
 A comment at the end of a paragraph says where each figure comes from: ``<!-- 1.67 =
 {gates:summary/1 head/vector/figures/bits/0}; … -->``. ``{RECORD:PATH}`` is a number in the results of ``RECORD.json``, to be
 added, subtracted and divided; ``given`` is said of a number that is no result of ours. Numbers with a decimal point,
 percentages and ratios must all be accounted for.
+
+What is compared stands there too: ``A < B`` of numbers, and of cells of studies, ``{gates:summary/1 head/vector}``,
+``A before B`` if all seeds of the one are before all of the other, those among them that a check trained again, and
+``A level with B`` if neither is. A cell is of the study's score, or of the figure that is named. All three may be chained, and
+``(a|b)`` in a path stands for each of those. Where a claim has one of :data:`COMPARES`, there must be such a comparison.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from experiments import protocol, studies
+from experiments.record import runs_of
+from linattn_conformance import packed
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 FIGURE = re.compile(r"(?<![\w.,/])(?:\d[\d,]*\.\d+(?: %| times)?|\d+(?: %| times))(?![\w/])")
 CLAIMS = re.compile(r"<!-- (.*?) -->")
+RELATION = re.compile(r" (<|before|level with) ")
+COMPARES = re.compile(r"\b(ahead|behind|level|overlap(ped|s)?|better|best|worse|worst|lowest|highest|first of|seeds? before)\b")
 PAGES = sorted(path for path in DOCS.glob("*.md") if not path.name.endswith(".table.md"))
 SYSTEMS = [DOCS.parent / "systems" / f"{name}.md" for name in ("flash", "gla", "hedgehog", "survey")]
 
 
+@functools.cache
+def results(record: str) -> Any:
+    return json.loads((DOCS / f"{record}.json").read_text(encoding="utf-8"))["results"]
+
+
+def at(record: str, path: str) -> Any:
+    """What stands at a path of a record, whose keys may have strokes themselves."""
+    found = results(record)
+    while path:
+        keys = map(str, range(len(found))) if isinstance(found, list) else found
+        key = max((key for key in keys if f"{path}/".startswith(f"{key}/")), key=len, default=None)
+        assert key is not None, f"{record} has no {path}"
+        found, path = found[int(key)] if isinstance(found, list) else found[key], path[len(key) + 1 :]
+    return found
+
+
 def value(expression: str) -> float:
     """What an expression over records comes to."""
-
-    def found(match: re.Match[str]) -> str:
-        record, path = match[1].split(":", 1)
-        at = json.loads((DOCS / f"{record}.json").read_text(encoding="utf-8"))["results"]
-        for key in path.split("/"):
-            at = at[int(key)] if isinstance(at, list) else at[key]
-        return repr(float(at))
-
-    arithmetic = re.sub(r"\{(.*?)\}", found, expression)
+    arithmetic = re.sub(r"\{(.*?)\}", lambda match: repr(float(at(*match[1].split(":", 1)))), expression)
     assert re.fullmatch(r"[\d.e +\-/*()]+", arithmetic), arithmetic
     return eval(arithmetic)
+
+
+def each(term: str) -> list[str]:
+    """A term for each choice of what stands in it as ``(a|b)``."""
+    parts = re.split(r"\(([^()]*\|[^()]*)\)", term)
+    choices = [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(of) for of in itertools.product(*choices)]
+
+
+def seeds(term: str) -> tuple[str, tuple[float, ...]]:
+    """The study of a cell, and mean, least and greatest of its seeds, those of a check among them."""
+    name, path = re.fullmatch(r"\{(\w+):(summary/[^}]*)\}", term).groups()
+    score = studies.study(name).score
+    cell, _, figure = path.partition("/figures/")
+    found = at(name, f"{cell}/figures/{figure or score}")
+    check = results("checks").get(name, {})
+    if cell.split("/")[1:] == [check.get("setting"), check.get("model")] and (figure or score) == check["score"]:
+        assert check["recorded"] == pytest.approx(found), (
+            f"{name}: the check is of an earlier run, python -m experiments {name} --check"
+        )
+        found = [found[0], min(found[1], check["again"][1]), max(found[2], check["again"][2])]
+    return name, tuple(found)
+
+
+def holds(a: str, relation: str, b: str) -> bool:
+    """Whether one term stands to another as is said."""
+    if relation == "<":
+        return value(a) < value(b)
+    (name, one), (_, other) = seeds(a), seeds(b)
+    study = studies.study(name)
+    before, after = protocol.ahead(study, one, other), protocol.ahead(study, other, one)
+    return before if relation == "before" else not before and not after
+
+
+def comparison_faults(claim: str) -> list[str]:
+    """Neighbours in a chain of comparisons that do not stand so."""
+    terms = RELATION.split(claim)
+    links = zip(terms[::2], terms[1::2], terms[2::2], strict=False)
+    found = [(a, relation, b) for one, relation, other in links for a in each(one) for b in each(other)]
+    return [f"not so: {a} {relation} {b}" for a, relation, b in found if not holds(a, relation, b)]
 
 
 def agrees(figure: str, found: float) -> bool:
@@ -47,16 +112,25 @@ def agrees(figure: str, found: float) -> bool:
 
 def faults(paragraph: str) -> list[str]:
     """What is wrong with the figures of a paragraph."""
-    claims = [claim.partition(" = ")[::2] for text in CLAIMS.findall(paragraph) for claim in text.split("; ")]
+    said = [claim for text in CLAIMS.findall(paragraph) for claim in text.split("; ")]
+    comparisons = [claim for claim in said if RELATION.search(claim)]
+    claims = [claim.partition(" = ")[::2] for claim in said if claim not in comparisons]
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", CLAIMS.sub("", paragraph))
     sourced = {bare(figure) for figure, _ in claims}
-    found = [f"{figure}: no source" for figure in FIGURE.findall(prose) if bare(figure) not in sourced]
+    found = [fault for claim in comparisons for fault in comparison_faults(claim)]
+    found += [f"{figure}: no source" for figure in FIGURE.findall(prose) if bare(figure) not in sourced]
     for figure, source in claims:
         if bare(figure) not in prose:
             found.append(f"{figure}: not in the paragraph")
         elif source != "given" and not agrees(figure, value(source)):
             found.append(f"{figure} is {value(source):.6g}")
     return found
+
+
+def compares_unshown(paragraph: str) -> bool:
+    """Whether it compares, and no comparison stands behind it."""
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", CLAIMS.sub("", paragraph))
+    return bool(COMPARES.search(prose)) and not any(RELATION.search(text) for text in CLAIMS.findall(paragraph))
 
 
 def bare(figure: str) -> str:
@@ -88,13 +162,58 @@ def test_every_figure_on_a_page_is_that_of_its_record(page):
     assert {line[:60]: found for line in paragraphs(page) if (found := faults(line))} == {}
 
 
-@pytest.mark.parametrize(
-    ("heads", "overlapping"), [("1 head", ["fixed, scalar"]), ("4 heads", ["scalar, vector"]), ("8 heads", [])]
-)
-def test_gates_whose_seeds_overlap_are_those_that_gla_s_page_names(heads, overlapping):
-    summary = json.loads((DOCS / "gates.json").read_text(encoding="utf-8"))["results"]["summary"][heads]
-    seeds = {gate: summary[gate]["figures"]["bits"][1:] for gate in ("none", "fixed", "scalar", "vector")}
-    assert [f"{worse}, {better}" for worse, better in pairwise(seeds) if min(seeds[worse]) <= max(seeds[better])] == overlapping
+COMPARING = [path for path in PAGES if path.stem != "index"]  # which says how it is done, not what came out
+
+
+@pytest.mark.parametrize("page", COMPARING, ids=lambda path: path.stem)
+def test_every_comparison_on_a_page_is_shown(page):
+    lines = [line for line in paragraphs(page) if line.startswith("- ") or CLAIMS.search(line)]
+    assert [line[:60] for line in lines if compares_unshown(line)] == []
+
+
+@pytest.mark.parametrize("page", SYSTEMS, ids=lambda path: path.stem)
+def test_every_comparison_of_what_matched_is_shown(page):
+    assert [row[:60] for row in matched(page) if compares_unshown(row.partition(" | ")[2])] == []
+
+
+def test_what_the_page_of_recall_says_of_doubled_schedules():
+    study = studies.study("mqar")
+    parts = json.loads(packed.read(runs_of(DOCS / "mqar.json"))).values()
+    cells: dict[tuple[str, str], list[Any]] = {}
+    for run in (run for part in parts for run in part["found"]):
+        cells.setdefault((run["setting"], run["model"]), []).append(run)
+    means = {
+        key: [protocol.spread(study, of, steps)[0] for steps in sorted({run["steps"] for run in of})]
+        for key, of in cells.items()
+    }
+    doubled = {key: after - before for key, (before, *rest) in means.items() for after in rest}
+    text = (DOCS / "mqar.md").read_text(encoding="utf-8")
+    assert f"in {sum(by > 0.05 for by in doubled.values())} of the {len(doubled)} cells that were doubled" in text
+    assert "The column with 32 pairs and no convolution was doubled for softmax and DeltaNet alone." in text
+    last = "width 64, 32 pairs, no convolution"
+    assert {model for setting, model in doubled if setting == last} == {"softmax", "DeltaNet"}
+
+
+AT_AN_END = {
+    "gates": (
+        {"none", "fixed", "scalar", "vector", "outer"},
+        "In all cells the best rate of the longer schedule is the highest",
+    ),
+    "flash": ({"FLASH", "MC-TFM++"}, "Its best rate is the highest that was tried, as FLASH's is"),
+    "extrapolation": (
+        {"GLA", "Gated DeltaNet", "RetNet", "RetNet, carried"},
+        "The best rate of GLA, Gated DeltaNet and RetNet on windows, and of RetNet with carried states, is the highest",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_AN_END)
+def test_where_the_best_rate_is_the_highest_the_page_says_so(name):
+    models, said = AT_AN_END[name]
+    cells = [(model, cell) for of in results(name)["summary"].values() for model, cell in of.items()]
+    highest = {model.partition(", chunks")[0] for model, cell in cells if cell["rate"] == protocol.RATES[-1]}
+    assert highest == models
+    assert said in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_a_figure_that_is_not_the_record_s_is_found():
@@ -103,3 +222,23 @@ def test_a_figure_that_is_not_the_record_s_is_found():
     assert faults(f"GLA takes 1.63 bits. <!-- 1.63 = {gla} -->") == ["1.63 is 1.62261"]
     assert faults("GLA takes 1.62 bits, 12 % less.") == ["1.62: no source", "12 %: no source"]
     assert faults(f"GLA is good. <!-- 1.62 = {gla} -->") == ["1.62: not in the paragraph"]
+
+
+def test_a_comparison_that_is_not_the_record_s_is_found():
+    heads = "{gates:summary/1 head/%s}"
+    vector, scalar, fixed = (heads % gate for gate in ("vector", "scalar", "fixed"))
+    assert faults(f"- As in the paper. <!-- {vector} before {scalar} level with {fixed} -->") == []
+    assert faults(f"- Not so. <!-- {fixed} before {vector} -->") == [f"not so: {fixed} before {vector}"]
+    assert faults(f"- Not so. <!-- {heads % '(vector|fixed)'} before {scalar} -->") == [f"not so: {fixed} before {scalar}"]
+    assert faults(f"- Not so. <!-- 2 < {scalar[:-1]}/figures/bits/0}} -->") == [f"not so: 2 < {scalar[:-1]}/figures/bits/0}}"]
+    assert compares_unshown("GLA is ahead.")
+    assert compares_unshown("GLA is ahead of 1.72. <!-- 1.72 = {gates:summary/1 head/scalar/figures/bits/0} -->")
+    assert not compares_unshown(f"GLA is ahead. <!-- {vector} before {scalar} -->")
+
+
+def test_seeds_of_a_check_are_seeds_too():
+    """Three more of the vector gate with eight heads reach those of the scalar one."""
+    recorded = at("gates", "summary/8 heads/vector/figures/bits")
+    _, (_, least, greatest) = seeds("{gates:summary/8 heads/vector}")
+    assert (least, greatest) == (recorded[1], results("checks")["gates"]["again"][2])
+    assert holds("{gates:summary/8 heads/vector}", "level with", "{gates:summary/8 heads/scalar}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from experiments import retrieval  # noqa: E402
+from experiments import checks, retrieval  # noqa: E402
 
 WORDS = [f"w{i}" for i in range(40)]
 CHOSEN = argparse.Namespace(query=3, document=3, steps=150, batch=8, rate=3e-2, seed=0)
@@ -71,3 +72,22 @@ def test_held_out_summaries_are_not_trained_on():
     assert min(len(training), len(held_out)) > 150
     assert not {summary for summary, _ in training} & {summary for summary, _ in held_out}
     assert not {rest for _, rest in training} & {rest for _, rest in held_out}
+
+
+@pytest.mark.parametrize(("first", "agrees"), [(0.95, True), (0.2, False)])
+def test_a_cell_of_the_table_comes_out_again_or_not(first, agrees, monkeypatch):
+    """Of the documents of the table, finetuned from another seed."""
+    of = [(f"w{i}", f"w{i + 20}") for i in range(20)]
+    monkeypatch.setattr(checks.minilm, "encoder_of", lambda: Bag(1))
+    monkeypatch.setattr(retrieval, "pairs", lambda held_out: of)
+    whole = {"options": vars(CHOSEN) | {"held_out": 20}, "results": {"maps": {"softmax": {"finetuned": {"first": first}}}}}
+    draw = random.Random(0)
+    monkeypatch.setattr(draw, "choice", lambda of: of[-1])
+    found = checks.of_retrieval(whole, draw)
+    assert (found["model"], found["setting"], found["recorded"], found["agrees"]) == (
+        "softmax",
+        "finetuned",
+        [first] * 3,
+        agrees,
+    )
+    assert found["again"][0] > 0.9

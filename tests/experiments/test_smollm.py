@@ -156,6 +156,23 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
 
 
+@pytest.mark.parametrize("name", ["hedgehog", "hedgehog, softmax", "hedgehog, eq. 3"])
+def test_finetuning_in_bfloat16_stays_finite_however_long_queries_grow(decoder, name, monkeypatch):
+    """Queries and keys whose exponentials overflow together: without a bound, the first step makes everything NaN."""
+    w = {key: 20 * x if key.endswith(("attn_q", "attn_k")) else x for key, x in decoder.w.items()}
+    long, (data, _) = Decoder({key: x.bfloat16() for key, x in w.items()}, decoder.sizes), streams()
+    start = initial(name, long)
+    whole = Conversion(name, start.learned | smollm.adapters(long, 2, 0))
+
+    def finite():
+        learned, course = smollm.finetune(long, whole, windows(data, 20), steps(3), 2, 1e-3, no_score, unseen)
+        return all(x.isfinite().all() for x in learned.values()) and math.isfinite(course[-1]["loss"])
+
+    assert finite()
+    monkeypatch.setattr(feature_maps.base, "HIGHEST", 1e4)
+    assert finite() is (name == "hedgehog, softmax")
+
+
 def test_the_floor_is_where_a_map_that_is_softmax_would_be(decoder):
     """Weights of one layer, written out: cross entropy of the softmax with itself."""
     ids, weights = torch.randint(SYMBOLS, (2, 9)), []

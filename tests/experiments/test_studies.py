@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib")
 
 from experiments import __main__ as command  # noqa: E402
 from experiments import batched, crew, graphs, pages, protocol, runner, studies  # noqa: E402
+from experiments.checks import CHECKS  # noqa: E402
 from experiments.frame import Model, ScaleNorm, of  # noqa: E402
 from experiments.mixers import GATES, GatedMixer, layer  # noqa: E402
 from experiments.protocol import RATES, Setting, Study  # noqa: E402
@@ -331,11 +332,18 @@ def test_the_rate_is_the_best_on_validation_data_and_the_figure_that_of_test_dat
     assert (cell.rate, cell.steps, cell.parameters) == (0.002, 10, 7)
     assert cell.figures["bits"] == pytest.approx((2.3, 2.1, 2.5))
     assert cell.lacks == ["schedule not shown to be long enough"]
-    assert protocol.summary(STUDY, runs + made_up(r1_20=(3, 3, 3))).lacks == []
+    assert protocol.summary(STUDY, runs + made_up(r1_20=(3, 3, 3), r2_20=(2, 2, 2))).lacks == []
 
 
 @pytest.mark.parametrize(
-    ("after", "settled"), [((2.0, 2.0, 2.0), True), ((1.9, 1.9, 1.9), False), ((1.9, 1.9, 2.05), True), ((None, 2, 2), False)]
+    ("after", "settled"),
+    [
+        ((2.0, 2.0, 2.0), True),
+        ((1.9, 1.9, 1.9), False),
+        ((1.5, 2.0, 2.5), True),
+        ((1.5, 1.9, 2.5), False),  # seeds that differ are no sign of an end
+        ((None, 2, 2), False),
+    ],
 )
 def test_a_schedule_is_long_enough_when_doubling_it_changes_nothing(after, settled):
     runs = made_up(r1_10=(2.3, 2.3, 2.3), r1_20=[x and x + 0.3 for x in after])
@@ -366,14 +374,37 @@ def test_doubling_must_not_turn_the_order_of_two_models(before, after, lacks):
     assert found == {"a": lacks, "b": []}
 
 
+def test_models_that_read_different_texts_are_not_compared():
+    runs = [[run | {"text": text} for run in made_up(r1_10=(1, 1, 1))] for text in ("x", "x", "y", "")]
+    found = lambda *of: protocol.summaries(STUDY, dict(zip("ab", of, strict=True)))["a"].lacks  # noqa: E731
+    assert "runs of the setting read different texts" in found(runs[0], runs[2])
+    assert "runs of the setting read different texts" not in found(runs[0], runs[1])
+    assert "runs of the setting read different texts" not in found(runs[0], runs[3])
+
+
+def test_a_text_is_told_by_its_hash(monkeypatch):
+    texts = iter([{"training": torch.tensor([1, 2], dtype=torch.uint8)}, {"training": torch.tensor([1, 3], dtype=torch.uint8)}])
+    monkeypatch.setattr("experiments.tasks.read", lambda packages: next(texts))
+    one, other = Text(8, 1).text, Text(8, 1).text
+    assert len(one) == len(other) == 16
+    assert one != other
+
+
 def test_what_a_run_lacks_is_said():
     assert protocol.lacks(STUDY, made_up(r1_10=(2.0, 2.0))) == [
         "2 of 3 seeds", "1 of 4 rates", "schedule not shown to be long enough",
     ]  # fmt: skip
-    whole = {f"r{rate}_{steps}": (2.0, 2.0, 2.0) for rate in (1, 2, 5, 10) for steps in (10, 20)}
+    whole = {f"r{rate}_{steps}": (abs(rate - 2.1),) * 3 for rate in (1, 2, 5, 10) for steps in (10, 20)}
     assert protocol.lacks(STUDY, made_up(**whole)) == []
+    assert protocol.lacks(STUDY, made_up(**whole | {"r2_20": (0.1, 0.1)})) == ["2 of 3 seeds"]  # of the longest schedule
+    assert protocol.lacks(STUDY, made_up(**whole | {"r10_20": (0, 0, 0)})) == ["the best rate is at an end of those tried"]
+    del whole["r2_20"]
+    assert protocol.lacks(STUDY, made_up(**whole))[1:] == ["the best rate has no longer schedule"]
+    whole["r2_20"] = (0.1, 0.1, 0.1)
     assert pages.state(STUDY, runner.results(STUDY, {"a": {"found": made_up(**whole)}})["summary"]) == "*On the protocol.*"
     assert pages.state(STUDY, None).startswith("*Not run yet on this protocol*: 1 cells")
+    lacking = {("a", "x"): {"lacks": ["2 of 3 seeds", "late"]}, ("a", "y"): {"lacks": ["1 of 3 seeds", "late", "odd"]}}
+    assert pages.lacking(lacking) == ["1 of 3 seeds", "late (2 cells)", "odd (1 cell)"]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +416,8 @@ def test_schedules_are_doubled_to_the_end_or_until_the_task_is_solved(study, ste
         some = due[0]  # one at a time, as if it had been cut off after each
         taken.append((some.steps, len(some.rates) * len(some.seeds)))
         score = {1000: 3.0, 2000: 2.2}.get(some.steps, 1.995)
-        runs += [run for rate in some.rates for run in made_up(**{f"r{int(1000 * rate)}_{some.steps}": (score,) * 3})]
+        for rate in some.rates:
+            runs += made_up(**{f"r{int(1000 * rate)}_{some.steps}": (score + abs(rate - 2e-3),) * 3})
     assert [at for at, _ in taken] == steps
     assert [members for _, members in taken][:4] == [6, 6, 6, 3]
 
@@ -420,9 +452,48 @@ def test_training_stops_once_all_seeds_of_a_rate_have_learned_the_task():
 
 def test_the_better_half_of_the_rates_goes_on():
     runs = made_up(r1_10=(3, 3, 3), r2_10=(2, 2, 2.5), r5_10=(1, 1, None), r10_10=(2, 2, 2))
-    assert protocol.better_half(STUDY, runs) == (0.002, 0.01)
-    assert protocol.better_half(STUDY, runs[:9]) == (0.001, 0.002)
-    assert protocol.better_half(STUDY, runs[:3]) == (0.001,)
+    assert protocol.best_rates(STUDY, runs, protocol.half(4)) == (0.002, 0.01)
+    assert protocol.best_rates(STUDY, runs[:9], protocol.half(3)) == (0.001, 0.002)
+    assert protocol.best_rates(STUDY, runs[:3], protocol.half(1)) == (0.001,)
+
+
+def test_where_the_best_rate_is_at_an_end_one_beyond_is_tried():
+    setting = Setting(steps=10, doublings=1)
+    best = lambda at, steps, rates: [  # noqa: E731
+        run | {"rate": rate} for rate in rates for run in made_up(**{f"r1_{steps}": (1 + abs(rate - at),) * 3})
+    ]
+    taken, runs = [], []
+    while due := protocol.due(STUDY, setting, runs):
+        taken += [(some.steps, some.rates) for some in due]
+        runs += [run for some in due for run in best(0.1, some.steps, some.rates)]
+    assert taken == [(10, RATES), (10, (0.02,)), (10, (0.04,)), (20, (0.02, 0.04))]
+    assert "the best rate is at an end of those tried" in protocol.lacks(STUDY, runs)
+    runs = best(0.0055, 10, RATES) + best(0.01, 20, (0.002, 0.005, 0.01))
+    assert protocol.due(STUDY, setting, runs) == [(20, (0.02,), (0, 1, 2))]
+    assert protocol.due(SOLVABLE, setting, best(0.01, 10, RATES)) == []  # solved: a better score is none
+
+
+def test_of_a_doubled_schedule_only_rates_without_runs_are_trained():
+    runs = made_up(**{f"r{rate}_{10}": (abs(rate - 2.1),) * 3 for rate in (1, 2, 5, 10)}, r2_20=(2, 2, 2))
+    assert protocol.due(STUDY, Setting(steps=10, doublings=1), runs) == [(20, (0.001,), (0, 1, 2))]
+
+
+def test_a_study_goes_on_with_more_runs_and_not_with_other_ones(tmp_path):
+    study, device = STUDIES["gates"], "cpu"
+    first = runner.Running(study, tmp_path, device, True)
+    first.record.add("some", [run | {"model": "none", "setting": "1 head"} for run in made_up(r1_10=(1, 1, 1))], 1.0)
+    first.publish()
+    longer = replace(study, full=replace(study.full, doublings=5, rates=(*RATES, 0.02)))
+    assert runner.Running(longer, tmp_path, "cuda", True).record.parts == first.record.parts
+    (tmp_path / "gates.partial.json").unlink()
+    assert runner.Running(longer, tmp_path, "cuda", True).record.parts == first.record.parts
+    other = replace(study, full=replace(study.full, batch=9))
+    with pytest.raises(
+        SystemExit, match=r"gates\.json is of other options, \{.*\}: give another --out, or remove it and its runs$"
+    ):
+        runner.Running(other, tmp_path, device, True)
+    scouts = [protocol.options(replace(STUDIES["size"], scout={"width": width}), False) for width in (128, 256)]
+    assert scouts[0] != scouts[1]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -502,6 +573,7 @@ def test_a_cell_that_is_run_again_agrees_or_not(again, inside, monkeypatch):
 def test_what_was_run_again_is_kept(tmp_path, monkeypatch):
     for name in ("mqar", "gates"):
         (tmp_path / f"{name}.json").write_text("{}")
+    monkeypatch.setattr(command, "DOCS", tmp_path)
     of = {"model": "a", "score": "bits", "recorded": [2.1, 2.0, 2.2], "again": [2.15, 2.1, 2.2], "agrees": True}
     found = [{**of, "setting": ""}, {**of, "setting": "x", "again": None, "agrees": False}]
     monkeypatch.setattr(runner, "check", lambda *given: found.pop(0))
@@ -522,9 +594,25 @@ def test_the_page_shows_what_was_run_again():
     assert "{include} checks.table.md" in (DOCS / "index.md").read_text()
 
 
-def test_what_is_not_on_the_protocol_is_not_run_again():
+def test_tables_of_one_seed_are_checked_too(tmp_path, monkeypatch):
+    """The kernel's estimates come out again with other directions; an error that is off does not agree."""
+    assert set(CHECKS) == {"estimators", "minilm", "retrieval"}
+    whole = json.loads((DOCS / "estimators.json").read_text())
+    whole["options"]["maps"] = 20000
+    assert CHECKS["estimators"](whole, random.Random(1))["agrees"]
+    whole["results"] = {name: {cosine: 1.1 * x for cosine, x in of.items()} for name, of in whole["results"].items()}
+    found = CHECKS["estimators"](whole, random.Random(1))
+    assert not found["agrees"]
+    monkeypatch.setitem(CHECKS, "minilm", lambda whole, draw: found)
+    assert not command.checked("minilm", tmp_path, "cpu")
+    kept = json.loads((tmp_path / "checks.json").read_text())["results"]
+    assert kept.keys() == json.loads((DOCS / "checks.json").read_text())["results"].keys() | {"minilm"}
+    assert f"| minilm | {found['model']}, {found['setting']} | error | " in (tmp_path / "checks.table.md").read_text()
+
+
+def test_what_has_no_spread_is_not_run_again():
     recorded = {"options": {}, "results": runner.results(STUDY, {"a": {"found": made_up(r1_10=(2.0,))}})}
-    error = r"^no recorded cell of made up is on the protocol: run it first, python -m experiments made up$"
+    error = r"^no recorded cell of made up has all its seeds: run it first, python -m experiments made up$"
     with pytest.raises(SystemExit, match=error):
         runner.check(STUDY, recorded, "cpu", random.Random(0))
 
@@ -583,6 +671,44 @@ def test_what_is_late_is_said_and_what_fails_stops_only_itself(tmp_path, monkeyp
     assert len(json.loads(packed.read(tmp_path / "extrapolation.runs.json.gz"))) == len(STUDIES["extrapolation"].models) - 2
 
 
+def test_cells_without_runs_go_first_and_before_all_what_ends_in_time(tmp_path, monkeypatch, little):
+    """Of two studies: what is new in the second comes before a longer schedule of the first."""
+    order = []
+
+    def train(make, task, rates, seeds, steps, device, *rest):
+        order.append((task.length, steps, rates))
+        return [run | {"rate": rate} for rate in rates for run in made_up(**{f"r1_{steps}": (1 + rate,) * len(seeds)})]
+
+    quick = {"models": {"a": of(rows.softmax)}, "settings": {"": {}}, "small": {"seeds": 1, "rates": (1e-3, 2e-3)}}
+    few = [
+        replace(
+            STUDIES[name], task=lambda s: Text(s.length, s.batch), full=Setting(steps=4, doublings=1, length=length), **quick
+        )
+        for name, length in (("gates", 16), ("masked", 32))
+    ]
+    monkeypatch.setattr(runner, "train", train)
+    monkeypatch.setattr(runner.studies, "study", lambda name: next(study for study in few if study.name == name))
+    runner.run(few, tmp_path, "cpu", small=True)
+    assert order == [(16, 4, (1e-3, 2e-3)), (32, 4, (1e-3, 2e-3)), (16, 8, (1e-3,)), (32, 8, (1e-3,))]
+    order.clear()
+    monkeypatch.setattr(runner.Running, "seconds", lambda running, work: 100 if running.study is few[0] else 1)
+    runner.run(few, tmp_path / "late", "cpu", small=True, seconds=50)
+    assert [length for length, *_ in order] == [32, 32, 16, 16]
+
+
+def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(tmp_path):
+    running = runner.Running(STUDIES["gates"], tmp_path, "cuda", False)
+    assert running.record.parts == json.loads(packed.read(DOCS / "gates.runs.json.gz"))
+    assert {work.some.rates for work in running.due()} == {(0.02,)}
+    assert 0 < sum(map(running.seconds, running.due())) < 60 * protocol.minutes(STUDIES["gates"])[1]
+    assert runner.Running(STUDIES["gates"], tmp_path, "cpu", True).record.parts == {}
+
+
+def test_a_check_ends_in_time(tmp_path, capsys):
+    assert not command.checked("gates", DOCS, "cpu", deadline=0.0)
+    assert capsys.readouterr().out == "gates: not within the time that was given: its deadline is over\n"
+
+
 def test_a_large_study_chooses_its_rates_in_small(tmp_path, monkeypatch, little):
     asked = []
 
@@ -619,6 +745,10 @@ def test_without_a_name_studies_are_listed(monkeypatch, capsys):
     [
         (["mqar", "--small"], "--small is no result: give a folder of your own, e.g. --out /tmp/small"),
         (["mqr"], f"unknown study 'mqr': there are {', '.join(studies.NAMES)}"),
+        (
+            ["mqr", "--check"],
+            f"unknown study 'mqr': there are {', '.join(studies.NAMES)}, and to --check estimators, minilm, retrieval",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_said(given, error, monkeypatch, capsys):

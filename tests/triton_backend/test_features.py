@@ -86,6 +86,18 @@ def test_sixteen_bits(dtype, other):
     compare(*draw(1, 40, K=16, D=16, dtype=dtype, other=other))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exponents_are_held_and_beyond_no_gradient_passes(dtype):
+    """As the map has it, on every framework."""
+    x = torch.tensor([-1e30, -36, -34, 0.5, 34, 36, 1e30, torch.nan], dtype=dtype).reshape(8, 1, 1).requires_grad_()
+    phi = Hedgehog(torch.ones(1, 1, 1))
+    found, wanted = features(phi, x), phi(x)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    gradients = (torch.autograd.grad(y, x, torch.ones_like(y))[0].flatten() for y in (found, wanted))
+    torch.testing.assert_close(*gradients, equal_nan=True, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=0)
+    assert (next(iter(torch.autograd.grad(features(phi, x), x, torch.ones_like(found))))[[0, 1, 5, 6]] == 0).all()
+
+
 def test_rows_are_read_where_they_lie():
     """Heads of one projection, and tokens in the reverse order of memory."""
     x, W, b = draw(2, 30, H=6, K=8)

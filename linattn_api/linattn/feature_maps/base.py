@@ -10,7 +10,23 @@ import numpy as np
 from ..errors import DeviceError, DtypeError, FrameworkError, OptionError, ShapeError
 from ..frameworks import FLOAT_DTYPES, Framework, framework_of
 
-__all__ = ["FeatureMap", "Wide", "check_fit", "check_float", "check_place", "check_whole", "outer", "parameter", "rectified"]
+__all__ = [
+    "HIGHEST",
+    "FeatureMap",
+    "Wide",
+    "check_fit",
+    "check_float",
+    "check_place",
+    "check_whole",
+    "outer",
+    "parameter",
+    "power",
+    "rectified",
+]
+
+HIGHEST = 35.0
+"""Exponents of a map are held within ± this, so that products of two features, ``e^70``, can be summed over millions of tokens
+in float32. Beyond, the sum of weights is infinite, and so a normalised output, and every gradient, not a number."""
 
 
 class FeatureMap:
@@ -48,6 +64,12 @@ class Wide(FeatureMap):
 def rectified(xp: Framework, x: Any) -> Any:
     """``max(x, 0)``, with NaN kept."""
     return xp.where(x < 0, xp.zeros_like(x), x)
+
+
+def power(xp: Framework, y: Any) -> Any:
+    """``exp(y)``, ``y`` held within ``±HIGHEST``, with NaN kept; no gradient passes beyond."""
+    bound = xp.full((), HIGHEST, like=y)
+    return xp.exp(-xp.maximum(-xp.maximum(y, -bound), -bound))
 
 
 def outer(x: Any) -> Any:

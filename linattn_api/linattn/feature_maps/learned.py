@@ -6,6 +6,7 @@ parameters, and makes the map in each call: ``Hedgehog(**parameters)``.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ShapeError
 from ..frameworks import Framework
-from .base import Wide, check_whole, outer, parameter, rectified
+from .base import Wide, check_whole, outer, parameter, power, rectified
 
 __all__ = ["Hedgehog", "Rebased", "T2r"]
 
@@ -39,6 +40,9 @@ def _heads(owner: str, x: Any) -> tuple[int, int]:
 class Hedgehog(Wide):
     """``φ(x) = [exp(y), exp(−y)]``, ``y = x W + b``, learned for each head (Zhang et al. 2024, eq. 3 and appendix A).
 
+    Exponents are held within ±35, where weights and their sums stay within float32 and bfloat16. Features in float16 overflow
+    from 11 on, but for the softmax-normalised variant.
+
     Args:
         W: ``[H, K, D]``; the features have width ``2D``.
         b: ``[H, D]``, or ``None`` for none.
@@ -54,7 +58,7 @@ class Hedgehog(Wide):
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         y = _affine(xp, x, "hedgehog", self.W, self.b)
-        activate = xp.softmax if self.softmax else xp.exp
+        activate = xp.softmax if self.softmax else functools.partial(power, xp)
         return xp.concat([activate(y), activate(-y)], axis=-1) if self.negation else activate(y)
 
     @staticmethod

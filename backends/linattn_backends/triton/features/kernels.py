@@ -3,10 +3,10 @@
 ::
 
     y = x W + b                                    of each head
-    p = exp(y), n = exp(-y)                        or, if SOFTMAX, softmax(y) and softmax(-y)
+    p = exp(y), n = exp(-y)                        or, if SOFTMAX, softmax(y) and softmax(-y); exponents within ±HIGHEST
     φ = [p, n]                                     or, without NEGATION, p alone
 
-    dy = dp ∘ p - dn ∘ n                           or p ∘ (dp - Σ dp ∘ p) - n ∘ (dn - Σ dn ∘ n)
+    dy = dp ∘ p - dn ∘ n                           or p ∘ (dp - Σ dp ∘ p) - n ∘ (dn - Σ dn ∘ n); 0 past ±HIGHEST
     dx = dy Wᵀ        dW = Σ xᵀ dy        db = Σ dy
 
 A program has one head's ``W [BK, BD]``, and rows ``[R, BK]`` of ``x [M, H, K]``, which is read where it lies. Backward it walks
@@ -15,10 +15,13 @@ over blocks of rows, makes the features again, and adds up its part of ``dW`` an
 
 import triton
 import triton.language as tl
+from linattn.feature_maps import base
 
 from ..lib.tiles import dot, dot_add
 
 __all__ = ["features_bwd", "features_fwd"]
+
+HIGHEST = tl.constexpr(base.HIGHEST)
 
 
 @triton.jit
@@ -52,16 +55,17 @@ def activated(y, columns, D: tl.constexpr, SOFTMAX: tl.constexpr):
         y = tl.where(inside, y, float("-inf"))
         e = tl.exp(y - tl.max(y, 1)[:, None])
         return e / tl.sum(e, 1)[:, None]
-    return tl.where(inside, tl.exp(y), 0.0)
+    held = tl.where(y > HIGHEST, HIGHEST, tl.where(y < -HIGHEST, -HIGHEST, y))
+    return tl.where(inside, tl.exp(held), 0.0)
 
 
 @triton.jit
-def through(d, made, SOFTMAX: tl.constexpr):
-    """The gradient of what was :func:`activated`, from ``d``, that of what was ``made`` of it."""
+def through(d, y, made, SOFTMAX: tl.constexpr):
+    """The gradient of ``y``, which was :func:`activated`, from ``d``, that of what was ``made`` of it."""
     met = d * made
     if SOFTMAX:
         return met - made * tl.sum(met, 1)[:, None]
-    return met
+    return tl.where(tl.abs(y) > HIGHEST, 0.0, met)
 
 
 @triton.jit(do_not_specialize=["M", "H"])
@@ -108,10 +112,10 @@ def features_bwd(
         bx = load_rows(x, rows, xm, channels, M, K)
         y = projected(bx, w, bias, h, columns, D, DT, PREC)
         dp = load_rows(dout, rows, om, columns, M, D).to(tl.float32)
-        dy = through(dp, activated(y, columns, D, SOFTMAX), SOFTMAX)
+        dy = through(dp, y, activated(y, columns, D, SOFTMAX), SOFTMAX)
         if NEGATION:
             dn = load_rows(dout + D, rows, om, columns, M, D).to(tl.float32)
-            dy -= through(dn, activated(-y, columns, D, SOFTMAX), SOFTMAX)
+            dy -= through(dn, -y, activated(-y, columns, D, SOFTMAX), SOFTMAX)
         dy = tl.where((rows < M)[:, None], dy, 0.0)  # of no row the features are not zero
         db += tl.sum(dy, 0)
         dw = dot_add(tl.trans(bx.to(DT)), dy.to(DT), dw, PREC)
