@@ -81,6 +81,13 @@ def test_heads_and_packed_sequences(family, launched):
 
 
 @pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
+def test_a_first_sequence_of_one_token(family, launched):
+    """Of which nothing before it is read."""
+    call(family, T=300, cu=[0, 1, 174])
+    assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
+
+
+@pytest.mark.parametrize("family", ["linear_attn", "simple_gla"])
 def test_split_sequences(family, launched, monkeypatch):
     """Into segments of more chunks than are loaded ahead."""
     monkeypatch.setattr(DiagonalVariant, "segment", lambda *sizes: 4)

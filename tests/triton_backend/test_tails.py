@@ -8,7 +8,7 @@ import linattn
 import pytest
 import torch
 from linattn.plugin import MixedState
-from triton_cases import BACKEND, arrays, call
+from triton_cases import BACKEND, arrays, call, check, pretend
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 OFFSETS, END, T = [0, 5, 5, 33], 33, 52
@@ -109,3 +109,17 @@ def test_ssd():
 def test_no_sequence_at_all():
     o, _ = call("gla", arrays("gla", T=7, state=False, cu=[0, 0]))
     assert not o.any()
+
+
+@pytest.mark.parametrize("family", ["simple_gla", "gla", "gated_delta_rule"])
+def test_what_nobody_wrote_may_overflow(family, monkeypatch):
+    """Sums over a group's value heads take rows behind the last sequence, too, which become zeros."""
+    empty = torch.empty
+
+    def largest(*size, **options):
+        x = empty(*size, **options)
+        return x.fill_(torch.finfo(x.dtype).max) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", largest)
+    pretend(monkeypatch, num_sms=1000)  # so few programs that no heads take turns
+    check(family, arrays(family, T=T, HV=2, cu=OFFSETS))

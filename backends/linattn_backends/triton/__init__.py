@@ -214,7 +214,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  chunks that leave anything at the beginning     reach.py:chunks_in_reach
 
-`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `ssd` in lib/::
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 
     backward  dq and dk from those of value heads             sums.py:head_sums
 

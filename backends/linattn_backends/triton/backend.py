@@ -148,7 +148,7 @@ def diagonal_summary(form: str, arrays: dict[str, Tensor | None], *, cu_seqlens:
 def scalar_summary(
     form: str, arrays: dict[str, Tensor | None], *, cu_seqlens: Tensor | None, gate: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Likewise, of one log decay a token and head, which may be raw."""
+    """What the tokens of whole sequences do to the state, of one log decay a token and head, which may be raw."""
     return summary(arrays, False, Maps.of(gate))
 
 
@@ -161,7 +161,7 @@ def delta_summary(
     gate: Any = None,
     beta_map: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Likewise, of the delta families and ``dplr``."""
+    """What the tokens of whole sequences do to the state, of the delta families and ``dplr``."""
     return summary(arrays, True, Maps.of(gate, beta_map, qk_norm))
 
 
@@ -211,7 +211,7 @@ def in_stages(
     scale: float,
     chunk: int,
 ) -> tuple[Arrays, Stages]:
-    """Likewise, of either core."""
+    """The stages of either core."""
     arrays, maps = with_scalars_mapped(arrays, maps)
     if delta:
         A_log, bias, *numbers = maps.gate

@@ -109,7 +109,7 @@ def after(stages: Mapping[str, Stage]) -> dict[str, Stage]:
 
 
 def companion_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
-    """Those of a convolution or a norm; a size that a trace leaves open is taken to be large."""
+    """Variants of a convolution or a norm, forward and backward; a size that a trace leaves open is taken to be large."""
     sizes, width = call.sizes, getattr(torch, call.dtype).itemsize
     D = sizes["D"]
     passes = (False, True) if call.needs_grad else (False,)
@@ -125,7 +125,7 @@ def companion_variants(call: Call, device: Properties) -> tuple[Variant, Variant
 
 
 def mixed_variants(call: Call, L: int | None) -> tuple[Variant, Variant | None]:
-    """Those of ``mixed_attn`` or, without widths ``L``, of the operator that has states alone."""
+    """Variants of ``mixed_attn`` or, without widths ``L``, of the operator that has states alone."""
     widths = (1, call.K, value_width(call)) if L is None else (call.K, L, call.V)
     dtype = getattr(torch, call.dtype)
     one = call.form == "recurrent" and call.T == 1
@@ -134,7 +134,7 @@ def mixed_variants(call: Call, L: int | None) -> tuple[Variant, Variant | None]:
 
 
 def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
-    """Those of the delta families' chunk form."""
+    """Variants of the delta families' chunk form, forward and backward."""
     dtype, beta = getattr(torch, call.dtype), {"none": 0, "scalar": 1, "vector": 2}[call.beta]
     chunk = delta.chunk_tokens(dtype, call.K, beta, int(call.option("chunk_size") or 0))
     packed = call.has("cu_seqlens")
@@ -147,7 +147,7 @@ def delta_variants(call: Call, device: Properties) -> tuple[Variant, Variant | N
 
 
 def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant | None]:
-    """Those of the other families' chunk form."""
+    """Variants of the chunk form of the families with a diagonal gate, forward and backward."""
     dtype = out = getattr(torch, call.dtype)
     if call.option("normalize"):
         dtype = operands(dtype, call.op != "linear_attn", call.needs_grad is not False)

@@ -213,7 +213,7 @@ class Scores(NamedTuple):
 
     @property
     def lengths(self) -> Lengths:
-        """Those of the rows."""
+        """Reciprocal lengths of queries and keys, where they are to be unit rows."""
         return Lengths(self.uq, self.uk)
 
 

@@ -18,22 +18,11 @@ from ..lib.indexing import head_pointer, locate_segment, state_tile
 from ..lib.sm90 import mma_async, mma_layout, wait_for_predecessor
 from ..lib.sm90_gates import load_log2_gates, store_split
 from ..lib.sm90_pipeline import copy_tile, opaque, store_buffer
-from .dplr_fused_sm90 import Operands, allocate_tiles, load_scaled, store_span
+from .dplr_fused_sm90 import Operands, allocate_tiles, copy_operands, load_scaled, store_span
 from .rows_sm90 import allocate_halves, as_left, centered_sums, load_wide_rows, lower_left, store_wide_rows
 from .solve_sm90 import allocate_scratch, solve_system
 
 __all__ = ["delta_dplr_fused_bwd_sm90"]
-
-
-@gluon.jit
-def copy_readers(tiles, operands, row, limit, C: gl.constexpr, K: gl.constexpr):
-    """Begin to copy gates and queries from ``row`` on, and ``a, b`` if they are in bfloat16; zeros past ``limit``."""
-    copy_tile(tiles.g, operands.g, row, operands.gt, limit, C, K)
-    copy_tile(tiles.q, operands.q, row, operands.qt, limit, C, K)
-    if operands.a.dtype.element_ty == gl.bfloat16:
-        copy_tile(tiles.a, operands.a, row, operands.at, limit, C, K)
-    if operands.b.dtype.element_ty == gl.bfloat16:
-        copy_tile(tiles.b, operands.b, row, operands.bt, limit, C, K)
 
 
 @gluon.jit
@@ -102,7 +91,7 @@ def delta_dplr_fused_bwd_sm90(
     hi = gl.to_tensor(C)
     row = chunk * C
     if high > 0:
-        copy_readers(tiles, operands, row, limit, C, K)
+        copy_operands(tiles, operands, row, limit, False, C, K)
     async_copy.commit_group()
     if high > 0:
         copy_tile(tiles.v, do, row, ot, limit, C, V)
@@ -149,7 +138,7 @@ def delta_dplr_fused_bwd_sm90(
         fence_async_shared()
         gl.thread_barrier()
         if ahead_of:
-            copy_readers(tiles, operands, following, limit, C, K)
+            copy_operands(tiles, operands, following, limit, False, C, K)
         async_copy.commit_group()
         N = mma_async(read, bw.permute((1, 0)), zeros, True)
         A = mma_async(writes, bq.permute((1, 0)), zeros, True)

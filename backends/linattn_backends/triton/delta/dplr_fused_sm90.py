@@ -75,11 +75,14 @@ def allocate_tiles(type: gl.constexpr, C: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
-def copy_operands(tiles, operands, row, limit, C: gl.constexpr, K: gl.constexpr):
-    """Begin to copy gates, queries and keys from ``row`` on, and ``a, b`` if they are in bfloat16; zeros past ``limit``."""
+def copy_operands(tiles, operands, row, limit, KEYS: gl.constexpr, C: gl.constexpr, K: gl.constexpr):
+    """Begin to copy gates, queries and, of ``KEYS``, keys from ``row`` on, and ``a, b`` if they are in bfloat16; zeros past
+    ``limit``.
+    """
     copy_tile(tiles.g, operands.g, row, operands.gt, limit, C, K)
     copy_tile(tiles.q, operands.q, row, operands.qt, limit, C, K)
-    copy_tile(tiles.k, operands.k, row, operands.kt, limit, C, K)
+    if KEYS:
+        copy_tile(tiles.k, operands.k, row, operands.kt, limit, C, K)
     if operands.a.dtype.element_ty == gl.bfloat16:
         copy_tile(tiles.a, operands.a, row, operands.at, limit, C, K)
     if operands.b.dtype.element_ty == gl.bfloat16:
@@ -168,7 +171,7 @@ def delta_dplr_fused_fwd_sm90(
 
     chunk = gl.to_tensor(0)
     lo = gl.to_tensor(0)
-    copy_operands(tiles, operands, chunk, limit, C, K)
+    copy_operands(tiles, operands, chunk, limit, True, C, K)
     async_copy.commit_group()
     copy_tile(tiles.v, operands.v, chunk, vt, limit, C, V)
     async_copy.commit_group()
@@ -203,7 +206,7 @@ def delta_dplr_fused_fwd_sm90(
         fence_async_shared()
         gl.thread_barrier()
         if last:
-            copy_operands(tiles, operands, following, limit, C, K)
+            copy_operands(tiles, operands, following, limit, True, C, K)
         async_copy.commit_group()
         N = mma_async(read, bw.permute((1, 0)), zeros, True)
         A = mma_async(asked, bw.permute((1, 0)), zeros, True)

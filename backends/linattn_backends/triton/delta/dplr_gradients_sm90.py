@@ -73,6 +73,42 @@ class Results(NamedTuple):
 
 
 @gluon.jit
+def copy_key_rows(
+    rows, q, a, b, k, qb, qt, qh, at, bt, kb, kt, kh, batch, row, hv, count, C: gl.constexpr, K: gl.constexpr,
+    GROUP: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy queries, keys, and ``a, b``, a head's, if they are in bfloat16; zeros from token ``count`` on."""
+    copy_rows_async(rows.q, head_pointer(q, batch, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
+    copy_narrow_rows(rows.a, a, at, count, C, K)
+    copy_narrow_rows(rows.b, b, bt, count, C, K)
+    copy_rows_async(rows.k, head_pointer(k, batch, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
+
+
+@gluon.jit
+def copy_value_rows(
+    rows, v, do, errors, adjoint, vb, vt, vh, ob, ot, oh, batch, row, hv, head, HV, count, C: gl.constexpr, V: gl.constexpr
+):  # fmt: skip
+    """Begin to copy values, gradients of outputs, errors and their adjoint; zeros from token ``count`` on.
+
+    ``head`` is the place of the first one among all tokens' heads.
+    """
+    copy_rows_async(rows.v, head_pointer(v, batch, row, hv, vb, vt, vh, 1), vt, count, C, V)
+    copy_rows_async(rows.do, head_pointer(do, batch, row, hv, ob, ot, oh, 1), ot, count, C, V)
+    copy_rows_async(rows.e, errors + head * V, HV * V, count, C, V)
+    copy_rows_async(rows.y, adjoint + head * V, HV * V, count, C, V)
+
+
+@gluon.jit
+def results_at(
+    dq, da, db, dk, dv, dg, token, hv, head, HV, K: gl.constexpr, V: gl.constexpr, TURNS: gl.constexpr
+):  # fmt: skip
+    """Where the gradients of a value head's tokens from ``token`` of all on go; ``TURNS`` heads share those of ``q, k``."""
+    heads = HV // TURNS
+    summed = (token * heads + hv // TURNS) * K
+    return Results(dq + summed, da + head * K, db + head * K, dk + summed, dv + head * V, dg + head * K, heads * K, HV)
+
+
+@gluon.jit
 def factor(exponent, t, lo, hi, SPAN: gl.constexpr):
     """Factors ``2^exponent``; of a ``SPAN``, zero outside it."""
     x = gl.exp2(exponent)
@@ -207,20 +243,14 @@ def delta_dplr_chunk_bwd_sm90(
     rows = gl.allocate_shared_memory(gl.bfloat16, [4, C, K], tile)
     bq, br, bw, bk = rows.index(0), rows.index(1), rows.index(2), rows.index(3)
     values = gl.allocate_shared_memory(gl.bfloat16, [4, C, V], tile)
-    bv, bdo, e, y = values.index(0), values.index(1), values.index(2), values.index(3)
+    chunk = Rows(bq, br, bw, bk, values.index(0), values.index(1), values.index(2), values.index(3))
     r = head_pointer(r, b, row, hv, rb, rt, rh, 1)
     w = head_pointer(w, b, row, hv, wb, wt, wh, 1)
     copy_rows_async(bg, head_pointer(g, b, row, hv, gb, gt, gh, 1), gt, count, C, K)
     async_copy.commit_group()
-    copy_rows_async(bq, head_pointer(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
-    copy_narrow_rows(br, r, rt, count, C, K)
-    copy_narrow_rows(bw, w, wt, count, C, K)
-    copy_rows_async(bk, head_pointer(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
+    copy_key_rows(chunk, q, r, w, k, qb, qt, qh, rt, wt, kb, kt, kh, b, row, hv, count, C, K, GROUP)
     async_copy.commit_group()
-    copy_rows_async(bv, head_pointer(v, b, row, hv, vb, vt, vh, 1), vt, count, C, V)
-    copy_rows_async(bdo, head_pointer(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
-    copy_rows_async(e, errors + head * V, HV * V, count, C, V)
-    copy_rows_async(y, adjoint + head * V, HV * V, count, C, V)
+    copy_value_rows(chunk, v, do, errors, adjoint, vb, vt, vh, ob, ot, oh, b, row, hv, head, HV, count, C, V)
     async_copy.commit_group()
     xr = load_wide_rows(r, rt, count, C, K)
     xw = load_wide_rows(w, wt, count, C, K)
@@ -260,13 +290,9 @@ def delta_dplr_chunk_bwd_sm90(
     fence_async_shared()
     gl.thread_barrier()
     squares = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
-    summed = ((b * T + row) * heads + hv // TURNS) * K
-    results = Results(
-        dq + summed, dr + head * K, dw + head * K, dk + summed, dv + head * V, dg + head * K, heads * K, HV
-    )  # fmt: skip
+    results = results_at(dq, dr, dw, dk, dv, dg, b * T + row, hv, head, HV, K, V, TURNS)
     span_gradients(
-        Rows(bq, br, bw, bk, bv, bdo, e, y), squares, S, dS, G, gate, half, results, 0, C, count, TURN, scale, none,
-        C, K, V, TURNS, False
+        chunk, squares, S, dS, G, gate, half, results, 0, C, count, TURN, scale, none, C, K, V, TURNS, False
     )  # fmt: skip
     rows._keep_alive()
     values._keep_alive()

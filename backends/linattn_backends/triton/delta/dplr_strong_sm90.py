@@ -19,17 +19,17 @@ from ..lib.sm90 import copy_rows_async, locate_chunk, mma_async, mma_layout
 from ..lib.sm90_gates import any_strong, load_log2_gates, opaque_offset, store_split
 from .dplr_fused_bwd_sm90 import cut_span_before
 from .dplr_fused_sm90 import cut_span, load_scaled
-from .dplr_gradients_sm90 import Results, Rows, factor, span_gradients
-from .rows_sm90 import allocate_halves, centered_sums, copy_narrow_rows, load_wide_rows, store_wide_rows
+from .dplr_gradients_sm90 import Rows, copy_key_rows, copy_value_rows, factor, results_at, span_gradients
+from .rows_sm90 import allocate_halves, centered_sums, load_wide_rows, store_wide_rows
 
 __all__ = ["delta_dplr_strong_bwd_sm90"]
 
 
 @gluon.jit
 def state_before(
-    S, bg, b, k, e, v, writers, halves, whole, lo, C: gl.constexpr, K: gl.constexpr, RANGE: gl.constexpr
+    S, bg, chunk, writers, halves, whole, lo, C: gl.constexpr, K: gl.constexpr, RANGE: gl.constexpr
 ):  # fmt: skip
-    """The state ``[V, K]`` before token ``lo`` of a chunk, from that before the chunk; its writers ``b, k`` as they are."""
+    """The state ``[V, K]`` before token ``lo`` of a chunk, from that before the chunk; rows of ``chunk`` as they are."""
     acc: gl.constexpr = mma_layout(C)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     bw, bk = writers.index(0), writers.index(1)
@@ -45,12 +45,12 @@ def state_before(
         late = factor(-G, t, start, end, True)
         half = gl.convert_layout(gl.exp2(c), gl.SliceLayout(0, acc))[None, :]
         gl.thread_barrier()  # the gates' terms were read by all
-        bw.store(load_scaled(b, late, K))
-        bk.store(load_scaled(k, late, K))
+        bw.store(load_scaled(chunk.b, late, K))
+        bk.store(load_scaled(chunk.k, late, K))
         fence_async_shared()
         gl.thread_barrier()
-        S = mma_async(e.permute((1, 0)), bw, S * half, False)
-        S = mma_async(v.permute((1, 0)), bk, S, False)
+        S = mma_async(chunk.e.permute((1, 0)), bw, S * half, False)
+        S = mma_async(chunk.v.permute((1, 0)), bk, S, False)
         S = warpgroup_mma_wait(0, [S]) * half
         gl.thread_barrier()
         start = end
@@ -65,7 +65,6 @@ def strong_chunk(
     RANGE: gl.constexpr,
 ):  # fmt: skip
     """Gradients of one chunk of one value head."""
-    heads = HV // TURNS
     here = i.to(gl.int64) * HV + hv
     b, row, count = locate_chunk(i, owner, first, cu, T, PER, C, PACKED)
     head = (b * T + row) * HV + hv
@@ -79,30 +78,25 @@ def strong_chunk(
     squares = gl.allocate_shared_memory(gl.bfloat16, [2, C, C], tile)
     states_now = gl.allocate_shared_memory(gl.bfloat16, [2, V, K], tile)
     halves, whole = allocate_halves(C)
-    bq, ba, bw, bk = given.index(0), given.index(1), given.index(2), given.index(3)
-    bv, bdo, e, y = given.index(4), given.index(5), given.index(6), given.index(7)
+    chunk = Rows(
+        given.index(0), given.index(1), given.index(2), given.index(3),
+        given.index(4), given.index(5), given.index(6), given.index(7),
+    )  # fmt: skip
     S, dS = states_now.index(0), states_now.index(1)
     r = head_pointer(r, b, row, hv, rb, rt, rh, 1)
     w = head_pointer(w, b, row, hv, wb, wt, wh, 1)
     copy_rows_async(bg, head_pointer(g, b, row, hv, gb, gt, gh, 1), gt, count, C, K)
-    copy_rows_async(bq, head_pointer(q, b, row, hv, qb, qt, qh, GROUP), qt, count, C, K)
-    copy_narrow_rows(ba, r, rt, count, C, K)
-    copy_narrow_rows(bw, w, wt, count, C, K)
-    copy_rows_async(bk, head_pointer(k, b, row, hv, kb, kt, kh, GROUP), kt, count, C, K)
-    copy_rows_async(bv, head_pointer(v, b, row, hv, vb, vt, vh, 1), vt, count, C, V)
-    copy_rows_async(bdo, head_pointer(do, b, row, hv, ob, ot, oh, 1), ot, count, C, V)
-    copy_rows_async(e, errors + head * V, HV * V, count, C, V)
-    copy_rows_async(y, adjoint + head * V, HV * V, count, C, V)
+    copy_key_rows(chunk, q, r, w, k, qb, qt, qh, rt, wt, kb, kt, kh, b, row, hv, count, C, K, GROUP)
+    copy_value_rows(chunk, v, do, errors, adjoint, vb, vt, vh, ob, ot, oh, b, row, hv, head, HV, count, C, V)
     copy_rows_async(S, states + here * (K * V), K, V, V, K)
     copy_rows_async(dS, dstates + here * (K * V), K, V, V, K)
     async_copy.commit_group()
-    store_wide_rows(ba, r, load_wide_rows(r, rt, count, C, K))
-    store_wide_rows(bw, w, load_wide_rows(w, wt, count, C, K))
-    summed = ((b * T + row) * heads + hv // TURNS) * K
-    results = Results(
-        dq + summed, dr + head * K, dw + head * K, dk + summed, dv + head * V, dg + head * K, heads * K, HV
+    store_wide_rows(chunk.a, r, load_wide_rows(r, rt, count, C, K))
+    store_wide_rows(chunk.b, w, load_wide_rows(w, wt, count, C, K))
+    results = results_at(dq, dr, dw, dk, dv, dg, b * T + row, hv, head, HV, K, V, TURNS)
+    rows = Rows(
+        decayed.index(0), decayed.index(1), decayed.index(2), decayed.index(3), chunk.v, chunk.do, chunk.e, chunk.y
     )  # fmt: skip
-    rows = Rows(decayed.index(0), decayed.index(1), decayed.index(2), decayed.index(3), bv, bdo, e, y)
     t = gl.arange(0, C, gl.SliceLayout(1, acc))[:, None]
     async_copy.wait_group(0)
     gl.thread_barrier()
@@ -119,22 +113,22 @@ def strong_chunk(
         lo, G, gate, c = cut_span_before(G, gate, c, hi, C, RANGE)
         half = gl.convert_layout(gl.exp2(c), gl.SliceLayout(0, acc))[None, :]
         gl.thread_barrier()  # the gates' terms were read by all
-        state = state_before(before, bg, bw, bk, e, bv, squares, halves, whole, lo, C, K, RANGE)
+        state = state_before(before, bg, chunk, squares, halves, whole, lo, C, K, RANGE)
         S.store(state.to(gl.bfloat16))
         dS.store(after.to(gl.bfloat16))
-        rows.q.store(load_scaled(bq, factor(G, t, lo, hi, True) * scale, K))
-        rows.a.store(load_scaled(ba, factor(G - gate, t, lo, hi, True), K))
+        rows.q.store(load_scaled(chunk.q, factor(G, t, lo, hi, True) * scale, K))
+        rows.a.store(load_scaled(chunk.a, factor(G - gate, t, lo, hi, True), K))
         late = factor(-G, t, lo, hi, True)
-        rows.b.store(load_scaled(bw, late, K))
-        rows.k.store(load_scaled(bk, late, K))
+        rows.b.store(load_scaled(chunk.b, late, K))
+        rows.k.store(load_scaled(chunk.k, late, K))
         fence_async_shared()
         gl.thread_barrier()
         span_gradients(
             rows, squares, S, dS, G, gate, half, results, lo, hi, hi, TURN, scale, none, C, K, V, TURNS, True
         )  # fmt: skip
         gl.thread_barrier()
-        after = mma_async(bdo.permute((1, 0)), rows.q, after * half, False)
-        after = mma_async(y.permute((1, 0)), rows.a, after, False)
+        after = mma_async(chunk.do.permute((1, 0)), rows.q, after * half, False)
+        after = mma_async(chunk.y.permute((1, 0)), rows.a, after, False)
         after = warpgroup_mma_wait(0, [after]) * half
         gl.thread_barrier()
         hi = lo

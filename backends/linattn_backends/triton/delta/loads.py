@@ -40,7 +40,7 @@ def load_lengths(u, rows, L, HEADS, UNIT: tl.constexpr):
 
 @triton.jit
 def load_two_lengths(uq, uk, head, rows, L, HEADS, UNIT: tl.constexpr):
-    """Those of a head's queries and keys; ``head`` is the place of its first."""
+    """Reciprocal lengths of a head's queries and keys; ``head`` is the place of its first."""
     if UNIT:
         uq += head
         uk += head

@@ -85,7 +85,7 @@ def rounded(x):
 
 @gluon.jit
 def lower_left(x, there, W: gl.constexpr):
-    """Those of scores ``x`` that are ``there``, as a product's left operand."""
+    """The scores ``x`` that are ``there``, else zeros, as a product's left operand."""
     return as_left(rounded(gl.where(there, x, 0.0)), W)
 
 

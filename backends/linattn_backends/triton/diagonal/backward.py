@@ -42,12 +42,12 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, run: ChunkedCall) -> Room:
-        """For a whole call."""
+        """Room for the gradients of a whole call."""
         arrays = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (run.call.q, run.call.k, run.call.v))
         return cls(*arrays, NumbersAToken.of(run) if "scalar_gradients" in run.variant.stages else None)
 
     def portion(self, portion: Portion) -> Room:
-        """For a portion of it."""
+        """The part of the room that is a portion's."""
         return Room(*map(portion.tokens_of, self[:3]), self.numbers and self.numbers.portion(portion))
 
 
@@ -139,7 +139,7 @@ def through_memory(run: ChunkedCall, do: Tensor, dend: Tensor | None, room: Room
 
 
 def scalar_gradients(run: ChunkedCall, do: Tensor, kept: Tensor, dkept: Tensor, room: Room) -> None:
-    """Those that need states under a scalar gate, of 16-bit operands: a key's are summed in place by who has all its heads."""
+    """Write gradients under a scalar gate, of 16-bit operands: a key's in place where a program has all its heads."""
     heads = together(run, run.variant["scalar_gradients"])
     sums = (room.q, room.k) if heads == run.call.group else empty_sums(run.call, heads, room)
     memory_launch.scalar_gradients(run, do, kept, dkept, *sums, room.numbers)

@@ -115,15 +115,15 @@ class Portion(NamedTuple):
     high: int
 
     def tokens_of(self, x: Tensor) -> Tensor:
-        """Its part of an array ``[B, T, …]``."""
+        """The portion of an array ``[B, T, …]``."""
         return x[self.first : self.last, self.low : self.high]
 
     def states_of(self, x: Tensor | None) -> Tensor | None:
-        """Its part of an array ``[N, …]``."""
+        """The portion of an array ``[N, …]``."""
         return None if x is None else x[self.first : self.last]
 
     def call_of(self, call: DiagonalCall, start: Tensor | None) -> DiagonalCall:
-        """Its part of a call, from states of its own."""
+        """The portion of a call, from states of its own."""
         tokens = dict(q=call.q, k=call.k, v=call.v, g=call.g, weight=call.weight)
         return replace(call, **{name: x if x is None else self.tokens_of(x) for name, x in tokens.items()}, start=start)
 

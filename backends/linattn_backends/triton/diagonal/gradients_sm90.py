@@ -137,9 +137,11 @@ def load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n)
     copy_rows_async(rings.ks.index(stage), arrays.k + far * kt, kt, count, c.C, c.BK)
     copy_rows_async(rings.qs.index(stage), arrays.q + far * qt, qt, rows_unless(n < skip, count, c.SHARE), c.C, c.BK)
     t = gl.arange(0, c.C, token_layout())
-    p = arrays.G + (far + gl.minimum(t, count - 1)) * gt
+    token = gl.minimum(t, count - 1)
+    p = arrays.G + (far + token) * gt
+    before = arrays.G + (far + gl.maximum(token - 1, 0)) * gt  # the first sequence may have one token
     async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(0, c.C), p, mask=t < c.C)
-    async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(c.C, c.C), p - gt, mask=t > 0)
+    async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(c.C, c.C), before, mask=t > 0)
     async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
     gl.thread_barrier()
     mbarrier.arrive(barriers.ready.index(stage), count=1)

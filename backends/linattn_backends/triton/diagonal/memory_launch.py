@@ -199,17 +199,17 @@ class NumbersAToken(NamedTuple):
 
     @classmethod
     def of(cls, run: ChunkedCall) -> NumbersAToken:
-        """Room for those of a whole call."""
+        """Room for the gradients of a whole call."""
         new, shape = functools.partial(torch.empty, dtype=torch.float32, device=run.call.v.device), run.call.v.shape[:3]
         return cls(new((1 if run.late is None else 2, *shape)), None if run.call.skip is None else new(shape))
 
     def portion(self, portion: Portion) -> NumbersAToken:
-        """Those of a portion."""
+        """The gradients of a portion."""
         pair = self.pair[:, portion.first : portion.last, portion.low : portion.high]
         return NumbersAToken(pair, None if self.skip is None else portion.tokens_of(self.skip))
 
     def by_name(self) -> dict[str, Tensor | None]:
-        """Each by what it is the gradient of."""
+        """The gradients, by the name of what each is the gradient of."""
         return dict(g=self.pair[0], weight=self.pair[1] if len(self.pair) > 1 else None, skip=self.skip)
 
 

@@ -86,7 +86,7 @@ def begin(inputs: Arrays, options: Options, kept: Arrays | None = None) -> Array
 
 
 def nothing_made(inputs: Arrays, options: Options) -> Arrays:
-    """For a summary alone the gate is applied on the way."""
+    """Nothing: for a summary alone the gate is applied on the way."""
     return (None,) * KEPT
 
 

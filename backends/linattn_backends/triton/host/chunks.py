@@ -97,10 +97,3 @@ def places(call: Chunked, chunks: Cut) -> tuple[Any, ...]:
 def type_of_products(x: Tensor) -> Any:
     """What scores of these operands are multiplied in, as Triton names it. float16 has not the range."""
     return triton.language.bfloat16 if x.dtype == torch.bfloat16 else triton.language.float32
-
-
-def over_group(q: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a query/key head: the sum of ``x``'s, of which each has one, or one for each of its value heads."""
-    B, T, sums, K = x.shape
-    H = q.shape[2]
-    return (x if sums == H else x.view(B, T, H, sums // H, K).sum(3)).to(q.dtype)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..lib.lengths import reciprocal_lengths, unit_row_gradients
 from ..runtime.launch import Launched, launch
-from .chunks import over_group, strides
+from .chunks import strides
 from .maps import Maps
+from .sums import add_heads
 from .tiles import power_of_two, programs
 
 __all__ = ["NO_LENGTHS", "Lengths", "empty_lengths", "key_gradients", "lengths_of"]
@@ -35,14 +36,14 @@ NO_LENGTHS = Lengths(None, None)
 
 
 def empty_lengths(call: Keyed) -> Lengths:
-    """Arrays for those of a call's rows, if they are to be unit rows."""
+    """Arrays for the lengths of a call's rows, if they are to be unit rows."""
     if not call.maps.unit:
         return NO_LENGTHS
     return Lengths(*(torch.empty(call.q.shape[:3], dtype=torch.float32, device=call.q.device) for _ in range(2)))
 
 
 def lengths_of(call: Keyed) -> Lengths:
-    """Those of a call's rows, if they are to be unit rows."""
+    """Reciprocal lengths of a call's rows, if they are to be unit rows."""
     made = empty_lengths(call)
     if call.maps.unit:
         run(reciprocal_lengths, call, *made)
@@ -53,13 +54,20 @@ def key_gradients(call: Keyed, lengths: Lengths, dq: Tensor, dk: Tensor) -> tupl
     """Gradients of ``q`` and ``k`` from those that kernels left of their, perhaps unit, rows: one a head, or one for each of
     several groups of its value heads.
     """
-    if lengths.q is None:
-        return over_group(call.q, dq), over_group(call.q, dk)
     parts = dq.shape[2] // call.q.shape[2]
-    here = parts == 1 and dq.dtype == call.q.dtype
-    made = (dq, dk) if here else tuple(torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device) for _ in range(2))
-    run(unit_row_gradients, call, *lengths, dq, dk, *made, SUMS=parts)
+    made = dq, dk
+    if parts > 1 or dq.dtype != call.q.dtype:
+        made = empty_like_queries(call), empty_like_queries(call)
+    if lengths.q is not None:
+        run(unit_row_gradients, call, *lengths, dq, dk, *made, SUMS=parts)
+    elif made[0] is not dq:
+        add_heads(call, dq, dk, *made)
     return made
+
+
+def empty_like_queries(call: Keyed) -> Tensor:
+    """Room for a gradient of queries, or of keys, without gaps."""
+    return torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
 
 
 def run(kernel: object, call: Keyed, *arrays: Tensor, **constants: int) -> None:

@@ -31,13 +31,13 @@ class Part(NamedTuple):
         return cls(offsets[number], offsets[number + 1], first, first + counts[number])
 
     def tokens(self, x: Tensor | None) -> Tensor | None:
-        """Of ``[1, T, …]`` its own."""
+        """The tokens of an array ``[1, T, …]`` that are the sequence's."""
         return None if x is None else x[:, self.start : self.stop]
 
     def of_tokens(self, arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """Likewise, by name."""
+        """The tokens of arrays ``[1, T, …]`` that are the sequence's, by name."""
         return {name: self.tokens(x) for name, x in arrays.items()}
 
     def of_chunks(self, arrays: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """Of ``[chunks, …]`` its own, by name."""
+        """The chunks of arrays ``[chunks, …]`` that are the sequence's, by name."""
         return {name: None if x is None else x[self.first : self.last] for name, x in arrays.items()}

@@ -100,7 +100,7 @@ def decay_matrix(g, C: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr)
 
 @triton.jit
 def scalar_decays(p, rows, end, stride, L):
-    """For a scalar gate, from its running sums and ``G_C``: ``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2."""
+    """``e^{G_t}`` and ``e^{G_C - G_t}`` ``[C]``, and ``G_C``, base 2: from a scalar gate's running sums and ``G_C``."""
     G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
     return tl.exp2(G.to(tl.float32)), tl.exp2(tl.minimum((end - G).to(tl.float32), 0.0)), end.to(tl.float32)
 
@@ -118,7 +118,7 @@ def decay_from_sums(p, rows, stride, L, REVERSE: tl.constexpr):
 
 @triton.jit
 def decays_of_values(p, late, rows, end, stride, L):
-    """As :func:`scalar_decays`, with ``late`` sums for the tokens of values, which have their weights."""
+    """Decays as of :func:`scalar_decays`, with ``late`` sums for the tokens of values, which have their weights."""
     G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
     of_values = tl.load(late + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
     return tl.exp2(G.to(tl.float32)), tl.exp2((end - of_values).to(tl.float32)), end.to(tl.float32)
@@ -126,7 +126,7 @@ def decays_of_values(p, late, rows, end, stride, L):
 
 @triton.jit
 def decay_to_queries(p, late, rows, stride, L):
-    """As :func:`decay_from_sums`, likewise: ``[C, C]``, zero where a value comes after the query."""
+    """Decays from values, by ``late`` sums with their weights, to queries: ``[C, C]``, zero for values after the query."""
     G = tl.load(p + rows.to(tl.int64) * stride, mask=rows < L, other=-float("inf"))
     of_values = tl.load(late + rows.to(tl.int64) * stride, mask=rows < L, other=0.0)
     between = tl.where(rows[None, :] <= rows[:, None], G[:, None] - of_values[None, :], -float("inf"))

@@ -48,7 +48,7 @@ class Tokens(NamedTuple):
         return "gla" if dims == 4 or self.gv is not None else "simple_gla" if dims else "linear_attn"
 
     def laid_out(self) -> Tokens:
-        """The same with rows contiguous, and a fixed decay expanded over tokens."""
+        """The arrays with rows contiguous, and a fixed decay expanded over tokens."""
         g, u = self.g, self.u
         if g is not None and g.dim() == 1:
             g = g.expand(self.v.shape[:3])

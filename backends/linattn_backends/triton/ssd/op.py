@@ -47,7 +47,7 @@ def call_of(
 
 
 def filled_in(call: DiagonalCall, around: Surroundings, weighted: bool, skip: Tensor | None) -> DiagonalCall:
-    """The same with what is made for it: step sizes as weights of ``x``, or values."""
+    """The core's call with what is made for it: step sizes as weights of ``x``, or values."""
     if weighted:
         weight, g = around.steps()
         return replace(call, g=g, weight=weight, skip=skip)
