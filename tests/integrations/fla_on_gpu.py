@@ -2,19 +2,14 @@
 
 A call that linattn refuses does not count as fla's: the test fails, unless fla refuses it as well. Neither does a test pass in
 which none of linattn's functions ran. What is left of fla's kernels is not tuned. Processes take the devices ``JUDGED_ON`` in
-turn. At the time ``JUDGED_UNTIL``, in seconds since the epoch, tests that run are interrupted, and no more are begun.
+turn.
 """
 
-import contextlib
 import functools
 import os
-import signal
-import time
 
 import pytest
 
-LONG = 1e6
-"""Seconds that no test takes."""
 ran: set[str] = set()
 """The functions of linattn's that the present test has called."""
 reasons: list[str] = []
@@ -75,35 +70,9 @@ def untuned():
         yield
 
 
-def pytest_runtest_setup(item):
-    if left() <= 0:
-        not_run()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     ran.clear()
-    with interrupted():
-        result = yield
+    result = yield
     assert ran, "refused by linattn: none of its functions ran"
     return result
-
-
-@contextlib.contextmanager
-def interrupted():
-    """What is not done in time did not run."""
-    signal.signal(signal.SIGALRM, not_run)
-    signal.setitimer(signal.ITIMER_REAL, min(max(left(), 1e-3), LONG))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def left():
-    """Seconds."""
-    return float(os.environ.get("JUDGED_UNTIL", "inf")) - time.time()
-
-
-def not_run(*_):
-    pytest.skip("not run: no time was left")

@@ -1,7 +1,7 @@
 """A plug-in of pytest's: fla's tests of ranks, whose processes find linattn's functions by ``on_ranks/sitecustomize.py``.
 
-Tests end as those of ``fla_on_gpu.py`` do, with the processes that they started. Several run at once: the processes of each
-meet at a port of their own. ``JUDGED_TOKENS`` is the most tokens of a test, in float32: its sequences are cut in proportion.
+Tests end with the processes that they started. Several run at once: the processes of each meet at a port of their own.
+``JUDGED_TOKENS`` is the most tokens of a test, in float32: its sequences are cut in proportion.
 """
 
 import functools
@@ -11,8 +11,6 @@ import socket
 
 import pytest
 import torch
-from fla_on_gpu import interrupted
-from fla_on_gpu import pytest_runtest_setup as begun
 from torch.multiprocessing import ProcessRaisedException
 
 RUN = "run_cp_test_with_spawn"
@@ -38,7 +36,6 @@ def cut(run, most):
 
 
 def pytest_runtest_setup(item):
-    begun(item)
     with socket.socket() as one:
         one.bind(("localhost", 0))
         os.environ["JUDGED_PORT"] = str(one.getsockname()[1])
@@ -47,8 +44,7 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     try:
-        with interrupted():
-            return (yield)
+        return (yield)
     except ProcessRaisedException as error:
         raise AssertionError(said(error)) from error
     finally:

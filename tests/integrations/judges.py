@@ -13,10 +13,10 @@ The sdist of transformers, from the package index, holds the tests that every mo
 ``--checkout``, a clone of transformers at the same version, ``tests/models/FAMILY/test_modeling_FAMILY.py`` runs as it is.
 
 ``--fla``, a clone of flash-linear-attention, runs its operator tests of linattn's families, with linattn's functions in fla:
-those of short sequences on a CPU, and all of them where there is a GPU, ``--jobs`` at a time; those for which ``--seconds`` do
-not suffice run next time, if ``--more`` names what was written;
+those of short sequences on a CPU, and all of them where there is a GPU, ``--jobs`` at a time. What is written says at any time
+what has ended; after ``--seconds`` all processes end, and the others run next time, if ``--more`` names what was written;
 ``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them;
-``--fla-ranks``, those of its context parallelism, on as many GPUs as there are.
+``--fla-ranks``, those of its context parallelism, on as many GPUs as there are, with ``--seconds`` and ``--more`` as well.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
 """
@@ -24,6 +24,7 @@ Nothing of theirs stays: what was fetched is in a temporary folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -33,9 +34,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +110,12 @@ def from_index(folder: Path) -> Path:
 def run(root: Path, arguments: list[str], prefix: list[str], plugin: str = "without_kernels") -> Outcomes:
     """What becomes of their tests."""
     cases = suites.run(arguments, root, plugin, prefix=prefix, HF_HUB_OFFLINE="1")
-    return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
+    return {case.node: _outcome(case) for case in cases}
 
 
 def _outcome(case: suites.Case) -> str:
     """What became of a case. One that came to a kernel, which no CPU runs, was refused by linattn or calls none of its own."""
-    for child in case:
-        if child.tag in ("failure", "error"):
-            return "refused: left to a kernel" if "0 active drivers" in child.get("message", "") else "failed"
-        if child.tag == "skipped":
-            return "skipped"
-    return "passed"
+    return "refused: left to a kernel" if case.ended == "failed" and "0 active drivers" in case.why else case.ended
 
 
 def judge(root: Path, families: Iterable[str], expression: str = "", checkout: bool = False) -> dict[str, dict[str, Any]]:
@@ -133,7 +129,7 @@ def judge(root: Path, families: Iterable[str], expression: str = "", checkout: b
 
 def _of(family: str, outcomes: Outcomes) -> Outcomes:
     """A family's cases: their names hold that of its class here, or of its folder in a checkout."""
-    marks = (f".Test_{family}::", f".models.{family}.")
+    marks = (f"::Test_{family}::", f"/models/{family}/")
     return {name: outcome for name, outcome in outcomes.items() if any(mark in name for mark in marks)}
 
 
@@ -142,32 +138,39 @@ def judge_fla(checkout: Path) -> dict[str, Counter[str]]:
     files = fla_files()
     linattn = [sys.executable, "-m", "linattn", "run-with", "fla", "--"]
     outcomes = run(checkout, [*files, "-k", FLA_SHORT], linattn, "fla_on_cpu")
-    return _by_file((name.partition("::")[0], outcome) for name, outcome in outcomes.items())
+    return _by_file((_file(name), outcome) for name, outcome in outcomes.items())
 
 
-def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def judge_fla_on_gpu(checkout: Path, jobs: int, seconds: float, earlier: Mapping[str, Any]) -> Generator[dict[str, Any]]:
     """What becomes of all of fla's operator tests of linattn's families on a GPU, ``jobs`` at a time.
 
     Args:
         checkout: A clone of fla's.
         jobs: Processes.
-        seconds: After which tests that run are interrupted, and no more are begun.
+        seconds: After which these end.
         earlier: What a run of this found that left tests for this one; empty if there was none.
 
-    Returns:
-        ``judges``, counts by file, and ``exceptions``, the cases that did not pass, by what became of them.
+    Yields:
+        As it goes, ``judges``, counts by file, and ``exceptions``, the cases that did not pass, by what became of them.
     """
-    counted = {name: Counter(counts) for name, counts in earlier.get("judges", {}).items()}
-    exceptions = dict(earlier.get("exceptions", {}))
-    tests = exceptions.pop("not run", fla_files())
-    for counts in counted.values():
-        counts.pop("not run", None)
+    until = time.monotonic() + seconds
     together = ["-pxdist.plugin", f"-n{jobs}", "--dist=worksteal"]  # neighbours in a file compile the same kernels
-    where = {"JUDGED_ON": devices(), "JUDGED_UNTIL": str(time.time() + seconds)}
-    cases = suites.run([*tests, *together], checkout, "fla_on_gpu", **where)
-    for name, counts in _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases).items():
-        counted[name] = counted.get(name, Counter()) + counts
-    return {"judges": counted, **_exceptions(cases, exceptions)}
+
+    def run(tests: list[str]) -> Generator[list[suites.Case]]:
+        return suites.progress([*tests, *together], checkout, "fla_on_gpu", until=until, JUDGED_ON=devices())
+
+    return _records([fla_files()], run, earlier)
+
+
+def _sums(*tables: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Counts by file of several tables."""
+    names = dict.fromkeys(chain(*tables))
+    return {name: sum((table[name] for table in tables if name in table), Counter()) for name in names}
+
+
+def _ended(case: suites.Case) -> tuple[str, str]:
+    """Where a case is from, and what became of it."""
+    return case.file, kernel_judges.outcome(case)
 
 
 def _exceptions(
@@ -177,7 +180,7 @@ def _exceptions(
     found = dict(earlier or {})
     for case in cases:
         if (reason := _reason(case)) is not None:
-            found[reason] = [*found.get(reason, []), _node(case)]
+            found[reason] = [*found.get(reason, []), case.node]
     return {"exceptions": found}
 
 
@@ -188,15 +191,10 @@ def devices() -> str:
 
 def _reason(case: suites.Case) -> str | None:
     """Why a case did not pass; None if it did."""
-    found, skipped = kernel_judges.outcome(case), case.find("skipped")
-    if found == "skipped" and skipped is not None:
-        return f"skipped: {skipped.get('message')}"
+    found = kernel_judges.outcome(case)
+    if found == "skipped":
+        return f"skipped: {case.why}"
     return None if found == "passed" else found
-
-
-def _node(case: suites.Case) -> str:
-    """What pytest calls a case in its arguments."""
-    return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
 
 
 def fla_files() -> list[str]:
@@ -211,32 +209,68 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     with tempfile.TemporaryDirectory() as folder:
         mamba = [kernel_judges.fetch(package, Path(folder)) for package in kernel_judges.SDISTS]
         cases = suites.run(files, checkout, "fla_models_on_cpu", packages=mamba, **where)
-    return _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases)
+    return _by_file(map(_ended, cases))
 
 
-def judge_fla_ranks(checkout: Path, seconds: float, on_gpu: bool) -> dict[str, Any]:
+def judge_fla_ranks(checkout: Path, seconds: float, on_gpu: bool, earlier: Mapping[str, Any]) -> Generator[dict[str, Any]]:
     """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla.
 
     Without GPUs, ranks are processes of a CPU, gloo is between them, and sequences are shorter; file after file.
 
-    Returns:
-        ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`, whose ``seconds`` these are too.
+    Yields:
+        ``judges`` and ``exceptions``, as of :func:`judge_fla_on_gpu`, whose ``seconds`` and ``earlier`` these are too.
     """
-    where = {"JUDGED_UNTIL": str(time.time() + seconds)} | ({} if on_gpu else RANKS_OF_CPU)
+    until = time.monotonic() + seconds
+    packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
+    where = {} if on_gpu else RANKS_OF_CPU
+    files = {f"tests/context_parallel/test_cp_{name}.py": jobs if on_gpu else 0 for name, jobs in FLA_RANKS.items()}
 
-    def of_file(name: str) -> list[suites.Case]:
-        together = ["-pxdist.plugin", f"-n{FLA_RANKS[name] if on_gpu else 0}"]
-        packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
-        return suites.run(
-            [f"tests/context_parallel/test_cp_{name}.py", *together], checkout, "fla_on_ranks", packages=packages, **where
-        )
+    def run(tests: list[str]) -> Generator[list[suites.Case]]:
+        together = ["-pxdist.plugin", f"-n{files[_file(tests[0])]}"]
+        return suites.progress([*tests, *together], checkout, "fla_on_ranks", packages=packages, until=until, **where)
 
-    with ThreadPoolExecutor(len(FLA_RANKS) if on_gpu else 1) as pool:
-        cases = [case for found in pool.map(of_file, FLA_RANKS) for case in found]
-    return {
-        "judges": _by_file((case.get("classname", ""), kernel_judges.outcome(case)) for case in cases),
-        **_exceptions(cases),
-    }
+    return _records([[name] for name in files], run, earlier, at_once=len(files) if on_gpu else 1)
+
+
+def _records(
+    groups: Sequence[Sequence[str]],
+    run: Callable[[list[str]], Generator[list[suites.Case]]],
+    earlier: Mapping[str, Any],
+    at_once: int = 1,
+) -> Generator[dict[str, Any]]:
+    """What becomes of groups of files, as it goes, after what an earlier run found: those that it did not run are run."""
+    found = earlier or {"judges": {}, "exceptions": {"not run": list(chain(*groups))}}
+    yield {"judges": found["judges"], "exceptions": found["exceptions"]}
+    exceptions = dict(found["exceptions"])
+    tests = exceptions.pop("not run", [])
+    counted = {name: Counter({k: n for k, n in counts.items() if k != "not run"}) for name, counts in found["judges"].items()}
+    begun: dict[int, list[suites.Case]] = {}
+    left = {i: of_group for i, group in enumerate(groups) if (of_group := [test for test in tests if _file(test) in group])}
+    with contextlib.ExitStack() as ends:
+        runs = {i: ends.enter_context(contextlib.closing(run(of_group))) for i, of_group in left.items()}
+        for i, cases in _in_turn(runs, at_once):
+            if cases:
+                begun[i] = cases
+                left.pop(i, None)
+                waiting = {"not run": list(chain(*left.values()))} if left else {}
+                every = list(chain(*begun.values()))
+                yield {"judges": _sums(counted, _by_file(map(_ended, every))), **_exceptions(every, exceptions | waiting)}
+
+
+def _in_turn(runs: Mapping[int, Iterator[list[suites.Case]]], at_once: int) -> Iterator[tuple[int, list[suites.Case]]]:
+    """What runs say, of which so many go on at once."""
+    going = dict(runs)
+    while going:
+        for i in list(going)[:at_once]:
+            if (cases := next(going[i], None)) is None:
+                del going[i]
+            else:
+                yield i, cases
+
+
+def _file(test: str) -> str:
+    """Where a test is, by pytest's name of it."""
+    return test.partition("::")[0]
 
 
 def _fla(checkout: Path, commit: str | None) -> dict[str, str]:
@@ -247,10 +281,10 @@ def _fla(checkout: Path, commit: str | None) -> dict[str, str]:
 
 
 def _by_file(outcomes: Iterable[tuple[str, str]]) -> dict[str, Counter[str]]:
-    """Outcomes of cases of fla's, counted, by the file that their dotted names end in."""
+    """Outcomes of cases of fla's, counted, by their file's name."""
     found: dict[str, Counter[str]] = {}
-    for module, outcome in outcomes:
-        found.setdefault(f"fla, {module.rpartition('.')[2]}.py", Counter())[outcome] += 1
+    for file, outcome in outcomes:
+        found.setdefault(f"fla, {Path(file).name}", Counter())[outcome] += 1
     return found
 
 
@@ -276,24 +310,38 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     if options.fla or options.fla_models or options.fla_ranks:
-        checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
-        record: dict[str, Any] = _fla(checkout, options.commit)
-        if options.fla_ranks:
-            record |= judge_fla_ranks(checkout, options.seconds, torch.cuda.is_available())
-        elif options.fla_models:
-            record["judges"] = judge_fla_models(checkout)
-        elif torch.cuda.is_available():
-            earlier = json.loads(options.more.read_text()) if options.more else {}
-            record |= judge_fla_on_gpu(checkout, options.jobs, options.seconds, earlier)
-        else:
-            record["judges"] = judge_fla(checkout)
+        for record in fla_records(options):
+            write(options.json, record)
         print(*(f"{name}: {dict(counts)}" for name, counts in record["judges"].items()), sep="\n")
     else:
         record = transformers_record(options)
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(options.json, record)
     if any(row["differing"] for row in record.get("families", {}).values()):
         sys.exit("some cases end differently with linattn")
+
+
+def fla_records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What there is to write of fla's tests, as it goes."""
+    checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
+    earlier = json.loads(options.more.read_text()) if options.more else {}
+    if options.fla_ranks:
+        found = judge_fla_ranks(checkout, options.seconds, torch.cuda.is_available(), earlier)
+    elif options.fla_models:
+        found = iter([{"judges": judge_fla_models(checkout)}])
+    elif torch.cuda.is_available():
+        found = judge_fla_on_gpu(checkout, options.jobs, options.seconds, earlier)
+    else:
+        found = iter([{"judges": judge_fla(checkout)}])
+    origin = _fla(checkout, options.commit)
+    return (origin | record for record in found)
+
+
+def write(path: Path | None, record: Mapping[str, Any]) -> None:
+    """A record as JSON, whole at any time."""
+    if path:
+        beside = path.with_suffix(".part")
+        beside.write_text(json.dumps(record, indent=1) + "\n")
+        beside.replace(path)
 
 
 def transformers_record(options: argparse.Namespace) -> dict[str, Any]:

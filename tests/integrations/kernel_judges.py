@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import suites
+from case_journal import NOT_RUN
 
 SDISTS = {"causal_conv1d": "causal-conv1d==1.7.0", "mamba_ssm": "mamba-ssm==2.3.2.post1"}
 NO_KERNELS = {"CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE", "MAMBA_SKIP_CUDA_BUILD": "TRUE"}
@@ -32,22 +33,18 @@ def fetch(package: str, folder: Path) -> Path:
 def run(tests: list[Path], packages: list[Path], every: int = 1) -> Counter[str]:
     """What becomes of their cases: passed, skipped, refused by linattn, failed."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["-W", "ignore", f"--rootdir={folder}", *map(str, tests)]
+        arguments = ["-W", "ignore", *map(str, tests)]
         cases = suites.run(arguments, Path(folder), "judged_on_cpu", packages=packages, JUDGED_EVERY=str(every))
     return Counter(map(outcome, cases))
 
 
 def outcome(case: suites.Case) -> str:
     """What became of a case: of one that linattn refuses, by which reason; that it did not run, where no time was left."""
-    for child in case:
-        message = child.get("message", "")
-        if "refused by linattn: " in message:
-            return "refused: " + message.partition("refused by linattn: ")[2].partition(" must ")[0]
-        if child.tag in ("failure", "error"):
-            return f"failed: {message[:120]}"
-        if child.tag == "skipped":
-            return "not run" if message.startswith("not run") else "skipped"
-    return "passed"
+    if "refused by linattn: " in case.why:
+        return "refused: " + case.why.partition("refused by linattn: ")[2].partition(" must ")[0]
+    if case.ended == "failed":
+        return f"failed: {case.why[:120]}"
+    return "not run" if case.why == NOT_RUN else case.ended
 
 
 def counts_of(found: Mapping[str, int]) -> tuple[int, int, int, int]:

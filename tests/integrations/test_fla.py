@@ -1,10 +1,12 @@
 """fla's functions from linattn, against fla's own: signatures, and what its plain PyTorch references compute."""
 
 import contextlib
+import gc
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +72,31 @@ def test_a_signature_is_flas_and_names_what_fla_takes_by_any_keyword(fla: Any, n
     found = list(inspect.signature(ours.FUNCTIONS[name]).parameters.values())
     assert [(p.name, p.default) for p in found[: len(wanted)]] == [(p.name, p.default) for p in wanted]
     assert all(p.kind is p.KEYWORD_ONLY for p in found[len(wanted) :])
+
+
+def test_names_reach_whatever_of_flas_holds_a_function_and_its_registry_few(fla: Any) -> None:
+    """What docs/from-fla.md says of both."""
+    for package in ("fla.layers", "fla.models"):
+        importlib.import_module(package)
+    before = {name: theirs(name) for name in ours.FUNCTIONS}
+    names = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, ModuleType)}
+    for function in before.values():
+        holders = [holder for holder in gc.get_referrers(function) if isinstance(holder, dict) and holder is not before]
+        assert holders
+        assert {id(holder) for holder in holders} <= names
+    registered = {name.rpartition(".")[2] for name, function in before.items() if goes_through_the_registry(function)}
+    assert registered == {
+        *("chunk_gated_delta_rule", "chunk_kda", "chunk_dplr_delta_rule"),
+        *("fused_chunk_simple_gla", "fused_recurrent_simple_gla", "parallel_simple_gla"),
+    }
+
+
+def goes_through_the_registry(function: Any) -> bool:
+    """Whether a function, or one that it wraps, is what fla's registry made of it."""
+    parts = [function, *(cell.cell_contents for cell in getattr(function, "__closure__", None) or ())]
+    files = [part.__code__.co_filename for part in parts if hasattr(part, "__code__")]
+    inner = getattr(function, "__wrapped__", None)
+    return any(file.endswith("fla/backends.py") for file in files) or (inner is not None and goes_through_the_registry(inner))
 
 
 def reference(x: dict[str, Any], g: Any = None, beta: Any = None) -> Any:

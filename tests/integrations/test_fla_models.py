@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("transformers")
 import fla_models_on_cpu as plugin  # noqa: E402
 import fla_on_gpu  # noqa: E402
 import judges  # noqa: E402
+from suites import Case  # noqa: E402
 
 
 def test_sizes_are_cut_and_nothing_else_is() -> None:
@@ -34,16 +34,18 @@ def test_a_case_counts_by_the_rule_of_fla_s_operators() -> None:
 
 
 def test_cases_are_counted_by_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = """<suite>
-      <testcase classname="models.test_modeling_gla" name="a" />
-      <testcase classname="models.test_modeling_gla" name="b"><skipped message="Hopper" /></testcase>
-      <testcase classname="models.test_modeling_kda" name="a">
-        <failure message="AssertionError: refused by linattn: chunk_kda: g must be an array" />
-      </testcase>
-      <testcase classname="models.test_modeling_kda" name="b"><error message="logits diff" /></testcase>
-    </suite>"""
+    cases = [
+        Case("tests/models/test_modeling_gla.py::a", "passed"),
+        Case("tests/models/test_modeling_gla.py::b", "skipped", "Hopper"),
+        Case(
+            "tests/models/test_modeling_kda.py::a",
+            "failed",
+            "refused by linattn: chunk_kda: g must be an array",
+        ),
+        Case("tests/models/test_modeling_kda.py::b", "failed", "logits diff"),
+    ]
     monkeypatch.setattr(judges.kernel_judges, "fetch", lambda package, folder: folder / package)
-    monkeypatch.setattr(judges.suites, "run", lambda files, *args, **kwargs: ElementTree.fromstring(report))
+    monkeypatch.setattr(judges.suites, "run", lambda files, *args, **kwargs: cases)
     assert judges.judge_fla_models(Path("checkout")) == {
         "fla, test_modeling_gla.py": {"passed": 1, "skipped": 1},
         "fla, test_modeling_kda.py": {"refused: chunk_kda: g": 1, "failed: logits diff": 1},

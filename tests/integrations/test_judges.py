@@ -50,7 +50,7 @@ def test_a_judge_that_sees_a_difference_says_so(root: Path) -> None:
 def test_in_a_checkout_each_family_is_judged_by_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two cases one ends otherwise when linattn is there."""
     file, runs = "tests/models/olmo_hybrid/test_modeling_olmo_hybrid.py", []
-    names = [f"tests.models.olmo_hybrid.test_modeling_olmo_hybrid::{name}" for name in ("test_there", "test_as_it_was")]
+    names = [f"{file}::{name}" for name in ("test_there", "test_as_it_was")]
 
     def run(root: Path, arguments: list[str], prefix: list[str]) -> judges.Outcomes:
         runs.append((root, arguments, prefix[4:5]))

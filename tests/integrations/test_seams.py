@@ -1,17 +1,17 @@
 """What takes the place of what, on packages made for the test."""
 
+import functools
 import importlib
 import subprocess
 import sys
 import types
-import venv
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 from linattn.errors import ShapeError, Unsupported
-from linattn.integrations.run_with import LIBRARIES
 from linattn.integrations.seams import AfterImport, FallbackWarning, Integration, serving, stood_for
 
 
@@ -69,6 +69,66 @@ def test_enabling_twice_and_disabling_what_is_not_enabled_do_nothing_more(integr
     assert stood_for(user.run) is None
 
 
+def test_blocks_may_be_in_each_other_and_overlap(integration: Integration) -> None:
+    """The last of them gives back; a call outside of any block stays, until ``disable()``, which ends all."""
+    user = importlib.import_module("user_of_test")
+    with integration.enable():
+        with integration.enable():
+            pass
+        assert user.run(1) == "ours 1"
+    assert user.run(1) == "theirs 1 well"
+    first, second = integration.enable(), integration.enable()
+    for block in (first, first):
+        block.__exit__(None, None, None)
+        assert user.run(1) == "ours 1"
+    second.__exit__(None, None, None)
+    assert user.run(1) == "theirs 1 well"
+    integration.enable()
+    with integration.enable():
+        pass
+    assert user.run(1) == "ours 1"
+    with integration.enable():
+        integration.disable()
+        integration.enable()
+    assert user.run(1) == "ours 1"
+
+
+def test_what_is_wrapped_around_ours_is_not_ours(integration: Integration) -> None:
+    user = importlib.import_module("user_of_test")
+    integration.enable()
+    wrapped = functools.wraps(user.run)(lambda x: "wrapped")
+    assert stood_for(wrapped) is None
+    user.run = wrapped
+    integration.disable()
+    assert user.run is wrapped
+
+
+def test_an_object_that_only_says_it_is_a_function_is_none(integration: Integration) -> None:
+    """As what ``mlx.core.compile`` makes does."""
+
+    class Pretended:
+        __slots__ = ()
+        __class__ = property(lambda self: FunctionType)  # pyright: ignore[reportAssignmentType]
+
+        def __call__(self) -> None: ...
+
+    user: Any = importlib.import_module("user_of_test")
+    user.compiled = Pretended()
+    assert isinstance(user.compiled, FunctionType)
+    with integration.enable():
+        assert user.run(3) == "ours 3"
+
+
+def test_a_module_whose_name_begins_as_ours_is_served(integration: Integration, tmp_path: Path) -> None:
+    (tmp_path / "linattn_of_test.py").write_text("from peer_of_test import compute\n")
+    user = importlib.import_module("linattn_of_test")
+    try:
+        with integration.enable():
+            assert user.compute(3) == "ours 3"
+    finally:
+        del sys.modules["linattn_of_test"]
+
+
 @pytest.mark.parametrize(("how", "reason"), [("badly", "nothing here does it badly"), ("wrongly", "x is too long")])
 def test_a_refused_call_goes_back_and_says_why_once(integration: Integration, how: str, reason: str) -> None:
     user = importlib.import_module("user_of_test")
@@ -97,6 +157,14 @@ def test_what_the_package_lacks_is_said_by_name(package: str, said: Any, monkeyp
     ]
 
 
+def test_a_package_that_is_not_of_its_distribution_says_its_own_version(package: str, said: Any, tmp_path: Path) -> None:
+    """As a checkout does, or a part of it under another distribution's name."""
+    (tmp_path / package / "__init__.py").write_text("from .ops import compute\n__version__ = '2.0.dev1'\n")
+    with Integration(package, "nobodys-distribution", {f"{package}.ops.compute": ours}).enable():
+        pass
+    assert [record.getMessage() for record in said.records] == ["peer_of_test 2.0.dev1 on linattn: peer_of_test.ops.compute"]
+
+
 def test_a_package_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'nobodys_package'"):
         Integration("nobodys_package", "nobodys-package", {}).enable()
@@ -112,6 +180,19 @@ def test_a_hook_sees_a_module_after_it_ran_and_only_what_concerns_it(package: st
     assert seen == ["theirs 1 well"]
     hook.remove()
     assert hook not in sys.meta_path
+
+
+def test_a_hook_that_was_removed_while_a_module_is_imported_does_not_see_it(package: str, tmp_path: Path) -> None:
+    seen: list[ModuleType] = []
+    hook = AfterImport(lambda name: name == "modeling_of_test", seen.append)
+    (tmp_path / "modeling_of_test.py").write_text("import sys\nsys.hook_of_test.remove()\n")
+    vars(sys)["hook_of_test"] = hook
+    hook.install()
+    try:
+        importlib.import_module("modeling_of_test")
+    finally:
+        del vars(sys)["hook_of_test"]
+    assert seen == []
 
 
 def test_a_kernel_that_somebody_chose_wins(package: str, tmp_path: Path) -> None:
@@ -148,33 +229,6 @@ def test_a_kernel_that_somebody_chose_wins(package: str, tmp_path: Path) -> None
         assert module.torch_gla is function
     finally:
         integration.FUNCTIONS["fla.chunk_gla"] = right
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "linattn", *arguments], capture_output=True, text=True, check=False)
-
-
-def test_run_with_says_what_there_is() -> None:
-    done = run("run-with", "transformer", "--", "python")
-    assert done.returncode == 2
-    assert " ".join(done.stderr.replace("│", " ").split()).find(f"no integration for transformer: there are {LIBRARIES[0]}") > 0
-    done = run("run-with", "fla", "--", "no-such-program")
-    assert "no-such-program: no such program" in done.stderr
-
-
-def test_run_with_tells_a_python_that_has_no_linattn(tmp_path: Path) -> None:
-    venv.create(tmp_path, with_pip=False, symlinks=True)
-    python = str(tmp_path / "bin" / "python")
-    done = run("run-with", "fla", "--", python, "-c", "print('ran')")
-    assert done.stdout == "ran\n"
-    assert done.stderr == f"linattn run-with: linattn is not installed for {python}, which runs without it\n"
-
-
-def test_run_with_leaves_the_next_sitecustomize_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.flag_of_test = 'mine'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = run("run-with", "fla", "--", sys.executable, "-c", "import sys; print(sys.flag_of_test, 'torch' in sys.modules)")
-    assert (done.stdout, done.stderr) == ("mine False\n", "")
 
 
 def test_importing_linattn_imports_no_integration() -> None:

@@ -14,16 +14,30 @@ import importlib
 import logging
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..errors import ArgumentError, BackendError, Unsupported
 from ..registry import registry
 
-__all__ = ["AfterImport", "FallbackWarning", "Integration", "globals_of_modules", "serving", "standing_for", "stood_for"]
+__all__ = [
+    "AfterImport",
+    "Asked",
+    "FallbackWarning",
+    "Integration",
+    "Stand",
+    "Switch",
+    "globals_of_modules",
+    "serving",
+    "stand_of",
+    "standing_for",
+    "stood_for",
+]
 
 logger = logging.getLogger("linattn.integrations")
 
@@ -57,13 +71,24 @@ def serving(before: Function, ours: Function, name: str, unless: Callable[[], bo
     return standing_for(before, served, name)
 
 
+class Stand(NamedTuple):
+    """What a function of ours took the place of, and what that is called."""
+
+    before: Function
+    name: str
+
+
+_STANDS: WeakKeyDictionary[Function, Stand] = WeakKeyDictionary()
+"""By the function of ours; attributes would be copied to whatever is wrapped around it (``functools.wraps``)."""
+
+
 def standing_for(before: Function, function: Function, name: str) -> Function:
-    """``function`` with the name and docstring of ``before`` and, for :func:`stood_for`, the memory of it."""
+    """``function`` with the name and docstring of ``before`` and, for :func:`stand_of`, the memory of it."""
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
         if hasattr(before, attribute):
             setattr(function, attribute, getattr(before, attribute))
     function.__dict__["__wrapped__"] = before
-    function.__dict__["linattn_name"] = name
+    _STANDS[function] = Stand(before, name)
     return function
 
 
@@ -72,17 +97,27 @@ def _warn_once(name: str, reason: str) -> None:
     warnings.warn(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning, stacklevel=4)
 
 
+def stand_of(function: object) -> Stand | None:
+    """What a function of :func:`standing_for` took the place of, and its name; ``None`` for any other object."""
+    if type(function) is not FunctionType:  # MLX has objects that only say they are
+        return None
+    return _STANDS.get(function)
+
+
 def stood_for(function: object) -> Function | None:
     """What a function of :func:`standing_for` took the place of; ``None`` for any other object."""
-    attributes: dict[str, Any] = getattr(function, "__dict__", {})
-    return attributes["__wrapped__"] if "linattn_name" in attributes else None
+    stand = stand_of(function)
+    return None if stand is None else stand.before
+
+
+OURS = ("linattn", "linattn_backends", "linattn_benchmarks", "linattn_conformance")
 
 
 def globals_of_modules() -> Iterator[tuple[dict[str, Any], str, Any]]:
     """``(namespace, name, value)`` of whatever loaded modules hold that can be called; linattn's own are left out."""
     for module in list(sys.modules.values()):
         namespace: dict[str, Any] = getattr(module, "__dict__", {})  # some packages leave objects of their own there
-        if not str(namespace.get("__name__")).startswith("linattn"):
+        if str(namespace.get("__name__")).partition(".")[0] not in OURS:
             yield from ((namespace, name, value) for name, value in list(namespace.items()) if callable(value))
 
 
@@ -119,13 +154,60 @@ class AfterImport:
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                self.visit(module)
+                if self in sys.meta_path:  # else it was removed while the module was imported
+                    self.visit(module)
 
             spec.loader.exec_module = exec_module
         return spec
 
 
-class Integration:
+class Asked:
+    """One call of ``enable()``: as a context manager it is over at the end of the block.
+
+    Args:
+        switch: What it enabled.
+        fuse: Whether it asked for forwards as well.
+    """
+
+    def __init__(self, switch: Switch, fuse: bool) -> None:
+        self.switch = switch
+        self.fuse = fuse
+
+    def __enter__(self) -> Asked:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.switch.over(self)
+
+
+class Switch(ABC):
+    """Something that is on while anybody asks for it: from ``enable()`` to ``disable()``, or to the end of a block."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def ask(self, fuse: bool = False) -> Asked:
+        """One more that asks for it."""
+        self.asked.append(Asked(self, fuse))
+        return self.asked[-1]
+
+    def over(self, one: Asked) -> None:
+        """One that asks for it no more."""
+        if one in self.asked:
+            self.asked.remove(one)
+            self.settle()
+
+    def disable(self) -> None:
+        """Give back what ``enable()`` took the place of, whoever asked for it. Does nothing if it was not called."""
+        self.asked.clear()
+        self.settle()
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Give back what nobody asks for."""
+
+
+class Integration(Switch):
     """Functions of one package and ours in their place: enabled, disabled, or for the time of a ``with`` block.
 
     Args:
@@ -142,21 +224,23 @@ class Integration:
         functions: Mapping[str, Function],
         adapter: str | None = None,
     ) -> None:
+        super().__init__()
         self.package = package
         self.distribution = distribution
         self.functions = functions
         self.adapter = adapter
 
-    def enable(self) -> Integration:
+    def enable(self) -> Asked:
         """Let ours take the place of the package's functions, wherever a loaded module holds one. Twice is once.
 
         Returns:
-            Itself: ``with enable():`` disables at the end of the block.
+            A context manager: ``with enable():`` gives back at the end of the block what nobody else has enabled.
 
         Raises:
             ModuleNotFoundError: The package is not installed.
         """
         importlib.import_module(self.package)
+        asked = self.ask()
         if self.adapter is not None:
             with contextlib.suppress(BackendError):  # of an adapter that cannot be loaded nothing can call the package
                 registry.load(self.adapter)
@@ -170,31 +254,29 @@ class Integration:
             if id(value) in ours:
                 namespace[name] = ours[id(value)]
         self._say([name for name, before in found.items() if before is None])
-        return self
+        return asked
 
-    def disable(self) -> None:
-        """Give back what :meth:`enable` took the place of. Does nothing if it was not called."""
-        for namespace, name, value in globals_of_modules():
-            before = stood_for(value)
-            if before is not None and value.linattn_name in self.functions:
-                namespace[name] = before
-
-    def __enter__(self) -> Integration:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.disable()
+    def settle(self) -> None:
+        """Give back the package's functions if nobody asks for ours."""
+        for namespace, name, value in globals_of_modules() if not self.asked else ():
+            stand = stand_of(value)
+            if stand is not None and stand.name in self.functions:
+                namespace[name] = stand.before
 
     def _say(self, missing: Sequence[str]) -> None:
         served = [name for name in self.functions if name not in missing]
-        logger.info("%s %s on linattn: %s", self.package, metadata.version(self.distribution), ", ".join(served))
+        version = _version(self.package, self.distribution)
+        logger.info("%s %s on linattn: %s", self.package, version, ", ".join(served))
         if missing:
-            logger.warning(
-                "%s %s has no %s: its callers go where they went before",
-                self.package,
-                metadata.version(self.distribution),
-                ", ".join(missing),
-            )
+            logger.warning("%s %s has no %s: its callers go where they went before", self.package, version, ", ".join(missing))
+
+
+def _version(package: str, distribution: str) -> str:
+    """A package's version, by its own word where it was not installed as that distribution: as a part of it, or a checkout."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return getattr(sys.modules[package], "__version__", "of an unknown version")
 
 
 def _find(name: str) -> Any:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from ..ops import gated_delta_rule
 from ..ops._family import explain
 from .fused import FORWARDS
-from .seams import AfterImport, globals_of_modules, logger, serving, standing_for, stood_for
+from .seams import AfterImport, Asked, Switch, globals_of_modules, logger, serving, stand_of, standing_for, stood_for
 
 __all__ = ["FUNCTIONS", "Seam", "Transformers", "disable", "enable", "lines", "seams_of_models", "served", "where"]
 
@@ -100,14 +100,19 @@ def served(seams: Iterable[Seam]) -> list[Seam]:
     ]
 
 
-class Transformers:
+class Transformers(Switch):
     """The seams of transformers' models: enabled, disabled, or for the time of a ``with`` block."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.hook = AfterImport(_is_modelling, self._visit)
-        self.fuse = False
 
-    def enable(self, *, fuse: bool = False) -> Transformers:
+    @property
+    def fuse(self) -> bool:
+        """Whether somebody asks for forwards."""
+        return any(one.fuse for one in self.asked)
+
+    def enable(self, *, fuse: bool = False) -> Asked:
         """Serve the recurrent layers of transformers' models, imported or not, built or not. Twice is once.
 
         Logs one line (``linattn.integrations``, INFO) that says which functions of which models run on linattn now, and a
@@ -118,36 +123,30 @@ class Transformers:
                 norm and sigmoid are the operator's. Default ``False``.
 
         Returns:
-            Itself: ``with enable():`` disables at the end of the block.
+            A context manager: ``with enable():`` gives back at the end of the block what nobody else has enabled.
 
         Raises:
             ModuleNotFoundError: transformers is not installed.
         """
         seams = seams_of_models()
-        if self.hook not in sys.meta_path or fuse > self.fuse:
+        if not self.asked or fuse > self.fuse:
             self._say(seams, fuse)
-        self.fuse = self.fuse or fuse
+        asked = self.ask(fuse)
         self.hook.install()
         for module in list(sys.modules.values()):
             if _is_modelling(getattr(module, "__name__", "")):
                 self._visit(module)
-        return self
+        return asked
 
-    def disable(self) -> None:
-        """Give back what :meth:`enable` took the place of. Does nothing if it was not called."""
-        self.hook.remove()
-        self.fuse = False
-        for namespace, name, value in globals_of_modules():
-            if (before := stood_for(value)) is not None and value.linattn_name.startswith("transformers."):
-                namespace[name] = before
-            elif name in FORWARDS and (before := stood_for(value.forward)) is not None:
+    def settle(self) -> None:
+        """Give back transformers' functions if nobody asks for ours, and its forwards if nobody asks for those."""
+        if not self.asked:
+            self.hook.remove()
+        for namespace, name, value in globals_of_modules() if not self.fuse else ():
+            if name in FORWARDS and (before := stood_for(getattr(value, "forward", None))) is not None:
                 value.forward = before
-
-    def __enter__(self) -> Transformers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.disable()
+            elif not self.asked and (stand := stand_of(value)) is not None and stand.name.startswith("transformers."):
+                namespace[name] = stand.before
 
     def _visit(self, module: ModuleType) -> None:
         """Serve the seams of a module that has been imported."""
