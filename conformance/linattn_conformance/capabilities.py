@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .cases import BACKWARD, TRANSFORMS
+
 __all__ = ["BADGES", "LEAST", "badges", "coverage", "covered", "short"]
 
 LEAST = {"core": 0.5, "inference": 0.5, "training": 0.5, "full": 1.0}
 """Of the cases of a claimed operator in a profile, the share that must not have been declared unsupported."""
-WIDE = 128
+WIDE, LONG = 128, 1024
 RAN = ("passed", "failed", "known-failure")
 
 
@@ -23,12 +25,15 @@ class Parts:
         self.family, self.form, self.dtype, self.flags, self.sizes, self.check = [*name.split("/"), *[""] * 6][:6]
 
     @property
+    def tokens(self) -> int:
+        return int(found[1]) if (found := re.search(r"\bT(\d+)", self.sizes)) else 0
+
+    @property
     def widths(self) -> list[int]:
         return [int(size) for size in re.findall(r"\b[KVLD](\d+)", self.sizes)]
 
 
 PACKING = re.compile(r"\b(varlen|tail|many|pack\.[\d.]+)\b")
-TRANSFORMS = ("compile", "export", "fake", "func-grad", "autocast", "vmap", "jit", "jit-gradient", "eval-shape")
 BADGES: dict[str, Callable[[Parts], bool]] = {
     "float32": lambda parts: parts.dtype == "fp32",
     "bfloat16": lambda parts: parts.dtype == "bf16",
@@ -36,7 +41,8 @@ BADGES: dict[str, Callable[[Parts], bool]] = {
     "float64": lambda parts: parts.dtype == "fp64",
     "packing": lambda parts: bool(PACKING.search(parts.flags)),
     "wide heads": lambda parts: max(parts.widths, default=0) >= WIDE,
-    "gradients": lambda parts: parts.check in ("gradient", "repeat-backward", "leak-backward", "func-grad", "jit-gradient"),
+    "long sequences": lambda parts: parts.tokens >= LONG,
+    "gradients": lambda parts: parts.check in BACKWARD,
     "decoding": lambda parts: parts.form == "decode",
     "transforms": lambda parts: parts.check in TRANSFORMS,
 }

@@ -146,7 +146,7 @@ def conformance(
     judged = verdict.verdict(made, held)
     if report_path:
         report.write(report_path, made, judged)
-    summary(console, made, results, judged, setting, bool(case))
+    summary(console, made | {"verdict": judged.told}, results, judged, setting, bool(case))
     failed = any(result.status in ("failed", "not-run") for result in results) or made["complaints"]
     raise typer.Exit(int(bool(failed)) if case else int(not judged.conformant))
 
@@ -280,12 +280,7 @@ def summary(
     if partial:
         console.print(f"{len(results)} cases in {made['seconds']} s; a selection gives no verdict")
         return
-    ran = {result.id for result in results}
-    others = [
-        problem for problem in judged.problems if problem.partition(": ")[0] not in ran and problem not in made["complaints"]
-    ]
-    declared = [problem for problem in judged.problems if ": declared unsupported" in problem or "though all core" in problem]
-    for problem in [*declared, *others][:SHOWN]:
+    for problem in [text for text in verdict.told_by_no_case(made) if text not in made["complaints"]][:SHOWN]:
         console.print(f"against {problem}", markup=False, soft_wrap=True)
     claims = f"{len(judged.claimed)} operators claimed, " if judged.claimed else ""
     console.print(f"{claims}{len(results)} cases in {made['seconds']} s on {made['framework']} {made['device']}")

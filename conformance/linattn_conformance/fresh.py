@@ -14,7 +14,7 @@ from linattn.spec import COMPANIONS, DECODING, FAMILIES
 
 from .cases import Case, covering, covering_of_decoding, neighbours, parts
 
-__all__ = ["draw_seed", "fresh_cases", "is_fresh", "problems", "seed_of", "strangers"]
+__all__ = ["draw_seed", "fresh_cases", "is_fresh", "problems", "seed_of", "seeds_of", "strangers", "wanted"]
 
 MOST = 10**6
 """Seeds are below it, so that ids stay short."""
@@ -43,6 +43,17 @@ def seed_of(name: str) -> int:
     return next((int(flag.partition(".")[2]) for flag in flags if flag.startswith("seed.")), 0)
 
 
+def seeds_of(names: Iterable[str]) -> list[int]:
+    """The seeds that ids hold, each once."""
+    return sorted({seed for name in names if (seed := seed_of(name))})
+
+
+def wanted(seed: int, profile: str, report: Mapping[str, Any]) -> list[str]:
+    """The ids of a seed that a run of a profile has, on the framework and device that a report is of."""
+    place = report["framework"], report["device"], report["memory"]
+    return [case.id for case in fresh_cases(seed, profile) if case.applies(*place)]
+
+
 def is_fresh(name: str) -> bool:
     """True for the id of a fresh case."""
     return seed_of(name) > 0
@@ -58,7 +69,7 @@ def problems(results: Iterable[Mapping[str, Any]]) -> list[str]:
 def strangers(names: Iterable[str], profile: str) -> list[str]:
     """Of ids that no manifest holds, those that no run of a profile draws."""
     listed = list(names)
-    seeds = {seed_of(name) for name in listed} - {0}
+    seeds = seeds_of(listed)
     if len(seeds) != 1:
         return listed
     known = {case.id for case in fresh_cases(*seeds, profile)}

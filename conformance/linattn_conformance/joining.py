@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from . import report, resuming
+from . import fresh, report, resuming
 from .manifest import Manifest
 from .runner import Result
 from .verdict import cases_of, verdict
@@ -22,7 +22,8 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
 
     Raises:
         ValueError: A part was edited, or has two results for a case; or two are not of one subject, suite, place and kind; or
-            a case came out differently in two: joining must not be a way to choose.
+            a case came out differently in two: joining must not be a way to choose; or they have fresh cases of several seeds,
+            or none.
     """
     name, first = parts[0]
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
@@ -37,7 +38,11 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
             elif result["status"] in resuming.HAS_RUN and result["status"] != had["status"]:
                 told = f"{had['status']} in {before}, and {result['status']} in {other}"
                 raise ValueError(f"{result['id']}: {told}: run it again")
-    wanted = cases_of(first["profile"], held.applicable(first["framework"], first["device"], first["memory"]))
+    seeds = fresh.seeds_of(found)
+    if len(seeds) != 1:
+        raise ValueError(f"the parts have fresh cases of {len(seeds)} seeds, {seeds}: run all of them with the same --seed")
+    wanted = [*cases_of(first["profile"], held.applicable(first["framework"], first["device"], first["memory"]))]
+    wanted += fresh.wanted(*seeds, first["profile"], first)
     missing = {case: asdict(Result(case, "not-run", message="in none of the parts")) for case in wanted if case not in found}
     results = [dict(result) for _, result in sorted((missing | {case: had for case, (_, had) in found.items()}).items())]
     joined = {key: value for key, value in first.items() if key not in ("verdict", "hash")} | {
@@ -46,7 +51,7 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
         "complaints": list(dict.fromkeys(text for _, part in parts for text in part["complaints"])),
         "seconds": max(part["seconds"] for _, part in parts),
         "selection": [],
-        "seeds": sorted({seed for _, part in parts for seed in part["seeds"]}),
+        "seeds": seeds,
         "began": min(part["began"] for _, part in parts),
         "ended": max(part["ended"] for _, part in parts),
         "workers": sum(part["workers"] for _, part in parts),

@@ -99,9 +99,13 @@ class Judge:
     def hear(self, claim: Claim) -> None:
         """Hold a claim against the truth; the first that does not hold is what the case failed of."""
         self.claims += 1
-        if claim.whole:
-            self.shown.add(claim.whole)
         try:
+            if complaint := claim.complaint:
+                raise ValueError(complaint)
+            if claim.dtype != self._quantity(claim.noise.place).dtype:
+                raise ValueError("its dtype is not that of the truth")
+            if claim.whole and claim.whole[0] == self.numbers.get(key("truth", self.case)):
+                self.shown.add(claim.whole[1:])
             value, noise = (opened(x, self._value) for x in (claim.value, claim.noise))
             ratio = distance(np.asarray(claim.got), Quantity(value, noise, claim.dtype), claim.rows)
             self.worst = max(self.worst, Run.judged(claim.name, ratio, self.tighten))
@@ -112,8 +116,11 @@ class Judge:
             self.wrong = self.wrong or f"what is claimed cannot be judged: {type(error).__name__}: {error}"
 
     def _value(self, place: tuple[int, str, str, str]) -> Any:
-        number, group, name, part = place
-        return getattr(getattr(self.truths[number], group)[name], part)
+        return getattr(self._quantity(place), place[3])
+
+    def _quantity(self, place: tuple[int, str, str, str]) -> Quantity:
+        number, group, name, _ = place
+        return getattr(self.truths[number], group)[name]
 
     def asked(self, told: Result) -> Result:
         """The result of a case that was asked about."""

@@ -77,13 +77,16 @@ class State:
         return any(fnmatchcase(name, entry.pattern) for entry in self.known)
 
     def judge(self) -> Any:
-        """Apply the known failures, write the report, return the verdict."""
+        """Apply the known failures, write the report, return the verdict. A case that pytest left out was not run."""
         import datetime
         from pathlib import Path
 
         from . import known_failures, report, verdict
+        from .runner import Result
 
-        results, complaints = known_failures.apply(self.results, self.known, datetime.date.today())
+        ran = {result.id for result in self.results}
+        left = [Result(case.id, "not-run", message="pytest did not run it") for case in self.cases if case.id not in ran]
+        results, complaints = known_failures.apply([*self.results, *left], self.known, datetime.date.today())
         seconds = sum(result.seconds for result in results)
         made = report.make(
             self.pool.subject, self.manifest, self.profile, results, [*self.pool.complaints, *complaints], seconds

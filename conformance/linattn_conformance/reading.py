@@ -253,7 +253,7 @@ def _run(report: Mapping[str, Any]) -> list[str]:
     """What no run writes of itself."""
     if report["schema"] == OLD:
         return []
-    faults: list[str] = []
+    faults = _fresh(report)
     if report["began"] > report["ended"]:
         faults.append(f"it ended at {report['ended']}, before it began at {report['began']}")
     if (package := report["backend"]["class"].partition(".")[0]) not in report["digests"]:
@@ -279,6 +279,20 @@ def _run(report: Mapping[str, Any]) -> list[str]:
     if silent:
         faults.append(f"{len(silent)} cases did not pass, and do not say why: {_some(silent)}")
     return faults
+
+
+def _fresh(report: Mapping[str, Any]) -> list[str]:
+    """What no run writes of its fresh cases: each has one seed, and a result for every case of it."""
+    found = {result["id"] for result in report["results"]}
+    seeds = fresh.seeds_of(found)
+    if report["seeds"] != seeds:
+        return [f"its seeds are {report['seeds']}, and those of its results {seeds}"]
+    if report["selection"]:
+        return []
+    if len(seeds) != 1:
+        return [f"it has fresh cases of {len(seeds)} seeds, and a run has those of one"]
+    missing = [name for name in fresh.wanted(*seeds, report["profile"], report) if name not in found]
+    return [f"it has no result of {len(missing)} fresh cases of its seed: {_some(missing)}"] if missing else []
 
 
 SLACK = 1.1

@@ -14,7 +14,7 @@ from linattn.plugin import FORMS
 from . import capabilities, grouping
 from .manifest import Manifest
 from .runner import STATUSES
-from .verdict import NONE, cases_of
+from .verdict import NONE, cases_of, told_by_no_case
 
 __all__ = ["counts", "html", "markdown", "matrix_html", "matrix_markdown", "summary"]
 
@@ -58,9 +58,9 @@ def markdown(report: Report) -> str:
     if largest:
         lines = [f"| `{result['id']}` | {result['error']:.2f} |" for result in largest]
         parts += ["## Largest errors", "\n".join(["| case | error ÷ bound |", "| --- | ---: |", *lines])]
-    others = [*report["complaints"]]
+    others = told_by_no_case(report)
     if others:
-        parts += ["## Errors", "\n".join(f"- {_line(text)}" for text in others)]
+        parts += ["## Other reasons against it", "\n".join([*(f"- {_line(text)}" for text in others[:SHOWN]), *_rest(others)])]
     return "\n\n".join(parts) + "\n"
 
 

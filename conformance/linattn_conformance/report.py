@@ -18,6 +18,7 @@ from typing import Any
 from linattn.plugin import API_VERSION
 
 from . import packed, provenance
+from .fresh import seeds_of
 from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
@@ -36,7 +37,6 @@ class Circumstances:
         began: When, in UTC.
         workers: How many processes ran cases.
         log: SHA-256 of what the backend's processes printed.
-        seeds: Of the cases that were drawn afresh.
         selection: The patterns of ids that were asked for; a report of a selection has no verdict.
         history: The runs that the results are of, one after the other; see :func:`entry`.
     """
@@ -44,7 +44,6 @@ class Circumstances:
     began: str = ""
     workers: int = 1
     log: str = ""
-    seeds: tuple[int, ...] = ()
     selection: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
 
@@ -129,7 +128,7 @@ def make(
         "profile": profile,
         "tighten": subject.tighten,
         "selection": list(run.selection),
-        "seeds": list(run.seeds),
+        "seeds": seeds_of(result.id for result in ordered),
         **_made_with(subject.kind),
         "began": run.began or now(),
         "ended": now(),

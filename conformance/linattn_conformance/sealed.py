@@ -81,11 +81,25 @@ class Claim:
     name: str = ""
 
     @property
-    def whole(self) -> tuple[str, str] | None:
-        """What of the truth the claim is about all of, if so: ``outputs`` or ``gradients``, and a name."""
-        if isinstance(self.value, Sealed) and not self.value.cuts and self.value.factor == 1.0 and self.rows is ...:
-            return self.value.place[1], self.value.place[2]
-        return None
+    def whole(self) -> tuple[int, str, str] | None:
+        """What truth the claim is about all of, if so: its number, ``outputs`` or ``gradients``, and a name."""
+        value, noise = self.value, self.noise
+        whole = self.rows is ... and all(isinstance(x, Sealed) and not x.cuts and x.factor == 1.0 for x in (value, noise))
+        return value.place[:3] if whole else None
+
+    @property
+    def complaint(self) -> str:
+        """Why no check makes such a claim: the bound is always that of the truth, and of what the result is held against, where
+        that is the truth. Empty if one may.
+        """
+        value, noise = self.value, self.noise
+        if not isinstance(noise, Sealed) or noise.place[3] != "noise":
+            return "its bound is not that of the truth"
+        if not isinstance(value, Sealed):
+            return "" if noise.factor == 1.0 else "its bound is not that of the truth"
+        if (*value.place[:3], "noise") != noise.place or value.place[3] != "value":
+            return "its bound is that of another result"
+        return "" if abs(value.factor) == noise.factor else "its bound is not that of the truth"
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------

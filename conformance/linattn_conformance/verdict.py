@@ -38,7 +38,7 @@ from . import capabilities, fresh, waivers
 from .cases import WITHIN
 from .manifest import Entry, Manifest
 
-__all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "verdict"]
+__all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "told_by_no_case", "verdict"]
 
 PROFILES = ("core", "inference", "training", "full")
 NONE = "no verdict"
@@ -139,6 +139,14 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     badges = capabilities.badges(statuses, operators, claimed)
     coverage = capabilities.coverage(statuses)
     return Verdict(profile, outcome, tuple(problems), tuple(claimed), dict(counts), coverage, badges)
+
+
+def told_by_no_case(report: Mapping[str, Any]) -> list[str]:
+    """The reasons against a backend that a list of its failed cases does not tell: a case that is flaky has passed, one that
+    may not be declared unsupported has not failed.
+    """
+    own = {(result["id"], result["status"]) for result in report["results"]}
+    return [text for text in report["verdict"]["problems"] if tuple(text.split(": ", 2)[:2]) not in own]
 
 
 HELD_TO = 3

@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from linattn_conformance import cli, packed
+from linattn_conformance import cli, fresh, packed, reading
 from linattn_conformance.cases import every_case
 from linattn_conformance.options import check_writable
 from linattn_conformance.report import report_hash, results_hash
@@ -312,7 +312,12 @@ def test_pytest_exits_with_the_verdict_whatever_it_ran(tmp_path):
     assert "failed" not in done.stdout.partition("linattn verdict")[0]
     assert done.returncode == 1
     assert "linattn verdict: not conformant: core" in done.stdout
-    assert json.loads(path.read_text())["verdict"]["outcome"] == "not conformant"
+    found = reading.read(path)
+    assert found["verdict"]["outcome"] == "not conformant"
+    left = [result for result in found["results"] if fresh.is_fresh(result["id"])]
+    assert {(result["status"], result["message"]) for result in left} == {("not-run", "pytest did not run it")}
+    assert f"{left[0]['id']}: not-run: pytest did not run it" in found["verdict"]["problems"]
+    assert reading.verify(found).faults == ()
 
 
 def test_pytest_says_what_is_wrong_with_the_options():

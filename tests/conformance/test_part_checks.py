@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from linattn.errors import Unsupported
 from linattn.registry import registry
 from linattn_conformance.adapters import adapter_for
 from linattn_conformance.broken.base import Simple
@@ -134,3 +135,29 @@ def test_a_fault_at_other_sizes_than_the_problem_has_is_seen(what, monkeypatch):
             registry.unregister(name)
     assert told.status == "failed"
     assert "of the part" in told.message
+
+
+class Selective(Honest):
+    """Declares all but some sizes unsupported."""
+
+    name = "selective-parts"
+    takes: ClassVar = staticmethod(lambda T: True)
+
+    def supports(self, call):
+        T = dict(call.dims)["T"]
+        return super().supports(call) or (None if self.takes(T) else Unsupported("no kernel for this length"))
+
+
+@pytest.mark.parametrize(
+    ("takes", "status"),
+    [(lambda T: True, "passed"), (lambda T: T == 40 or T % 3 > 0, "passed"), (lambda T: T == 40, "declared-unsupported")],
+    ids=["all", "most", "one"],
+)
+def test_a_backend_that_takes_few_of_the_parts_has_not_passed(takes, status, monkeypatch):
+    monkeypatch.setattr(Selective, "takes", staticmethod(takes))
+    registry.register(Selective(), replace=True)
+    try:
+        told = outcome("selective-parts", PLAIN)
+    finally:
+        registry.unregister("selective-parts")
+    assert told.status == status, told.message

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hanging import leap
 from linattn.registry import registry
 from linattn_conformance.broken import on_process
-from linattn_conformance.cases import every_case
+from linattn_conformance.cases import every_case, named
 from linattn_conformance.memory import GIB
 from linattn_conformance.pool import TIME_LIMIT, Pool, PoolError
 from linattn_conformance.runner import Runner
@@ -540,18 +541,64 @@ def test_where_the_suite_has_no_truth_the_case_says_so():
     assert (there, found) == (False, "the suite has no truth for this case: KeyError: 'none'")
 
 
-def test_a_claim_about_nothing_is_a_failure():
+def forged(case, **changes):
+    """The result of a case that passed by a claim, true of each output but for these ``changes`` of its sealed arrays."""
     from linattn_conformance.judge import Judge
     from linattn_conformance.runner import Result
-    from linattn_conformance.sealed import Claim, Sealed
+    from linattn_conformance.sealed import Claim
 
     judge = Judge("numpy", "cpu", 1.0)
-    (case,) = cases(BEFORE)
     judge.begin(case)
-    sealed = Sealed((7, "outputs", "o", "value"), (1,))
-    judge.hear(Claim([1.0], sealed, sealed, "float32", name="o"))
-    result = judge.end(Result(BEFORE, "passed"))
-    assert (result.status, result.message) == ("failed", "what is claimed cannot be judged: KeyError: 7")
+    judge.truth(case)
+    truth = judge.truths[0].outputs["o"]
+    sealed = judge.truth(case).outputs["o"]
+    claim = Claim(truth.value, sealed.value, sealed.noise, sealed.dtype, name="o")
+    judge.hear(replace(claim, **{name: change(getattr(claim, name)) for name, change in changes.items()}))
+    return judge.end(Result(case.id, "passed"))
+
+
+def at(*place):
+    """A sealed array of another place; the dots stand for what it has there."""
+    return lambda x: replace(x, place=tuple(old if new is ... else new for old, new in zip(x.place, place, strict=True)))
+
+
+FORGED = {
+    "of no truth": (dict(value=at(7, ..., ..., ...), noise=at(7, ..., ..., ...)), "KeyError: 7"),
+    "a bound of its own": (dict(noise=lambda x: np.full(x.shape, 1e30)), "ValueError: its bound is not that of the truth"),
+    "the truth as its bound": (dict(noise=at(..., ..., ..., "value")), "ValueError: its bound is not that of the truth"),
+    "a larger bound": (dict(noise=lambda x: x * 1e9), "ValueError: its bound is not that of the truth"),
+    "a larger bound of values": (
+        dict(value=lambda x: np.zeros(x.shape), noise=lambda x: x * 1e9),
+        "ValueError: its bound is not that of the truth",
+    ),
+    "the bound of a state": (dict(noise=at(..., ..., "final_state", ...)), "ValueError: its bound is that of another result"),
+    "a bound as the value": (dict(value=at(..., ..., ..., "noise")), "ValueError: its bound is that of another result"),
+    "a coarser dtype": (dict(dtype=lambda _: "float16"), "ValueError: its dtype is not that of the truth"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_no_check_claims_is_a_failure(what):
+    changes, why = FORGED[what]
+    case = named("gla/chunk/fp32/plain/T65-K24-V40/forward")
+    assert forged(case).status == "passed"
+    result = forged(case, **changes)
+    assert (result.status, result.message) == ("failed", f"what is claimed cannot be judged: {why}")
+
+
+def test_a_claim_of_another_case_is_none_of_this_one():
+    from linattn_conformance.judge import Judge
+    from linattn_conformance.runner import Result
+    from linattn_conformance.sealed import Claim
+
+    judge = Judge("numpy", "cpu", 1.0)
+    case, other = named("gla/chunk/fp32/plain/T65-K24-V40/forward"), named("gla/chunk/fp32/plain/T0-K24-V40/forward")
+    judge.begin(case)
+    judge.truth(case)
+    empty = judge.truth(other).outputs["o"]
+    judge.hear(Claim(np.zeros(empty.value.shape), empty.value, empty.noise, empty.dtype, name="o"))
+    result = judge.end(Result(case.id, "passed"))
+    assert (result.status, result.message) == ("failed", "nothing was compared: no result came for o")
 
 
 def test_a_message_of_a_backend_runs_no_code_of_its_own(struck):

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 import report_cases
 import typer
-from linattn_conformance import commands, packed, provenance, rendering, report, waivers
+from linattn_conformance import capabilities, commands, fresh, packed, provenance, rendering, report, waivers
+from linattn_conformance.cases import BACKWARD
 from linattn_conformance.comparing import compare
 from linattn_conformance.manifest import SUITE_VERSION
 from linattn_conformance.reading import ReportError, read, verify
-from linattn_conformance.verdict import verdict
+from linattn_conformance.verdict import told_by_no_case, verdict
 from typer.testing import CliRunner
 
 BROKEN = report_cases.make()
@@ -198,6 +199,15 @@ def made_up_case(made):
         (lambda made: made["results"].reverse(), "its results are not in the order of their ids"),
         (lambda made: made.update(began="2999-01-01T00:00:00+00:00"), "it ended at "),
         (lambda made: made["digests"].pop("linattn_backends"), "it does not say what code was run: it has no digest of "),
+        (
+            lambda made: made.update(results=[one for one in made["results"] if not fresh.is_fresh(one["id"])], seeds=[]),
+            "it has fresh cases of 0 seeds, and a run has those of one",
+        ),
+        (
+            lambda made: made["results"].remove(next(result for result in made["results"] if fresh.is_fresh(result["id"]))),
+            "it has no result of 1 fresh cases of its seed: ",
+        ),
+        (lambda made: made.update(seeds=[9]), "its seeds are [9], and those of its results [7]"),
         (lambda made: made["history"].clear(), "its history does not begin with a run"),
         (lambda made: made["history"][0].update(at="2999-01-01T00:00:00+00:00"), "its history goes on after its end"),
         (lambda made: made["history"][0].update(cases=7), "it has results of "),
@@ -496,6 +506,24 @@ def test_a_case_that_failed_once_is_flaky_and_flaky_is_not_conformant():
     assert resumed("not-run")[1]["verdict"]["outcome"] == "conformant"
 
 
+def test_the_page_says_why_a_backend_does_not_conform_of_which_every_case_passed():
+    name, made = resumed("failed")
+    lines = rendering.markdown(made).splitlines()
+    assert lines[0].startswith("# acme 2.1: not conformant (core; ")
+    assert lines[lines.index("## Other reasons against it") + 2] == f"- {name}: flaky: it failed before: o is off"
+    assert told_by_no_case(made) == made["verdict"]["problems"]
+    assert told_by_no_case(GOOD) == []
+
+
+def test_failed_cases_are_no_other_reasons():
+    found = report_cases.make([*report_cases.results()][:-1], complaints=["the process died"])
+    failed = [result["id"] for result in found["results"] if result["status"] == "failed"]
+    told = told_by_no_case(found)
+    assert failed
+    assert "the process died" in told
+    assert not any(text.startswith(tuple(failed)) for text in told)
+
+
 def test_a_selection_has_no_verdict_anywhere(tmp_path):
     made = edited(lambda made: made.update(selection=["gla/*"]))
     whole = report.whole(made, verdict(made, report_cases.HELD))
@@ -541,6 +569,14 @@ def test_badges_say_what_all_cases_passed():
     badges = GOOD["verdict"]["badges"]
     assert (badges["float32"], badges["float64"], badges["decoding"]) == ("some", "all", "none")
     assert BROKEN["verdict"]["badges"]["float16"] != "all"
+    assert badges["long sequences"] == "all"  # with narrow heads
+
+
+@pytest.mark.parametrize("check", BACKWARD)
+def test_whatever_asks_for_a_gradient_shows_gradients(check):
+    assert "gradients" in capabilities.shown(f"gla/chunk/fp32/parts-state/T1024-K8-V8/{check}")
+    assert "long sequences" in capabilities.shown(f"gla/chunk/fp32/parts-state/T1024-K8-V8/{check}")
+    assert "gradients" not in capabilities.shown("gla/chunk/fp32/parts-state/T1023-K8-V8/parts")
 
 
 def test_a_digest_is_of_names_and_contents(tmp_path, monkeypatch):
@@ -601,6 +637,20 @@ def test_what_is_in_no_part_is_not_run(tmp_path):
     assert {(result["status"], result["message"]) for result in missing} == {("not-run", "in none of the parts")}
 
 
+def reseeded(made):
+    """As if another seed had been given."""
+    for result in made["results"]:
+        result["id"] = result["id"].replace("-seed.7/", "-seed.8/")
+
+
+def test_parts_without_fresh_cases_are_not_joined(tmp_path):
+    """Each would be a selection without a seed, and nothing that the backend had not seen before."""
+    old = [result for result in report_cases.passing() if not fresh.is_fresh(result.id)]
+    done, told = join(tmp_path, report_cases.make(old[::2]), report_cases.make(old[1::2]))
+    assert done.exit_code == 2
+    assert "the parts have fresh cases of 0 seeds, []: run all of them with the same --seed" in told
+
+
 def with_results(change):
     made = edited(change, halves()[1])
     return with_new_hashes(made)
@@ -619,8 +669,12 @@ def with_results(change):
             "1.json: it has more than one result for a case",
         ),
         (BROKEN, "passed in 0.json, and failed in 1.json: run it again"),
+        (
+            with_results(reseeded),
+            "the parts have fresh cases of 2 seeds, [7, 8]: run all of them with the same --seed",
+        ),
     ],
-    ids=["edited", "elsewhere", "twice", "differently"],
+    ids=["edited", "elsewhere", "twice", "differently", "of another seed"],
 )
 def test_what_does_not_belong_together_is_not_joined(tmp_path, other, complaint):
     done, told = join(tmp_path, halves()[0], other)

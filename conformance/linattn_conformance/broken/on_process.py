@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = ["FAULTS", "OnProcess"]
 
 Arrays = dict[str, Any]
 STRIKES = 97
+EMPTY = "gla/chunk/fp32/plain/T0-K24-V40/forward"
 
 
 class OnProcess(Simple):
@@ -187,6 +189,43 @@ class PatchesTheBounds(AgainstTheSuite):
         from .. import bounds
 
         bounds.ROW = bounds.OVERALL = float("inf")
+
+
+class ClaimsBoundsOfItsOwn(AgainstTheSuite):
+    """Returns zeros, and claims that the noise is as large as can be."""
+
+    name = "claims-bounds-of-its-own"
+
+    def strike(self) -> None:
+        from .. import calls
+
+        if calls.claimed.__name__ != "forged":
+            claimed = calls.claimed
+
+            def forged(claim: Any) -> None:
+                claimed(replace(claim, noise=np.full(claim.noise.shape, 1e30)))
+
+            calls.claimed = forged
+
+
+class ClaimsOfAnotherCase(AgainstTheSuite):
+    """Returns zeros, and has them held against what is true of a case without tokens."""
+
+    name = "claims-of-another-case"
+
+    def strike(self) -> None:
+        from .. import calls
+        from ..cases import named
+
+        if calls.claimed.__name__ != "forged":
+            claimed = calls.claimed
+            empty = calls.truth(named(EMPTY), None).outputs  # type: ignore[arg-type]
+
+            def forged(claim: Any) -> None:
+                other = empty[claim.value.place[2]]
+                claimed(replace(claim, got=np.zeros(other.value.shape), value=other.value, noise=other.noise))
+
+            calls.claimed = forged
 
 
 class Leaks(Simple):

@@ -64,7 +64,7 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
 RECORD = 1024
 """Bytes that a call may leave behind, of what it was and not of its arrays."""
-MORE = ((1, False), (3, False), (8, False), (8, True), (16, True))
+MORE = ((1, False), (3, False), (8, False), (16, False), (8, True), (16, True))
 """So many calls are made in turn while each time as many more results seem to be held; and whether every object is looked
 through then for such as only hold each other, however old it is.
 """
