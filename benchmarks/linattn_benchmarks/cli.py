@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +13,17 @@ import typer
 from linattn.cli import SHORT_DTYPES
 from linattn.errors import LinattnError, OptionError
 from linattn.frameworks import FLOAT_DTYPES, KNOWN
-from linattn.ops._family import operator_named
-from linattn.progress import bars
 from rich.console import Console
 
-from . import beside, commands, reports, rows, sections
-from .cases import DECODE_SHAPES, DEFAULT_SHAPES, GATES, WHAT, cases, parse_shape, timed_operator
-from .environment import document, keep, read, write
+from . import commands, reports, sections
+from .cases import GATES
+from .catalogue import BENCHMARKS, Benchmark
+from .commands import Asked, one_of
 from .subjects import PEERS, Subject, subjects
-
-Row = dict[str, Any]
-
-SWEEPS = ("table", "grid")
-BESIDE = tuple(beside.BENCHMARKS)
-NAMED = ("overhead", "torch-cpu", "report", "scale", "parts", *SWEEPS, *BESIDE)
 
 
 def bench(
+    context: typer.Context,
     operators: Annotated[
         list[str],
         typer.Argument(
@@ -136,162 +128,81 @@ def bench(
             check_plots()
         limit_threads(threads)
         name, *words = operators
-        on_device = name in (*SWEEPS, *BESIDE, "scale", "parts") or (name == "overhead" and device not in (None, "cpu"))
-        on_host = name == "overhead" and on_device
-        refuse(name, (name,) if on_host else (*SWEEPS, "scale", "overhead --device cuda"), {"--resume": resume})
-        refuse(name, (*SWEEPS, "parts"), {"--rows": rows})
-        refuse(name, (*SWEEPS, *BESIDE, "parts"), {"--check": check, "--tune": tune})
-        refuse(name, BESIDE, {"--modes": modes})
-        refuse(name, (*BESIDE, "parts"), {"--small": small})
-        refuse(name, ("model",), {"--layers": layers})
-        refuse(name, ("scale",), {"--ranks": ranks})
-        refuse(
-            name,
-            (name,) if on_device else (*SWEEPS, "parts", "scale", *BESIDE, "overhead --device cuda"),
-            {"--warm": warm, "--budget": budget},
+        key = benchmark_named(name, device)
+        benchmark = BENCHMARKS[key]
+        refuse(name, benchmark, given(context))
+        asked = Asked(
+            settings={
+                "device": device or benchmark.device,
+                "dtype": dtype_named("--dtype", dtype or benchmark.dtype),
+                "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
+                "gates": one_of("--gates", gates or benchmark.gates, list(GATES)),
+                "seed": secrets.randbits(32) if seed is None else seed,
+            },
+            subjects=wanted_subjects(backend or ["auto"], framework or benchmark.framework, benchmark, peer if peers else ()),
+            seconds=seconds or benchmark.seconds,
+            check=check is not False,
+            fresh=fresh is not False,
+            budget=budget,
+            resume=resume,
+            rows=rows or (),
+            warm=warm or 0,
+            out=out,
+            shape=shape,
+            ranks=ranks or (),
+            what=what,
+            modes=modes,
+            peers=peer if peers else (),
+            small=bool(small),
+            layers=layers or 4,
+            tune=tune,
         )
-        if name in NAMED and not on_device:
-            named(operators, out, html, png)
-            return
-        usual = commands.DEFAULTS[name] if on_device else USUAL
-        settings = {
-            "device": device or usual["device"],
-            "dtype": dtype_named("--dtype", dtype or usual["dtype"]),
-            "gate_dtype": dtype_named("--gate-dtype", gate_dtype),
-            "gates": one_of("--gates", gates or usual["gates"], list(GATES)),
-            "seed": secrets.randbits(32) if seed is None else seed,
-        }
-        seconds = seconds or usual["seconds"]
-        if name in BESIDE:
-            refuse(name, (), {"--fresh": fresh, "--framework": framework, "--gates": gates})
-            asked = commands.Asked(
-                settings,
-                (),
-                seconds,
-                out=out,
-                shape=shape,
-                what=what,
-                modes=modes,
-                peers=peer if peers else (),
-                small=bool(small),
-                layers=layers or 4,
-                check=check is not False,
-                budget=budget,
-                warm=warm or 0,
-                tune=tune,
-            )
-            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
-        elif name == "parts":
-            refuse(name, (), {"--fresh": fresh, "--framework": framework, "--gates": gates, "--dtype": dtype, "--shape": shape})
-            refuse(name, (), {"--what": what, "--backend": backend})
-            asked = commands.Asked(
-                settings, (), seconds, check is not False, rows=rows or (), out=out, small=bool(small), tune=tune
-            )
-            asked = replace(asked, peers=peer if peers else (), warm=warm or 0, budget=budget)
-            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
-        elif on_device:
-            refuse(name, ("scale",) if name == "scale" else (), {"--shape": shape})
-            refuse(name, (), {"--what": what, "--fresh": fresh, "--framework": framework})
-            timed = wanted_subjects(backend or ["auto"], "torch", (peer or commands.PEERS[name]) if peers else [])
-            asked = commands.Asked(settings, timed, seconds, check is not False, budget, resume, rows or (), warm or 0, out)
-            asked = replace(asked, shape=shape, ranks=ranks or (), tune=tune)
-            found = commands.COMMANDS[name](words, asked, Console(stderr=True))
-        else:
-            chosen = wanted_cases(
-                operators, what or "fwd,fwdbwd", shape or default_shapes(operators, settings["device"]), settings
-            )
-            timed = wanted_subjects(backend or ["auto"], framework, (peer or list(PEERS)) if peers else [])
-            found = measure(chosen, timed, seconds, fresh is not False, out)
+        found = benchmark.run(operators if key == "operators" else words, asked, Console(stderr=True))
     except LinattnError as error:
         raise typer.BadParameter(str(error)) from error
+    if found is None:
+        return
     show(found, html, png)
-    if not all_well(found):
+    if benchmark.judged and not all_well(found):
         raise typer.Exit(1)
 
 
-USUAL = {"device": "cpu", "dtype": "fp32", "gates": "model", "seconds": 1.0}
-"""What is not said of operators."""
+def benchmark_named(name: str, device: str | None) -> str:
+    """The key in :data:`BENCHMARKS` for the first word of a command line."""
+    on_device = f"{name} --device cuda"
+    if on_device in BENCHMARKS and device not in (None, "cpu"):
+        return on_device
+    return name if name in BENCHMARKS else "operators"
 
 
-def refuse(name: str, known: Sequence[str], flags: dict[str, Any]) -> None:
-    """``OptionError`` for a flag that was given to a benchmark that does not take it."""
-    given = [flag for flag, value in flags.items() if value is not None]
-    if given and name not in known:
-        *some, last = known or ("",)
-        them = f"{', '.join(some)} and {last}" if some else last
-        told = f"goes with {them}, not with {name}" if known else f"does not go with {name}"
-        raise OptionError(f"{given[0]} {told}")
+def given(context: typer.Context) -> list[str]:
+    """The flags that the command line has."""
+    sources = [(x, context.get_parameter_source(x.name or "")) for x in context.command.params]
+    return [x.opts[0] for x, source in sources if x.param_type_name == "option" and source and source.name == "COMMANDLINE"]
 
 
-def named(operators: Sequence[str], out: Path | None, html: Path | None, png: Path | None) -> None:
-    """A benchmark with a name of its own."""
-    name, *rest = operators
-    if name == "report":
-        if not rest:
-            raise OptionError("report: name at least one results file")
-        found = merged({path: to_report(Path(path)) for path in rest})
-        if out:
-            keep(out, found)
-        show(found, html, png)
-        return
-    if rest:
-        raise OptionError(f"{name} takes no operators, got {', '.join(rest)}")
-    with bars() as bar:
-        bar.add_task("measuring", total=None)
-        results = overhead() if name == "overhead" else torch_cpu()
-    if out:
-        write(out, name, results)
-        typer.echo(f"wrote {out}")
-    else:
-        typer.echo(rows.text(results), nl=False)
+def refuse(name: str, benchmark: Benchmark, flags: Sequence[str]) -> None:
+    """``OptionError`` for a flag that the benchmark does not take."""
+    for flag in flags:
+        if flag not in benchmark.takes:
+            *some, last = (key for key, other in BENCHMARKS.items() if flag in other.takes)
+            known = f"{', '.join(some)} and {last}" if some else last
+            raise OptionError(f"{flag} goes with {known}, not with {name}")
 
 
-def overhead() -> dict[str, Any]:
-    """Import and dispatch."""
-    from .overhead import run
-
-    return run()
-
-
-def torch_cpu() -> dict[str, Any]:
-    """The PyTorch backend against ``torch.bmm``."""
-    try:
-        from .torch_cpu import run
-    except ImportError as error:
-        raise OptionError(f"torch-cpu cannot run: {error}; pip install 'linattn[torch,bench]'") from error
-    return run()
-
-
-def one_of(flag: str, value: str, known: Sequence[str]) -> str:
-    """A value of a flag that takes one of a few."""
-    if value not in known:
-        raise OptionError(f"{flag} {value}: expected {', '.join(known)}")
-    return value
+def wanted_subjects(
+    backends: Sequence[str], framework: str | None, benchmark: Benchmark, peers: Sequence[str] | None
+) -> list[Subject]:
+    """Backends and peers; of a benchmark with libraries of its own none."""
+    if benchmark.peers is None:
+        return []
+    chosen = [one_of("--peer", name, list(PEERS)) for name in (benchmark.peers if peers is None else peers)]
+    return subjects(list(backends), framework and one_of("--framework", framework, KNOWN), chosen)
 
 
 def dtype_named(flag: str, name: str) -> str:
     """The full name of a float dtype."""
     return one_of(flag, SHORT_DTYPES.get(name, name), FLOAT_DTYPES)
-
-
-def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], settings: dict[str, Any]) -> Any:
-    """Every combination of operators, shapes and what to do."""
-    for name in operators:
-        timed_operator(name)
-    whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
-    return cases(operators, whats, [sizes for text in shapes for sizes in parse_shape(text)], **settings)
-
-
-def default_shapes(operators: Sequence[str], device: str) -> Sequence[str]:
-    """For a kind of device; those of decoding if nothing else is timed."""
-    known = DECODE_SHAPES if all(operator_named(name).form == "decode" for name in operators) else DEFAULT_SHAPES
-    return known.get(device, known["cpu"])
-
-
-def wanted_subjects(backends: Sequence[str], framework: str | None, peers: Sequence[str]) -> list[Subject]:
-    """Backends and peers."""
-    chosen = [one_of("--peer", name, list(PEERS)) for name in peers]
-    return subjects(list(backends), framework and one_of("--framework", framework, KNOWN), chosen)
 
 
 def limit_threads(threads: int | None) -> None:
@@ -303,124 +214,6 @@ def limit_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def measure(chosen: Any, subjects: Any, seconds: float, fresh: bool, out: Path | None) -> dict[str, Any]:
-    """Run everything, say how far it is, and keep the figures: those of a run that is cut off too."""
-    from .operators import run
-    from .table import cells
-
-    errors = Console(stderr=True)
-
-    def report(results: dict[str, Any]) -> None:
-        line = "  ".join(filter(None, cells(results["rows"][-1])))
-        errors.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-        if out:
-            write(out, "operators", results)
-        bar.advance(task)
-
-    with bars(errors) as bar:
-        task = bar.add_task("timing", total=len(chosen) * len(subjects))
-        return document("operators", run(chosen, subjects, seconds, fresh, report))
-
-
-def to_report(path: Path) -> dict[str, Any]:
-    """A results file that ``report`` can show."""
-    content = read(path)
-    found = content.get("benchmark")
-    if found in reports.SECTIONS:
-        return content
-    if found != "operators":
-        known = ", ".join(("operators", *reports.SECTIONS))
-        raise OptionError(f"{path}: report shows results files of {known}, and this is one of {found}")
-    if damaged(content):
-        raise OptionError(f"{path}: expected what linattn bench --out writes: parts of its environment or rows are missing")
-    return content
-
-
-OF_ENVIRONMENT = {"packages", "cores", "load"}
-OF_ROW = {"operator", "what", "library", "backend", "case", "label", "status", "ms", "graph_ms", "floor", "ratio", "error"}
-
-
-def damaged(content: dict[str, Any]) -> bool:
-    """Whether something is missing that every results file of operators has."""
-    try:
-        rows, environment = content["results"]["rows"], content["environment"]
-        whole = "ceilings" in content["results"] and environment.keys() >= OF_ENVIRONMENT
-        return not (whole and all(row.keys() >= OF_ROW for row in rows))
-    except (KeyError, TypeError, AttributeError):
-        return True
-
-
-def merged(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Rows of several runs in one environment, but for how busy the machine was; of two of one call, as :func:`both` has it."""
-    kinds = list(dict.fromkeys(file["benchmark"] for file in files.values()))
-    first, *_ = files.values()
-    if len(files) == 1 and kinds[0] in reports.SECTIONS:
-        return first
-    if len(kinds) > 1 or kinds[0] not in CALLS:
-        raise OptionError(
-            f"report: expected results files of one of {', '.join(CALLS)}, or one file of {', '.join(reports.SECTIONS)}; "
-            f"got {', '.join(kinds)}"
-        )
-    environment = shared({name: file["environment"] for name, file in files.items()})
-    rows = joined((row for file in files.values() for row in file["results"]["rows"]), CALLS[kinds[0]])
-    return first | {"environment": environment, "results": first["results"] | {"rows": rows}}
-
-
-OF_A_RUN = ("load", "cores", "packages")
-"""What of its environment belongs to one run, and may be another's otherwise."""
-
-
-def shared(environments: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The environment of all, as busy as the busiest, with the fewest cores that one of them was held to.
-
-    A package that only some had installed is one of it.
-    """
-    said: dict[str, tuple[Any, str]] = {}
-    for path, environment in environments.items():
-        one = {name: value for name, value in environment.items() if name not in OF_A_RUN} | environment["packages"]
-        for name, value in one.items():
-            before, where = said.setdefault(name, (value, path))
-            if value != before:
-                raise OptionError(
-                    f"report: {path} comes from another environment than {where}: {name} is {value}, not {before}"
-                )
-    every = list(environments.values())
-    packages = {name: version for environment in every for name, version in environment["packages"].items()}
-    loads = [environment["load"] for environment in every if environment["load"] is not None]
-    cores = min(environment["cores"] for environment in every)
-    return every[0] | {"packages": packages, "cores": cores, "load": max(loads, default=None)}
-
-
-ONCE = ("first_call_s", "peak_bytes", "peak_of")
-"""What a run may have left to another one."""
-COUNTS = ("wrong", "ok", "failed", "skipped")
-"""Of two rows of one call, the one whose status comes first here is shown: nothing makes up for a wrong result."""
-
-
-def joined(rows: Iterable[Row], call_of: Callable[[Row], tuple[Any, ...]]) -> list[Row]:
-    """One row for each call."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        call = call_of(row)
-        found[call] = both(found[call], row) if call in found else row
-    return list(found.values())
-
-
-CALLS: dict[str, Callable[[Row], tuple[Any, ...]]] = {
-    "operators": lambda row: (row["library"], row["backend"], json.dumps(row["case"] | {"seed": None}, sort_keys=True)),
-    "parts": lambda row: tuple(row[name] for name in ("part", "label", "dtype", "what", "library")),
-    **dict.fromkeys(BESIDE, beside.call_of),
-}
-"""What is one call, of the benchmarks of which several files can be shown as one."""
-
-
-def both(first: Row, second: Row) -> Row:
-    """The one that counts of two rows of one call; a right one also has what the other knows of first call and memory."""
-    if first["status"] == second["status"] == "ok":
-        return first | {name: second[name] for name in ONCE if name in first and first[name] is None}
-    return min(first, second, key=lambda row: COUNTS.index(row["status"]))
 
 
 def show(found: dict[str, Any], html: Path | None, png: Path | None) -> None:

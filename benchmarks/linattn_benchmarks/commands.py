@@ -1,6 +1,4 @@
-"""The benchmarks with names that run on a device: ``table``, ``grid``, ``parts``, ``layer``, ``model``, ``scale``; there,
-``overhead``.
-"""
+"""The benchmarks of ``linattn bench``, each from the words and flags that it was given."""
 
 from __future__ import annotations
 
@@ -13,34 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from linattn.errors import OptionError
+from linattn.ops._family import operator_named
 from linattn.progress import bars
 from linattn.suggestions import closest
 from rich.console import Console
 
-from . import beside, costs, grid, host, on_ranks, parts, published, scale, sweep, tuning, warm
-from .cases import parse_shape
+from . import beside, costs, grid, host, merging, on_ranks, parts, published, rows, scale, sweep, tuning, warm
+from .cases import DECODE_SHAPES, DEFAULT_SHAPES, WHAT, cases, parse_shape, timed_operator
 from .ceilings import measure
-from .environment import accelerator, document, environment, keep, read
+from .environment import accelerator, document, environment, keep, read, write
 from .runners import RUNNERS
 from .subjects import Subject
 from .sweep import Entry, Progress, Row
 
-DEFAULTS = {
-    "table": {"device": "cuda", "dtype": "bf16", "gates": "mixed", "seconds": 0.2},
-    "grid": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
-    "overhead": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.1},
-    "scale": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
-    "parts": {"device": "cuda", "dtype": "bf16", "gates": "model", "seconds": 0.2},
-    **{key: {"device": "cpu", "dtype": "fp32", "gates": "model", "seconds": 1.0} for key in beside.BENCHMARKS},
-}
-"""What is not said, by command."""
-PEERS = {
-    "table": tuple(published.PEERS.values()),
-    "grid": ("fla", "jla", "FlashQLA", "FlashInfer", "cuDNN"),
-    "overhead": ("fla", "softmax (SDPA)"),
-    "scale": (),
-}
-"""Who is timed beside, by command, where nobody is named."""
 SAVED_EVERY = 1.0
 """Seconds after which the file is written again."""
 SPOKEN_EVERY = 5.0
@@ -56,6 +39,7 @@ class Asked:
         subjects: Backends and peers.
         seconds: Time to spend on the repeats of one call.
         check: Whether results are held against float64.
+        fresh: Whether first calls and memory of operators are looked at in fresh processes.
         budget: Seconds for everything, half of them for what ``warm`` does; of layers and models for one library's first calls;
             None without end.
         resume: A file of a run to go on with.
@@ -76,6 +60,7 @@ class Asked:
     subjects: Sequence[Subject]
     seconds: float
     check: bool = True
+    fresh: bool = True
     budget: float | None = None
     resume: Path | None = None
     rows: Sequence[str] = ()
@@ -89,6 +74,80 @@ class Asked:
     small: bool = False
     layers: int = 4
     tune: int | None = None
+
+
+def operators(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """The results file of operators, kept up to date on the way: that of a run that is cut off is there too."""
+    from .operators import run
+    from .table import cells
+
+    shapes = asked.shape or default_shapes(words, asked.settings["device"])
+    chosen = wanted_cases(words, asked.what or "fwd,fwdbwd", shapes, asked.settings)
+
+    def report(results: dict[str, Any]) -> None:
+        line = "  ".join(filter(None, cells(results["rows"][-1])))
+        say.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        if asked.out:
+            write(asked.out, "operators", results)
+        bar.advance(task)
+
+    with bars(say) as bar:
+        task = bar.add_task("timing", total=len(chosen) * len(asked.subjects))
+        return document("operators", run(chosen, asked.subjects, asked.seconds, asked.fresh, report))
+
+
+def wanted_cases(operators: Sequence[str], what: str, shapes: Sequence[str], settings: dict[str, Any]) -> Any:
+    """Every combination of operators, shapes and what to do."""
+    for name in operators:
+        timed_operator(name)
+    whats = [one_of("--what", part.strip(), WHAT) for part in what.split(",")]
+    return cases(operators, whats, [sizes for text in shapes for sizes in parse_shape(text)], **settings)
+
+
+def default_shapes(operators: Sequence[str], device: str) -> Sequence[str]:
+    """For a kind of device; those of decoding if nothing else is timed."""
+    known = DECODE_SHAPES if all(operator_named(name).form == "decode" for name in operators) else DEFAULT_SHAPES
+    return known.get(device, known["cpu"])
+
+
+def report(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+    """One results file of several."""
+    if not words:
+        raise OptionError("report: name at least one results file")
+    found = merging.merged({path: merging.to_report(Path(path)) for path in words})
+    if asked.out:
+        keep(asked.out, found)
+    return found
+
+
+def import_and_dispatch(words: Sequence[str], asked: Asked, say: Console) -> None:
+    """Say or write what importing and dispatching cost."""
+    from .overhead import run
+
+    say_or_write("overhead", words, run, asked.out)
+
+
+def torch_cpu(words: Sequence[str], asked: Asked, say: Console) -> None:
+    """Say or write how the PyTorch backend compares with ``torch.bmm``."""
+    try:
+        from .torch_cpu import run
+    except ImportError as error:
+        raise OptionError(f"torch-cpu cannot run: {error}; pip install 'linattn[torch,bench]'") from error
+    say_or_write("torch-cpu", words, run, asked.out)
+
+
+def say_or_write(name: str, words: Sequence[str], run: Callable[[], dict[str, Any]], out: Path | None) -> None:
+    """Run a benchmark that takes no words and has no table, and say what it found, or where that was written."""
+    if words:
+        raise OptionError(f"{name} takes no operators, got {', '.join(words)}")
+    with bars() as bar:
+        bar.add_task("measuring", total=None)
+        results = run()
+    if out:
+        write(out, name, results)
+        print(f"wrote {out}")
+    else:
+        print(rows.text(results), end="")
 
 
 def table(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
@@ -107,7 +166,7 @@ def grid_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     return swept("grid", grid.entries(words, asked.settings), asked.settings, asked, say)
 
 
-def overhead(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
+def eager_calls(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]:
     """The results file of what eager calls cost the host."""
     families = [choice("overhead: unknown family", word, host.SWEPT) for word in words]
     require(asked.settings["device"])
@@ -299,15 +358,11 @@ def choice(unknown: str, value: str, known: Iterable[str]) -> str:
     return found
 
 
-COMMANDS: dict[str, Callable[[Sequence[str], Asked, Console], dict[str, Any]]] = {
-    "table": table,
-    "grid": grid_of,
-    "overhead": overhead,
-    "scale": scale_of,
-    "parts": parts_of,
-    "layer": layer,
-    "model": model,
-}
+def one_of(flag: str, value: str, known: Sequence[str]) -> str:
+    """A value of a flag that takes one of a few."""
+    if value not in known:
+        raise OptionError(f"{flag} {value}: expected {', '.join(known)}")
+    return value
 
 
 def require(device: str) -> None:

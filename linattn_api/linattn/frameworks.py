@@ -40,9 +40,13 @@ class Facts(NamedTuple):
     placed: bool = True
 
 
-def _size(axis: int, size: Any, known: bool) -> int | None:
-    """A batch and a length may stay symbolic; for heads and widths a kernel is chosen, so the trace is made for this size."""
-    return operator.index(size) if known or axis >= 2 else None
+def _sizes(shape: Sequence[Any], known: Callable[[Any], bool]) -> tuple[int | None, ...]:
+    """A batch and a length may stay symbolic; for heads and widths a kernel is chosen, so the trace is made for their sizes.
+
+    Those are the axes from the third on, and the second of a matrix, whose rows are tokens, heads or channels.
+    """
+    first = 1 if len(shape) == 2 else 2
+    return tuple([operator.index(n) if axis >= first or known(n) else None for axis, n in enumerate(shape)])
 
 
 class Framework:
@@ -74,7 +78,7 @@ class Framework:
 
     def facts(self, x: Any) -> Facts:
         """The static facts of ``x``."""
-        shape = tuple([_size(axis, n, type(n) is int) for axis, n in enumerate(x.shape)])
+        shape = _sizes(x.shape, lambda n: type(n) is int)
         return Facts(shape, self.dtype(x), self.device(x))
 
     def dtype(self, x: Any) -> str:
@@ -349,12 +353,13 @@ class Torch(Framework):
 
     def constant_facts(self, x: Any) -> tuple[tuple[int | None, ...], str, str]:
         """The facts of ``x`` in code that is being compiled."""
-        static = self.module.fx.experimental.symbolic_shapes.has_static_value
-        shape = tuple([_size(axis, n, static(n)) for axis, n in enumerate(x.shape)])
+        shape = _sizes(x.shape, self.module.fx.experimental.symbolic_shapes.has_static_value)
         return shape, self.dtype(x), self.device(x)
 
     def constant_option(self, value: Any) -> Any:
-        """An option in code that is being compiled: the trace is made for this value of a symbolic number."""
+        """An option in code that is being compiled: the trace is made for this value of a symbolic number, in a tuple too."""
+        if isinstance(value, tuple):
+            return tuple([self.constant_option(part) for part in value])  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         number = isinstance(value, (int, float))
         return self.module.fx.experimental.symbolic_shapes.guard_scalar(value) if number else value
 

@@ -255,6 +255,8 @@ BAD = [
     ("gated_rms_norm", dict(weight=(B, D)), "weight must be [D] = [6], got [2, 6]", errors.ShapeError),
     ("gated_rms_norm", dict(group_size=4), "group_size must divide D = 6, got 4", errors.OptionError),
     ("gated_rms_norm", dict(group_size=0), "group_size must divide D = 6, got 0", errors.OptionError),
+    ("gated_rms_norm", dict(eps=-1), "eps must be a finite number, 0 or larger, got -1", errors.OptionError),
+    ("gated_rms_norm", dict(eps=float("nan")), "eps must be a finite number, 0 or larger, got nan", errors.OptionError),
     (
         "gated_rms_norm",
         dict(activation=None),

@@ -93,6 +93,32 @@ def test_a_symbolic_length_is_none_and_a_width_never(torch, counter, two_backend
     assert [(call.T, call.K) for call in backend.calls] == [(None, 16), (None, 24)]
 
 
+MADE = {
+    "short_conv": (linattn.short_conv, {"x": (1, 8, 16), "weight": (16, 4)}, {}),
+    "gated_rms_norm": (linattn.gated_rms_norm, {"x": (8, 16), "z": (8, 16), "weight": (16,)}, {"group_size": 8}),
+    "ssd": (linattn.ssd, {"x": (1, 8, 4, 6), "dt": (1, 8, 4), "A": (4,), "B": (1, 8, 2, 5), "C": (1, 8, 2, 5)}, {}),
+}
+"""Operators whose widths are axes of matrices, or whose defaults are tuples of numbers: all may be symbols while tracing."""
+
+
+@pytest.mark.parametrize("operator", MADE)
+def test_every_size_may_be_a_symbol(torch, operator):
+    function, shapes, options = MADE[operator]
+    arrays = [torch.randn(shape) for shape in shapes.values()]
+    found = torch.compile(lambda *xs: function(*xs, **options), fullgraph=True, backend="eager", dynamic=True)(*arrays)
+    torch.testing.assert_close(found, function(*arrays, **options))
+
+
+def test_a_number_in_an_option_may_be_a_symbol(torch):
+    x, dt, A, B, C = (torch.randn(shape) for shape in MADE["ssd"][1].values())
+
+    def f(limit):
+        return linattn.ssd(x, dt, A, B, C, dt_softplus=True, dt_limit=(0.0, limit))[0]
+
+    compiled = torch.compile(f, fullgraph=True, backend="eager", dynamic=True)
+    torch.testing.assert_close([compiled(limit) for limit in (0.5, 0.25)], [f(0.5), f(0.25)])
+
+
 def test_a_supports_that_takes_no_symbolic_size_says_so(torch, counter):
     kind = type("Odd", (Constant(1.0)("odd"),), {"supports": lambda self, call: Unsupported("short") if call.T < 64 else None})
     linattn.register_backend(kind)

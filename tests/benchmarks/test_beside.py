@@ -477,8 +477,11 @@ def test_through_the_command(run, tmp_path):
         (("layer", "--what", "train"), "--what: unknown 'train': known are fwd, fwdbwd, decode"),
         (("layer", "--modes", "compile"), "--modes: unknown 'compile': did you mean 'compiled'? known are eager, compiled"),
         (("layer", "--layers", "2"), "--layers goes with model, not with layer"),
-        (("layer", "--gates", "weak"), "--gates does not go with layer"),
-        (("grid", "--small"), "--small goes with layer, model and parts, not with grid"),
+        (
+            ("layer", "--gates", "weak"),
+            "--gates goes with operators, table, grid, scale and overhead --device cuda, not with",
+        ),
+        (("grid", "--small"), "--small goes with parts, layer and model, not with grid"),
         (("model",), "model: name at least one of qwen3_next, qwen3_5, kimi_linear, bamba, nemotron_h, olmo_hybrid"),
     ],
 )

@@ -110,8 +110,11 @@ def test_real_sizes_are_those_of_models_and_bounds():
             ("parts", *SMALL, "--rows", "x*"),
             "--rows x*: no row has such a name; the first is 'short_conv B2 T70 D64 W4 float32'",
         ),
-        (("parts", *SMALL, "--dtype", "bf16"), "--dtype does not go with parts"),
-        (("chunk_gla", "--small"), "--small goes with layer, model and parts, not with chunk_gla"),
+        (
+            ("parts", *SMALL, "--dtype", "bf16"),
+            "--dtype goes with operators, table, grid, scale, layer, model and overhead --device",
+        ),
+        (("chunk_gla", "--small"), "--small goes with parts, layer and model, not with chunk_gla"),
     ],
 )
 def test_wrong_arguments(run, words, message):

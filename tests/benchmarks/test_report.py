@@ -9,7 +9,7 @@ import sys
 
 import linattn
 import pytest
-from linattn_benchmarks import cli, environment, operators, table
+from linattn_benchmarks import environment, merging, operators, table
 
 pytest.importorskip("torch")
 
@@ -82,7 +82,7 @@ def test_without_what_draws_plots_nothing_is_measured(run, tmp_path, monkeypatch
     for name in ("page", "plots"):
         monkeypatch.delitem(sys.modules, f"linattn_benchmarks.{name}", raising=False)
         monkeypatch.delattr(f"linattn_benchmarks.{name}", raising=False)
-    monkeypatch.setattr(cli, "measure", None)
+    monkeypatch.setattr(operators, "run", None)
     done = run("chunk_gla", flag, str(tmp_path / "x"))
     assert done.exit_code == 2
     assert "--html and --png need matplotlib: pip install 'linattn[bench]'" in said(done)
@@ -144,7 +144,7 @@ def test_of_two_rows_of_a_call_the_wrong_one_counts():
     wrong = failed | {"case": {"seed": 3}, "ms": {"median": 2.0}, "status": "wrong", "first_call_s": 3.0}
 
     def joined(*rows):
-        return cli.joined(rows, cli.CALLS["operators"])
+        return merging.joined(rows, merging.CALLS["operators"])
 
     assert joined(failed, timed) == joined(timed, failed) == [timed]
     assert joined(wrong, timed) == joined(timed, wrong) == [wrong]
@@ -164,13 +164,13 @@ def test_runs_in_different_environments_are_not_joined(run, tmp_path):
 
 def test_runs_that_were_held_to_other_cores_are_joined():
     one = {"cores": 32, "load": 1.0, "packages": {}, "device": "x"}
-    assert cli.shared({"a": one, "b": one | {"cores": 8, "load": 3.0}}) == one | {"cores": 8, "load": 3.0}
+    assert merging.shared({"a": one, "b": one | {"cores": 8, "load": 3.0}}) == one | {"cores": 8, "load": 3.0}
 
 
 def test_what_only_some_had_installed_is_part_of_the_environment():
     one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "cores": 8, "load": 1.5}
     other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "cores": 8, "load": 60.0}
-    assert cli.shared({"a": one, "b": other}) == other
+    assert merging.shared({"a": one, "b": other}) == other
 
 
 class Collector(html.parser.HTMLParser):

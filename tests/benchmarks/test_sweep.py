@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from linattn.errors import OptionError, Unsupported
-from linattn_benchmarks import beside, commands, environment, fresh, grid, packing, published, reports, sections, sweep, warm
+from linattn_benchmarks import commands, environment, fresh, grid, packing, published, reports, sections, sweep, warm
 from linattn_benchmarks.runners import Torch
 from linattn_benchmarks.subjects import Fla, Linattn
 from linattn_benchmarks.sweep import Entry
@@ -380,9 +380,9 @@ def test_bounds_of_the_regimes():
         (("table", "TABLE", "--device", "tpu"), "--device tpu: torch arrays live on cpu or cuda here, not on tpu"),
         (("table", "TABLE", "--rows", "8k", *ON_CPU), "--rows 8k: no row has such a name; the first is 'forward 1/2 1x40'"),
         (("table", "TABLE", "--resume", "gone.json", *ON_CPU), "gone.json: No such file or directory"),
-        (("table", "TABLE", "--shape", "T=8"), "--shape does not go with table"),
+        (("table", "TABLE", "--shape", "T=8"), "--shape goes with operators, scale, layer and model, not with table"),
         (("grid", "glaa"), "grid: unknown family 'glaa': did you mean 'gla'? known are gated_delta_rule, kda,"),
-        (("grid", "gla", "--what", "fwd"), "--what does not go with grid"),
+        (("grid", "gla", "--what", "fwd"), "--what goes with operators, layer and model, not with grid"),
         (("chunk_gla", "--rows", "x"), "--rows goes with table, grid and parts, not with chunk_gla"),
         (
             ("overhead", "--budget", "20"),
@@ -391,6 +391,16 @@ def test_bounds_of_the_regimes():
         (
             ("overhead", "--warm", "2"),
             "--warm goes with table, grid, parts, scale, layer, model and overhead --device cuda, not with overhead",
+        ),
+        (
+            ("overhead", "--html", "x.html"),
+            "--html goes with operators, table, grid, parts, scale, layer, model, overhead --device cuda and report, not with",
+        ),
+        (("overhead", "--device", "tpu"), "--device tpu: torch arrays live on cpu or cuda here, not on tpu"),
+        (("layer", "--backend", "torch"), "--backend goes with operators, table, grid, scale and overhead --device cuda, not"),
+        (
+            ("report", "x.json", "--seed", "1"),
+            "--seed goes with operators, table, grid, parts, scale, layer, model and overhead",
         ),
         (
             ("overhead", "glaa", "--device", "cuda"),
@@ -532,7 +542,6 @@ def test_several_runs_of_a_table_are_not_joined(run, tmp_path):
 
 
 def test_a_row_is_json(entries):
-    assert commands.DEFAULTS.keys() == commands.COMMANDS.keys() == {*commands.PEERS, *beside.BENCHMARKS, "parts"}
     row = replace(entries[0], case=replace(entries[0].case, states=False)).row()
     assert json.loads(json.dumps(row)) == row
     assert packing.parsed(row["sequence_lengths"]) == (40,)

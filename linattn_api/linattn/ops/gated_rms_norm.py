@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from ..spec import Arg, OpSpec, Option, Options
@@ -15,6 +16,12 @@ def resolve(options: Options, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """One group of all columns, unless a size is given."""
     group = options["group_size"]
     return {**options, "eps": float(options["eps"]), "group_size": sizes["D"] if group is None else int(group)}
+
+
+def check(form: str | None, options: Options) -> str | None:
+    """What stands under the root is no less than nothing."""
+    eps = options["eps"]
+    return None if 0 <= eps < inf else f"eps must be a finite number, 0 or larger, got {eps!r}"
 
 
 def check_sizes(options: Options, sizes: Mapping[str, Any]) -> str | None:
@@ -40,6 +47,7 @@ SPEC = OpSpec(
     mapped=(),
     like="x",
     resolve=resolve,
+    check=check,
     check_sizes=check_sizes,
 )
 

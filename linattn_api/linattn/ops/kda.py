@@ -23,7 +23,7 @@ def blocked(call: Call) -> str | None:
     if call.beta == "vector":
         return "beta per value channel is no special case of dplr"
     maps = [name for name in ("qk_norm", "gate", "beta_map") if call.option(name) is not None]
-    return f"dplr takes what {' and '.join(maps)} makes" if maps else None
+    return f"dplr takes what {' and '.join(maps)} {'make' if len(maps) > 1 else 'makes'}" if maps else None
 
 
 def as_dplr(call: Call) -> Call:
