@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 
 import linattn
 import numpy as np
@@ -192,6 +193,8 @@ def test_no_recurrence_without_causality(make):
 
 OPTIONS = [
     ("scale", "1", "scale must be float or int or None, a static Python value, got '1'"),
+    ("scale", float("nan"), "scale must be a finite number, got nan"),
+    ("scale", -math.inf, "scale must be a finite number, got -inf"),
     ("output_final_state", 1, "output_final_state must be bool, a static Python value, got 1"),
     ("chunk_size", 0, "chunk_size must be at least 1, got 0"),
     ("chunk_size", 64.0, "chunk_size must be int or None, a static Python value, got 64.0"),
