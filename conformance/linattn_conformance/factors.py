@@ -456,8 +456,6 @@ class Rules:
             return "values times steps would be smaller than float16 holds"
         if half and any(flag.endswith("scale.large") for flag in flags):
             return "results would be larger than float16 holds"
-        if {"fp16", "scale.tiny"} <= flags:
-            return "results would be smaller than float16 holds"
         if flags & {"layout.expanded", "layout.readonly"} and "of.state" in flags:
             return "the pool of states is written to"
         if "deep" in flags and (half or chosen.get("state", "state") not in ("state", "initial") or sized):
