@@ -158,9 +158,10 @@ def train(
                 break
     last, seconds = scores(models, task, "test"), clock.seconds
     speed = round(len(models.members) * step * task.batch * task.tokens / seconds)
+    text = task.text
     return [
         {"rate": rate, "seed": seed, "steps": steps, "taken": step, "parameters": models.count, "seconds": round(seconds, 2),
-         "tokens per second": speed, "text": task.text, "validation": course[-1][i], "test": last[i],
+         "tokens per second": speed, "text": text, "validation": course[-1][i], "test": last[i],
          "course": [at[i] for at in course]}
         for i, (rate, seed) in enumerate(models.members)
     ]  # fmt: skip
