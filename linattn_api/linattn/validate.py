@@ -19,7 +19,6 @@ from .spec import COMPANIONS, CU_SEQLENS, STATE_INDICES, SYMBOLS, Arg, OpSpec
 __all__ = ["check_offsets", "check_packing", "check_slots", "describe"]
 
 INDEX_DTYPES = ("int32", "int64")
-SCALES = ("scale", "quad_scale", "lin_scale")
 
 Given = Sequence[tuple[str, Facts]]
 
@@ -92,10 +91,9 @@ def _check_options(op: str, spec: OpSpec, form: str | None, options: Mapping[str
     chunk_size = options.get("chunk_size")
     if chunk_size is not None and chunk_size < 1:
         raise OptionError(f"{op}: chunk_size must be at least 1, got {chunk_size}")
-    for name in SCALES:
-        scale = options.get(name)
-        if scale is not None and not math.isfinite(scale):
-            raise OptionError(f"{op}: {name} must be a finite number, got {scale}")
+    for option in spec.options:
+        if option.name.endswith("scale") and not math.isfinite(options[option.name] or 0):
+            raise OptionError(f"{op}: {option.name} must be a finite number, got {options[option.name]}")
     complaint = spec.check(form, options)
     if complaint:
         raise OptionError(f"{op}: {complaint}")
