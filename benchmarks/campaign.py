@@ -1,7 +1,7 @@
 """What only a host with GPUs can show, run in the minutes that one has.
 
 ``python benchmarks/campaign.py FOLDER --within SECONDS [STEP…]`` runs the steps of ``campaign.toml`` in their order. Checks run
-beside one another, each on GPUs of its own; what is timed runs alone. A step that has ended well is not run again, so that the
+beside one another, ``--beside`` on a GPU; what is timed runs alone. A step that has ended well is not run again, so that the
 same command goes on where the last one was cut off.
 
 A step has
@@ -105,9 +105,9 @@ class Run:
 class Campaign:
     """Steps on some GPUs until a time."""
 
-    def __init__(self, folder: Path, gpus: int, within: float) -> None:
+    def __init__(self, folder: Path, gpus: int, within: float, beside: int = 1) -> None:
         self.folder, self.count, self.deadline = folder, gpus, time.monotonic() + within
-        self.free = list(range(gpus))
+        self.free = dict.fromkeys(range(gpus), beside)
         self.running: list[Run] = []
         self.file = folder / "campaign.json"
         self.kept: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
@@ -125,15 +125,21 @@ class Campaign:
             if (left := self.deadline - time.monotonic()) < WORTHWHILE * step.seconds:
                 self.keep(step, {"how": "no time was left"})
                 continue
-            taken, self.free = self.free[: step.gpus], self.free[step.gpus :]
+            taken = self.open()[: step.gpus]
+            for gpu in taken:
+                self.free[gpu] -= 1
             self.running.append(Run(step, self.folder, taken, min(step.seconds, left)))
         while self.running:
             self.look()
         return all(self.kept[step.name]["how"] == "done" for step in steps)
 
+    def open(self) -> list[int]:
+        """GPUs that take one more, those first that run fewest."""
+        return sorted((gpu for gpu, places in self.free.items() if places), key=lambda gpu: -self.free[gpu])
+
     def wait_for(self, step: Step) -> None:
         """Until it may begin."""
-        while self.running and (step.alone or len(self.free) < step.gpus or any(one.step.alone for one in self.running)):
+        while self.running and (step.alone or len(self.open()) < step.gpus or any(one.step.alone for one in self.running)):
             self.look()
 
     def look(self) -> None:
@@ -141,7 +147,8 @@ class Campaign:
         for one in list(self.running):
             if (found := one.ended()) is not None:
                 self.running.remove(one)
-                self.free = sorted(self.free + one.gpus)
+                for gpu in one.gpus:
+                    self.free[gpu] += 1
                 self.keep(one.step, found)
         time.sleep(0.05)
 
@@ -159,13 +166,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="STEP", help="default: all")
     parser.add_argument("--within", type=float, required=True, help="seconds for everything")
     parser.add_argument("--gpus", type=int, default=1, help="of this host; default 1")
+    parser.add_argument("--beside", type=int, default=1, help="how many checks share a GPU; default 1")
     parser.add_argument("--steps", type=Path, default=Path(__file__).with_name("campaign.toml"))
     given = parser.parse_intermixed_args()
     steps = {step.name: step for step in steps_of(given.steps)}
     if unknown := [name for name in given.names if name not in steps]:
         parser.error(f"unknown step {unknown[0]!r}: there are {', '.join(steps)}")
     chosen = [steps[name] for name in given.names] or list(steps.values())
-    sys.exit(not Campaign(given.folder, given.gpus, given.within).run(chosen))
+    sys.exit(not Campaign(given.folder, given.gpus, given.within, given.beside).run(chosen))
 
 
 if __name__ == "__main__":
