@@ -24,6 +24,9 @@ NO_KERNELS = {"CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE", "MAMBA_SKIP_CUDA_BUILD": 
 OPERATORS = ("test_selective_state_update", "test_layernorm_gated")
 """Of mamba_ssm's test files, those of functions that linattn has; the others are of kernels."""
 
+NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What cases say that found none on a device."""
+
 
 def fetch(package: str, folder: Path) -> Path:
     """The sdist of a package, unpacked in ``folder``; ``OSError`` where it cannot be had."""
@@ -39,9 +42,14 @@ def run(tests: list[Path], packages: list[Path], every: int = 1) -> Counter[str]
 
 
 def outcome(case: suites.Case) -> str:
-    """What became of a case: of one that linattn refuses, by which reason; that it did not run, where no time was left."""
+    """What became of a case: of one that linattn refuses, by which reason; that it did not run, where no time was left.
+
+    Nor did it where the device had no memory left: those that ran beside it had taken it.
+    """
     if "refused by linattn: " in case.why:
         return "refused: " + case.why.partition("refused by linattn: ")[2].partition(" must ")[0]
+    if case.ended == "failed" and any(words in case.why for words in NO_MEMORY):
+        return "not run"
     if case.ended == "failed":
         return f"failed: {case.why[:120]}"
     return "not run" if case.why == NOT_RUN else case.ended

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import kernel_judges
 import pytest
+import suites
 
 for needed in ("torch", "triton", "einops"):
     pytest.importorskip(needed, reason="the packages that judge need it")
@@ -28,3 +29,14 @@ def test_every_fortieth_of_causal_conv1ds_own_cases_passes(packages):
 def test_mamba_ssms_references_agree_with_linattn(packages):
     tests = Path(__file__).with_name("judge_scan.py")
     assert kernel_judges.run([tests], list(packages.values())) == {"passed": 12 + 2 + 16}
+
+
+@pytest.mark.parametrize(
+    "why", ["torch.OutOfMemoryError: CUDA out of memory. Tried", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"]
+)
+def test_a_case_without_memory_is_still_to_be_run(why):
+    assert kernel_judges.outcome(suites.Case("a.py::b", "failed", why)) == "not run"
+    assert (
+        kernel_judges.outcome(suites.Case("a.py::b", "failed", "AssertionError: 1 is not 2"))
+        == "failed: AssertionError: 1 is not 2"
+    )

@@ -1,7 +1,8 @@
 """Whether every kernel of the Triton backend is right, writes nothing it should not, and gives the same bits beside others.
 
 ``python examine.py right FILE`` compares each call of ``roads.py`` with float64 and names the kernels that it ran.
-``python examine.py sanitized FILE [--tool racecheck]`` runs each in a process under NVIDIA's ``compute-sanitizer``.
+``python examine.py sanitized FILE [--tool racecheck]`` runs each in a process under NVIDIA's ``compute-sanitizer``. A tool that
+reports the kernel of ``handover.py``, which is right, does not look at kernels whose partitions of warps wait for one another.
 ``python examine.py together FILE [--processes 8] [--seconds 60]`` runs them all over and over in several processes on one GPU.
 
 What is found is written into FILE, JSON, as it comes; what stands there already is not run again. Names of roads choose among
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import linattn_backends.triton
 import torch
 from roads import ROADS, Road
 
@@ -32,7 +35,7 @@ def right(road: Road, device: str, backend: str) -> dict[str, Any]:
     given = road.arrays(device)
     exact = {name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for name, x in given.items()}
     wanted = road(exact, "torch")
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         found = road(given, backend)
     errors = {name: float((found[name].double() - x).norm() / x.norm().clamp_min(1e-9)) for name, x in wanted.items()}
     ran = {event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA}
@@ -82,16 +85,34 @@ def asked(how: str, names: list[str], given: argparse.Namespace, before: tuple[s
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # among a sanitizer's own
 
 
-def sanitizer(tool: str) -> tuple[str, ...]:
-    """Exits with status 9 where it finds something. Every array has memory of its own: in a shared block, none has an end."""
-    return (
-        "env",
-        "PYTORCH_NO_CUDA_MEMORY_CACHING=1",
-        "compute-sanitizer",
-        f"--tool={tool}",
-        "--error-exitcode=9",
-        "--kernel-name-exclude=kernel_substring=at::",
-    )
+def sanitizer(tool: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Exits with status 9 where it finds something. Every array has memory of its own: in a shared block, none has an end.
+
+    Args:
+        tool: Which of ``compute-sanitizer``'s.
+        without: Kernels that it does not look at, beside PyTorch's.
+    """
+    left_out = [f"--kernel-name-exclude=kernel_substring={name}" for name in ("at::", *without)]
+    return ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", *left_out)
+
+
+def specialised() -> tuple[str, ...]:
+    """Kernels that hand work from one partition of warps to another."""
+    folder = Path(linattn_backends.triton.__file__).parent
+    found = set()
+    for file in folder.rglob("*.py"):
+        kernels = re.split(r"^@gluon\.jit", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        found |= {re.search(r"def (\w+)", text)[1] for text in kernels if "gl.warp_specialize(" in text}
+    return tuple(sorted(found))
+
+
+def follows_partitions(tool: str, timeout: float) -> bool:
+    """Whether a tool takes the kernel of ``handover.py`` for what it is."""
+    command = [*sanitizer(tool), sys.executable, str(Path(__file__).with_name("handover.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if done.returncode not in (0, 9):
+        raise RuntimeError(f"handover.py under {tool}: {done.stdout}{done.stderr}")
+    return done.returncode == 0
 
 
 def examine(given: argparse.Namespace) -> bool:
@@ -102,7 +123,11 @@ def examine(given: argparse.Namespace) -> bool:
         work = {f"process {i}": names for i in range(given.processes)}
     else:
         work = {name: [name] for name in names}
-    before = sanitizer(given.tool) if given.how == "sanitized" else ()
+    before = ()
+    if given.how == "sanitized":
+        without = () if follows_partitions(given.tool, given.within) else specialised()
+        print(f"{given.tool} looks at all kernels{' but ' + ', '.join(without) if without else ''}", flush=True)
+        before = sanitizer(given.tool, without)
     due = {name: of for name, of in work.items() if not kept.get(name, {}).get("ok")}
     with ThreadPoolExecutor(given.processes) as pool:
         jobs = {pool.submit(asked, given.how, of, given, before): name for name, of in due.items()}

@@ -58,3 +58,21 @@ def test_every_road_is_a_valid_call(name):
     lengths = ROADS[name].lengths
     short = replace(lengths, of=tuple(min(n, 3) for n in lengths.of)) if lengths != Lengths((1,), batch=24) else lengths
     assert examine.finite(replace(ROADS[name], lengths=short), "cpu", "torch")["ok"]
+
+
+def test_kernels_of_partitions_are_known_by_name():
+    assert "delta_state_fwd_sm90" in examine.specialised()
+    assert "delta_scores_fwd_sm90" not in examine.specialised()
+
+
+def test_the_control_compiles_for_hopper():
+    """Its barriers among it: on a device it runs under a sanitizer alone."""
+    pytest.importorskip("triton")
+    from handover import handover_control
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import compile as compiled
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    signature = {"x": "*fp32", "out": "*fp32", "n": "i32", "TILE": "constexpr"}
+    kernel = compiled(GluonASTSource(handover_control, signature, {(3,): 128}), target=GPUTarget("cuda", 90, 32))
+    assert "mbarrier" in kernel.asm["ptx"]
