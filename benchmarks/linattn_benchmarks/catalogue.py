@@ -72,7 +72,7 @@ BENCHMARKS = {
     "overhead --device cuda": Benchmark(
         commands.eager_calls,
         CALLS | {"--budget", "--warm", "--resume"},
-        seconds=0.1,
+        seconds=0.2,
         peers=("fla", "softmax (SDPA)"),
     ),
     "overhead": Benchmark(commands.import_and_dispatch, EVERY | {"--device"}),

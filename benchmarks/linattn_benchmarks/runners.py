@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,10 @@ class Runner:
     def numpy(self, x: Any) -> np.ndarray:
         """``x`` in float64."""
         return np.asarray(x).astype(np.float64)
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """A block whose calls keep nothing for gradients."""
+        return nullcontext()
 
     def forward(self, function: Function, arrays: Arrays) -> Call:
         """A call that runs ``function``; it may return before the device is done."""
@@ -136,11 +141,14 @@ class Torch(Runner):
     def numpy(self, x: Any) -> np.ndarray:
         return x.detach().double().cpu().numpy()
 
-    def forward(self, function: Function, arrays: Arrays) -> Call:
+    def without_gradients(self) -> AbstractContextManager[None]:
         import torch
 
+        return torch.no_grad()
+
+    def forward(self, function: Function, arrays: Arrays) -> Call:
         def call() -> Outputs:
-            with torch.no_grad():
+            with self.without_gradients():
                 return outputs_of(function(arrays))
 
         return call

@@ -14,7 +14,7 @@ from typing import Any
 from . import dispatch, guards
 from .errors import ArgumentError, OptionError
 from .feature_maps import FeatureMap
-from .frameworks import Framework, framework_of
+from .frameworks import BY_TYPE, Framework, framework_of
 from .planning import Plan
 from .spec import FAMILIES, OpSpec
 
@@ -76,14 +76,16 @@ def _check_writable(spec: OpSpec, arrays: tuple[Any, ...], state: Any) -> None:
     if state is None:
         return
     op = f"decode_{spec.name}"
-    framework = framework_of(state, "state", f"{op}: ")
+    framework = BY_TYPE.get(type(state)) or framework_of(state, "state", f"{op}: ")
     if framework.tracing():
         _check_apart(op, framework.constant_facts(state)[0], framework.strides(state))
         return
     reason = framework.unwritable(state)
     if reason:
         raise ArgumentError(f"{op}: state cannot be written to: {reason}")
-    _check_apart(op, state.shape, framework.strides(state))
+    strides = framework.strides(state)
+    if strides:
+        _check_apart(op, state.shape, strides)
     if framework.forward_mode([*arrays, state]):
         raise OptionError(
             f"{op}: has no forward-mode derivative, because it overwrites state: "

@@ -247,7 +247,7 @@ def run(
         context: How the tokens are spread over devices, for a call on one device's own. Default: as the arrays' types say.
     """
     if context is None:
-        context = framework_of(arrays[0], spec.args[0].name, f"{_name(spec, form)}: ").context(spec, arrays, keywords)
+        context = _framework(spec, form, arrays[0]).context(spec, arrays, keywords)
     if context is not None:
         return _spread(spec, form, context).run(spec, form, arrays, keywords, feature_map, backend)
     function, rewriting, framework, arrays, keywords = resolve(spec, form, arrays, keywords, feature_map, backend)
@@ -305,6 +305,11 @@ def resolve(
     return function, rewriting, framework, arrays, settled
 
 
+def _framework(spec: OpSpec, form: str | None, first: Any) -> Framework:
+    """That of a call, by its first array; the words of an error are not put together for every call."""
+    return BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
+
+
 def _prepare(
     spec: OpSpec,
     form: str | None,
@@ -318,9 +323,8 @@ def _prepare(
     """
     if feature_map is not None:
         arrays = _map_features(spec, form, arrays, keywords, feature_map, backend)
-    first: Any = arrays[0]
-    framework = BY_TYPE.get(type(first)) or framework_of(first, spec.args[0].name, f"{_name(spec, form)}: ")
-    wanted = framework.autocast(first)
+    framework = _framework(spec, form, arrays[0])
+    wanted = framework.autocast(arrays[0])
     if wanted:
         arrays = tuple(_cast_operands(spec.args, arrays, spec, form, framework, wanted))
         named = [keywords[arg.name] for arg in spec.keyword_args]

@@ -408,7 +408,7 @@ class Torch(Framework):
         return None
 
     def strides(self, x: Any) -> tuple[int | None, ...]:
-        if not self.tracing():
+        if not self._compiler.is_dynamo_compiling():
             return () if x.is_contiguous() else x.stride()
         static = self.module.fx.experimental.symbolic_shapes.has_static_value
         return tuple([operator.index(step) if static(step) else None for step in x.stride()])

@@ -30,6 +30,21 @@ def test_waiting_for_the_device_is_not_timed():
     assert times == [1000.0] * 3  # 80 seconds each, waiting and all
 
 
+@pytest.mark.parametrize(("way", "gradients"), [("forward", False), ("with backward", True)])
+def test_the_fastest_round_counts_and_gradients_are_off_in_all_of_it(monkeypatch, way, gradients):
+    enabled = []
+
+    def timed(call, wait, seconds):
+        enabled.append(torch.is_grad_enabled())
+        return [3.0, 2.0, 9.0]
+
+    monkeypatch.setattr(host, "queueing_times", timed)
+    monkeypatch.setattr(host, "SIZES", {"B": 1, "T": 8, "H": 2, "K": 8, "V": 8, "C": 8})
+    case = host.cases(SETTINGS, ["gla"])["gla", way]
+    assert host.microseconds(case, Linattn("torch"), 1.0) == 2000.0
+    assert enabled == [gradients]
+
+
 @pytest.mark.parametrize("family", list(SWEPT))
 def test_every_family_is_called_every_way(monkeypatch, family):
     monkeypatch.setattr(host, "SIZES", {"B": 1, "T": 20, "H": 2, "K": 8, "V": 8, "C": 16})

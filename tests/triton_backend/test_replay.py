@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -253,6 +254,41 @@ def test_kernels_are_launched_by_the_addresses_of_the_day(compiled):
                 assert any(given[name].data_ptr() in addresses for addresses in launched)
             assert o.data_ptr() in launched[-1]
             assert not any(isinstance(x, torch.Tensor) for addresses in launched for x in addresses)
+
+
+def functions_called(function):
+    """How many functions of linattn's are called."""
+    called = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_globals.get("__name__", "linattn").partition(".")[0].startswith("linattn"):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(called)
+
+
+@pytest.mark.parametrize("family", ["gla", "kda"])
+def test_few_functions_lie_between_a_call_and_its_launches(family, compiled):
+    """The host's time grows with them, on any machine."""
+    given = arrays(family, **SIZES, state=False)
+    leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+    tokens, state = {name: x[:, :1] for name, x in given.items()}, torch.zeros(given["q"].shape[0], 2, 16, 18)
+    step = getattr(linattn, f"decode_{family}")
+    calls = {
+        "forward": (lambda: call(family, given), 21),
+        "kept for gradients": (lambda: call(family, leaves), 25),
+        "in place": (lambda: step(**tokens, state=state, backend="triton"), 34),
+    }
+    for name, (function, most) in calls.items():
+        with torch.set_grad_enabled(name == "kept for gradients"):
+            for _ in range(2):
+                function()
+            assert functions_called(function) <= most, name
 
 
 def test_a_kernel_with_hooks_of_its_own_is_left_to_the_compiler(compiled, replayed, monkeypatch):

@@ -202,6 +202,28 @@ def test_a_view_to_be_negated():
     assert torch.equal(call("simple_gla", {**given, "g": view})[0], call("simple_gla", given)[0])
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_array_that_a_transform_left_behind(gradients):
+    given, left = arrays("simple_gla", T=9), []
+    torch.func.grad(lambda v: (left.append(v), v.sum())[1])(given["v"])
+    assert torch._C._functorch.is_dead_tensor_wrapper(left[0])
+    q = given["q"].requires_grad_(gradients)
+    o, _ = call("simple_gla", {**given, "v": left[0]})
+    assert torch.equal(o, call("simple_gla", given)[0])
+    if gradients:
+        (found,) = torch.autograd.grad(o.sum(), q)
+        assert torch.isfinite(found).all()
+
+
+def test_what_is_kept_for_the_backward_pass_is_no_result():
+    """Autograd sees the results, not the arrays behind them."""
+    given = arrays("kda", T=20)
+    given["q"].requires_grad_()
+    o, final = call("kda", given, output_final_state=True)
+    assert o.grad_fn is final.grad_fn
+    assert len(o.grad_fn._input_metadata) == 2
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
 def test_tangents_go_to_another_backend_or_are_refused():

@@ -20,6 +20,9 @@ from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+PLAIN = frozenset((type(None), bool, int, float, str))
+"""Types of arguments that are no tensors."""
+wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 NOT_BY_ROW = ("u", "weight", "bias", "A_log", "rate", "skip", "cu_seqlens")
 """Arguments without a batch dimension: shared by the rows, or their gradient sums over them."""
 
@@ -30,16 +33,25 @@ def register(
     backward: Callable[..., Any] | None = None,
     plain: Callable[..., Any] | None = None,
     operations: bool = False,
+    results: int | None = None,
 ) -> Callable[..., Any]:
     """Register the gradient and the vmap rule of ``op``; return a callable that works under any transform.
 
     An op without a ``backward`` is itself a gradient: going through it a second time is an error, not a silent zero. ``plain``
-    is what an eager call runs in the place of the op, whose outputs are tensors all: its own may be ``None``. Of ``operations``
-    of PyTorch, which know what to do with tangents, a call inside a forward-mode derivative takes each by itself.
+    is what an eager call runs in the place of the op, whose outputs are tensors all: its own may be ``None``. Of its outputs
+    the first ``results`` are the caller's, default all; those behind are for ``backward``, and a caller may not get them.
+    Of ``operations`` of PyTorch, which know what to do with tangents, a call inside a forward-mode derivative takes each by
+    itself.
     """
     setup_context, backward = setup_context or _remember_nothing, backward or _refuse
     plain = plain or (lambda *args: op._init_fn(*args))
-    op.register_autograd(backward, setup_context=setup_context)
+
+    def seen_by_all(ctx: Any, inputs: Any, output: Any) -> None:
+        if results is not None:
+            ctx.mark_non_differentiable(*(x for x in output[results:] if x is not None))
+        setup_context(ctx, inputs, output)
+
+    op.register_autograd(backward, setup_context=seen_by_all)
     op.register_vmap(_vmap_rule(op, op))
 
     class Function(torch.autograd.Function):
@@ -54,12 +66,15 @@ def register(
         def forward(ctx, *args):
             outputs = tuple(plain(*args))
             setup_context(ctx, args, outputs)
-            return outputs
+            return outputs[:results]  # each that autograd sees takes a microsecond
 
     Function.__name__ = Eager.__name__ = op._name
-    Function.setup_context = staticmethod(lambda ctx, inputs, output: setup_context(ctx, inputs, output))
+    Function.setup_context = staticmethod(lambda ctx, inputs, output: seen_by_all(ctx, inputs, output))
     Function.backward = Eager.backward = staticmethod(backward)
     Function.vmap = staticmethod(_vmap_rule(op, (lambda *args: call(*args)) if operations else Function.apply))
+
+    # Past torch.autograd.Function's own, which unwraps what transforms left behind: unwatched lets none of that by.
+    eager: Callable[..., Any] = super(torch.autograd.Function, Eager).apply
 
     def call(*args: Any) -> Any:
         if operations and forward_ad._current_level >= 0 and not _mapped() and _dual(args):
@@ -68,7 +83,7 @@ def register(
             return Function.apply(*args)
         if torch.compiler.is_compiling() or not unwatched(args):
             return op(*args)
-        return without_modes(Eager.apply if asks_for_gradients(args) else plain, args)
+        return without_modes(eager if asks_for_gradients(args) else plain, args)
 
     return call
 
@@ -91,8 +106,8 @@ def without_modes(run: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def unwatched(args: Sequence[Any]) -> bool:
-    """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass, without data, or a view
-    whose numbers are to be negated (``x.conj().imag``), which the dispatcher does.
+    """Whether nothing would see an op go by: nothing traces, and no argument is a tensor's subclass, without data, left behind
+    by a transform that is over, or a view whose numbers are to be negated (``x.conj().imag``): these are the dispatcher's.
 
     ``torch.set_default_device`` is a mode too, which looks at what makes tensors.
     """
@@ -104,9 +119,9 @@ def unwatched(args: Sequence[Any]) -> bool:
     for x in args:  # a loop, since every call comes by
         kind = type(x)
         if kind is Tensor or kind is Parameter:
-            if x.is_meta or x.is_neg():
+            if x.is_meta or x.is_neg() or wrapped(x):
                 return False
-        elif x is not None and isinstance(x, Tensor):
+        elif kind not in PLAIN and isinstance(x, Tensor):
             return False
     return True
 

@@ -226,7 +226,7 @@ def in_stages(
 
 def named(arrays: dict[str, Tensor | None], *names: str) -> list[Any]:
     """The arrays of these names, ``None`` for those that are not given."""
-    return [arrays.get(name) for name in names]
+    return [*map(arrays.get, names)]
 
 
 def summary_complaint(call: Call) -> str | None:

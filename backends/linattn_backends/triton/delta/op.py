@@ -140,7 +140,7 @@ def _(q, k, v, g, beta, a, b, A_log, bias, initial_state, cu_seqlens, form, scal
     return *results, *(v.new_empty(0) if x is None else x for x in kept)
 
 
-_delta_call = register(delta, rule.setup_context, rule.backward, computed)
+_delta_call = register(delta, rule.setup_context, rule.backward, computed, results=2)
 
 
 def delta_call(*args):

@@ -114,7 +114,7 @@ def _(q, k, v, g, gv, u, initial_state, cu_seqlens, form, scale, chunk, final, k
     return o, end, *(v.new_empty(0) for _ in VectorOperands._fields)
 
 
-_diagonal_call = register(diagonal, rule.setup_context, rule.backward, computed)
+_diagonal_call = register(diagonal, rule.setup_context, rule.backward, computed, results=2)
 
 
 def diagonal_call(*args):

@@ -154,7 +154,6 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     *arrays, _, ctx.chunk, ctx.final, _ = inputs
     o, _, *kept = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(x for x in kept if x is not None))
     ctx.save_for_backward(*arrays, o, *kept[:3], *not_empty(kept[3:]))
 
 
@@ -169,7 +168,7 @@ def _backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tu
     return (*(None if x is None else next(grads) for x in floats), *(None,) * 5)
 
 
-_call = register(normalized_attention, _setup_context, _backward, computed)
+_call = register(normalized_attention, _setup_context, _backward, computed, results=2)
 
 
 def normalized(

@@ -19,7 +19,9 @@ __all__ = ["Rules", "filled", "final_shape", "in_place", "not_empty", "rules"]
 
 
 class Rules(NamedTuple):
-    """The rules of an op: ``rehearse`` is for :func:`.precompile.precompiled`, the others are for ``register``."""
+    """The rules of an op: ``rehearse`` is for :func:`.precompile.precompiled`, the others are for ``register``, as is that two
+    results are the caller's.
+    """
 
     rehearse: Callable[..., None]
     setup_context: Callable[..., None]
@@ -40,7 +42,6 @@ def rules(n: int, gradients: Any, call: Callable[..., Any], more: int = 0) -> Ru
         ctx.scale, ctx.chunk, ctx.final = inputs[n + 1 : n + 4]
         ctx.rest, ctx.shared = len(inputs) - n + 1, inputs[shared]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
         ctx.save_for_backward(*inputs[:n], *not_empty(output[2:]))  # as many of the op's outputs as of an eager call's
 
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -51,7 +52,7 @@ def rules(n: int, gradients: Any, call: Callable[..., Any], more: int = 0) -> Ru
             return (None,) * (n - 1 + ctx.rest)
         do = torch.zeros_like(floats[2]) if do is None else do
         grads = iter(call(do, dfinal, *kept, *floats, cu_seqlens, ctx.scale, ctx.chunk, *ctx.shared))
-        return (*(None if x is None else next(grads) for x in floats), *(None,) * ctx.rest)
+        return (*[None if x is None else next(grads) for x in floats], *(None,) * ctx.rest)
 
     return Rules(rehearse, setup_context, backward)
 

@@ -170,7 +170,7 @@ def _(
     return x.new_empty(x.shape), end, x.new_empty(x.shape if keep and z is not None else 0)
 
 
-_call = register(state_space, rule.setup_context, rule.backward, computed)
+_call = register(state_space, rule.setup_context, rule.backward, computed, results=2)
 
 
 def ssd(
@@ -191,7 +191,7 @@ def ssd(
     given = [*(arrays[name] for name in ("C", "B", "x", "dt", "A")), D, z, dt_bias, initial_state, cu_seqlens]
     keep = asks_for_gradients(given)
     least, most = map(float, dt_limit)
-    y, final, _ = _call(*given, form, 1.0, chunk_size or 0, output_final_state, dt_softplus, least, most, keep)
+    y, final = _call(*given, form, 1.0, chunk_size or 0, output_final_state, dt_softplus, least, most, keep)[:2]
     return y, final if output_final_state else None
 
 
