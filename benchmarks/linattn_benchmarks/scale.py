@@ -87,8 +87,7 @@ def factors(fitted: costs.Costs) -> Section:
         lines.append((f"`{family}`, {what}", *(f"{x:.3g}" for x in (call, token * 1e6, join, summary * 1e6))))
     hop, byte, flop = (fitted.factors.get(name, math.nan) for name in costs.OF_MACHINE)
     rates = [
-        f"{1e-6 / x:.3g} {unit}" if x > 0 else f"too many {unit} to show"
-        for x, unit in ((byte, "GB/s"), (flop, "GFLOP/s"))
+        f"{1e-6 / x:.3g} {unit}" if x > 0 else f"too many {unit} to show" for x, unit in ((byte, "GB/s"), (flop, "GFLOP/s"))
     ]
     note = (
         f"A hop takes {hop * 1e3:.3g} µs, bytes of other ranks come at {rates[0]}, their transitions are applied at {rates[1]}."
