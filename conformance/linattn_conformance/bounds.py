@@ -15,6 +15,11 @@ multiplied by ``1 ± amplitude``, signs at random:
   each of these is as large an effect as rounding the operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
 * keys of the delta families, and ``a`` of ``dplr``: ``32 u(a)/K²`` more. Each of the weights ``k·k`` of a chunk's system is
   rounded by itself, and a moved key moves all of its token together, of which little is left where ``K`` is small.
+* keys beside ``beta``, in quadrature: ``u(d)`` times the length of the token's row of ``A X β``, of a chunk of 64, where ``A``
+  are the decayed products ``k·k`` of a token and those before it and ``X = (1 + β A)⁻¹``. What a token writes is
+  ``X β (v − k S)``, and each number of ``X`` is rounded to ``d`` by itself before that product; a moved key moves what its
+  token writes by the difference of that token alone. The row is ``√(β/(2−β))`` long, or ``β √(64/K)`` where that is less:
+  about a half for betas below one, and up to ``2 √(64/K)`` for betas near two, when nothing fades in a chunk.
 * states: ``u(a)·√(T+K)`` only. They are carried in ``a``; a backend that carries them in ``d`` is out of bounds.
 * gates: the exponent is moved by ``u(a)·min(64·|g|, 32)``: a running sum over a chunk of 64, rounded in ``a``. The cap says
   that a sum beyond -32 must not cost accuracy to what comes after it: after such a decay nothing older is left to be
@@ -55,6 +60,10 @@ Array = NDArray[Any]
 REPLICAS = 3
 SOLVED = 32
 """Roundings that the solution of a system of equations adds to keys of one channel, which are all alike."""
+CHUNK = 64
+"""Tokens of a chunk."""
+GONE = -1e3
+"""A gate after which nothing is left, and with which sums can be made."""
 SHARED = 2
 """Roundings of a chunk's largest gradient that the others share."""
 CHANGES = 12
@@ -437,6 +446,39 @@ def _solving(problem: Problem, wide: str) -> float:
     return ROUNDOFF[wide] * SOLVED / problem.sizes["K"] ** 2
 
 
+def rows_of_inverses(arrays: Mapping[str, Array]) -> Array:
+    """For each token and head of keys the length of its row of ``A X β``, of its chunk, as ``[B, T, H, 1]``: of what heads and
+    channels of values have, the longest.
+    """
+    k, beta = arrays["k"], arrays["beta"]
+    B, T, H = k.shape[:3]
+    HV = arrays["v"].shape[2]
+    chunks = [(at, min(at + CHUNK, own.stop)) for own in _sequences(T, arrays) for at in range(own.start, own.stop, CHUNK)]
+    found = np.zeros((B, T, H, 1))
+    if not chunks or not found.size:
+        return found
+    size = max(end - at for at, end in chunks)
+    tokens = np.array([[min(at + i, end) for i in range(size)] for at, end in chunks])
+    there = tokens < np.array([[end] for _, end in chunks])
+    tokens = np.where(there, tokens, 0)
+
+    def by_chunk(x: Array) -> Array:
+        """``[B, chunks, HV, tokens, …]``, and zero where a chunk has fewer tokens."""
+        taken = np.where(there.reshape(1, *there.shape, *[1] * (x.ndim - 2)), x[:, tokens], 0.0)
+        return np.repeat(np.moveaxis(taken, 2, 3), HV // x.shape[2], 2)
+
+    keys, strengths = by_chunk(k), by_chunk(beta if beta.ndim == 3 else np.abs(beta).max(-1))
+    A = np.tril(keys @ keys.swapaxes(-1, -2), -1)
+    if "g" in arrays:
+        G = np.cumsum(np.maximum(by_chunk(_weakest(arrays)), GONE), -1)
+        A = A * np.exp(np.minimum(G[..., :, None] - G[..., None, :], 0.0))
+    X = np.linalg.inv(np.eye(size) + strengths[..., None] * A)
+    rows = np.sqrt(np.square(A @ X * strengths[..., None, :]).sum(-1))
+    longest = rows.reshape(B, len(chunks), H, HV // H, size).max(3)
+    found[..., 0][:, tokens[there]] = np.moveaxis(longest, 2, 3)[:, there]
+    return found
+
+
 def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict[str, Array]:
     """Each array with its perturbed copies, joined along the heads; ``operand`` is what operands may be rounded to."""
     low = next(iter(problem.dtypes.values()))
@@ -455,6 +497,8 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
             amplitude = _amplitude(problem, wide if carried else operand, low)
             if name == ("a" if "a" in arrays else "k" if "beta" in arrays else ""):
                 amplitude += _solving(problem, wide)
+            if name == "k" and "beta" in arrays:
+                amplitude = np.hypot(amplitude, ROUNDOFF[operand] * rows_of_inverses(arrays))
             copies[name] = _perturbed(x, amplitude, axis, name, count)
     return copies
 
@@ -467,8 +511,12 @@ def _signs(shape: tuple[int, ...], name: str, count: int) -> NDArray[np.uint32]:
     return (halves >> 31).reshape(count, *shape)
 
 
-def _perturbed(x: Array, amplitude: float, axis: int, name: str, count: int) -> Array:
+def _perturbed(x: Array, amplitude: float | Array, axis: int, name: str, count: int) -> Array:
     """``x`` and ``count`` copies of it, each element times ``1 ± amplitude``."""
+    if isinstance(amplitude, np.ndarray):
+        return np.concatenate(
+            [x, *(x * (1.0 + amplitude * (signs * 2.0 - 1.0)) for signs in _signs(x.shape, name, count))], axis
+        )
     factors = np.array([1.0 - amplitude, 1.0 + amplitude])
     return np.concatenate([x, *(x * factors.take(signs) for signs in _signs(x.shape, name, count))], axis)
 
@@ -528,7 +576,7 @@ def _add_noise_of_reading_what_is_left(
     size = _rms(state, axis=(-1, -2))
     lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
     read = np.repeat(lengths, size.shape[1] // lengths.shape[2], axis=2)
-    for n, own in enumerate(_sequences(problem, arrays)):
+    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
         kept = np.exp(np.cumsum(_weakest(arrays)[:, own], 1)) if "g" in arrays else np.ones(())
         read[:, own] *= kept * (size[n] if "cu_seqlens" in arrays else size[:, None])
     o.noise = np.hypot(o.noise, _share(problem, low) * np.abs(scale) * read[..., None])
@@ -545,9 +593,9 @@ def _weakest(arrays: Mapping[str, Array]) -> Array:
     return arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
 
 
-def _sequences(problem: Problem, arrays: Mapping[str, Array]) -> list[slice]:
+def _sequences(T: int, arrays: Mapping[str, Array]) -> list[slice]:
     """The tokens of each packed sequence; all of them, where none are packed."""
-    ends = arrays["cu_seqlens"].tolist() if "cu_seqlens" in arrays else [0, problem.sizes["T"]]
+    ends = arrays["cu_seqlens"].tolist() if "cu_seqlens" in arrays else [0, T]
     return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
@@ -555,7 +603,7 @@ def _left_by_gates(problem: Problem, arrays: Mapping[str, Array]) -> Array:
     """What the gates of each sequence leave of a state at most, in a shape that broadcasts to that of states."""
     if "g" not in arrays:
         return np.ones(())
-    sums = [_weakest(arrays)[:, own].sum(1) for own in _sequences(problem, arrays)]
+    sums = [_weakest(arrays)[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
     return np.exp(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])[..., None, None]
 
 
@@ -571,7 +619,7 @@ def _add_noise_of_neighbours(
         if problem.symbols[name][1:2] == ("T",) and quantity.value.size:
             rows = _rms(quantity.value, axis=-1, keepdims=True)
             largest = np.zeros_like(rows)
-            for own in _sequences(problem, arrays):
+            for own in _sequences(problem.sizes["T"], arrays):
                 largest[:, own] = rows[:, own].max(1, keepdims=True, initial=0.0)
             quantity.noise = np.hypot(quantity.noise, SHARED * ROUNDOFF[accumulation(low)] * largest)
 

@@ -369,8 +369,9 @@ MOST_KEPT = 96
 ROOM = math.inf
 """Bytes of the process, beyond which one goes for each that comes."""
 WITHOUT_GRADIENT = frozenset({
-    "forward", "parts", "summary", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree", "ungated",
-    "steps", "held", "rewritten", "often", "shapes", "threads", "surroundings", "forked", "keeps", "streams", "replayed",
+    "forward", "parts", "widths", "summary", "large", "split", "packed", "causal", "repeat", "nan", "forgets", "agree",
+    "ungated", "steps", "held", "rewritten", "often", "shapes", "threads", "surroundings", "forked", "keeps",
+    "streams", "replayed",
 })  # fmt: skip
 """Checks that have no use for the truth of gradients."""
 _kept: dict[Any, Any] = {}

@@ -83,7 +83,7 @@ from linattn.plugin import FORMS
 from linattn.spec import COMPANIONS, DECODING, FAMILIES, SUMMARIES, OpSpec, spec_of
 
 from .bad_input import RULES
-from .factors import COTANGENTS, LAYOUTS, Call, hides, kind_of, plan_of
+from .factors import COTANGENTS, LAYOUTS, Call, group_size, hides, kind_of, plan_of
 from .maps import MAPS, WIDTH
 
 __all__ = ["DTYPES", "WITHIN", "Case", "content_hash", "cost", "every_case", "generate", "is_of", "named", "neighbours"]
@@ -101,6 +101,7 @@ BACKWARD = (
     "jit-gradient",
     "second",
     "parts-backward",
+    "widths-backward",
 )
 """Checks that ask for a gradient."""
 WRITABLE = ("numpy", "torch")
@@ -148,10 +149,10 @@ SIZE = re.compile(r"([A-Z])(\d+)")
 SIZES_OF_PARTS: dict[str, tuple[dict[str, int], ...]] = {
     "": (
         {"T": 257, "K": 130, "V": 130, "B": 2, "H": 3},
-        {"T": 40, "K": 32, "V": 32, "B": 5, "H": 4},
-        {"T": 12, "K": 10, "V": 10, "B": 33, "H": 5},
-        {"T": 16, "K": 256, "V": 8, "B": 5, "H": 4},
-        {"T": 16, "K": 8, "V": 256, "B": 5, "H": 4},
+        {"T": 40, "K": 32, "V": 32, "B": 5, "H": 9},
+        {"T": 12, "K": 10, "V": 10, "B": 33, "H": 4, "G": 5},
+        {"T": 16, "K": 256, "V": 8, "B": 5, "H": 3, "G": 5},
+        {"T": 16, "K": 8, "V": 256, "B": 5, "H": 2, "G": 5},
         {"T": 4096, "K": 4, "V": 4, "B": 2, "H": 2},
     ),
     "short_conv": (
@@ -161,7 +162,13 @@ SIZES_OF_PARTS: dict[str, tuple[dict[str, int], ...]] = {
         {"T": 4096, "D": 4, "B": 2},
     ),
 }
-"""Sizes of problems of which parts are taken, by operator."""
+"""Sizes of problems of which parts are taken, by operator; ``G`` is for value heads of a query/key head."""
+LONG_PARTS = {"T": 4096, "K": 4, "V": 4, "B": 1, "H": 2}
+"""Sizes of a problem of which the parts have the lengths around large powers of two, in the form for which that is cheap."""
+SIZES_OF_WIDTHS = {"T": 6, "B": 2}
+"""Sizes of a call of which there are many, each of another width."""
+FIRST_OF_WIDTHS = 10
+"""Rows of a covering array in the core from one that has many widths to the next."""
 FIRST_OF_PARTS, TURN_OF_PARTS = 5, 20
 """Rows of a covering array from one whose levels such a problem has to the next, in the core and elsewhere."""
 WITHOUT_PARTS = ("varlen", "gate", "qk_norm", "i64")
@@ -341,6 +348,8 @@ def generate() -> Iterator[Case]:
         yield from landmarks(spec)
         yield from covering(spec)
         yield from parts(spec)
+        yield from long_parts(spec)
+        yield from widths(spec)
         yield from data(spec)
         yield from properties(spec)
         yield from history(spec)
@@ -509,15 +518,39 @@ def parts(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
         if rest or (least != "core" and i % TURN_OF_PARTS):
             continue
         own = {symbol: size for symbol, size in row.sizes if symbol == "W" or (symbol == "C" and spec.state_type is not None)}
-        sizes = listed[n % len(listed)]
+        sizes = {**listed[n % len(listed)]}
+        groups = sizes.pop("G", 1)
         sizes = {**own, **sizes, **({"L": sizes["K"]} if "L" in symbols_of(spec) and "K" in sizes else {})}
         place = f"parts.{n // len(listed)}" if n >= len(listed) else "parts"
         flags = {place, *(flag for flag in row.flags.split("-") if has_parts(spec, row.dtype, flag))}
         if spec.state_type is None and not {"state", "initial", "final"}.intersection(flags):
             flags.add("state")  # there is more to see
+        if groups > 1 and "grouped" in atoms(spec) and not any(flag.startswith("grouped") for flag in flags):
+            flags.add(f"grouped.{groups}")
         for form, within in forms_of_row(spec, n, sizes, least, seed, every=n % len(listed) == 0):
+            if form == "auto":
+                continue
             for check in ("parts", "parts-backward") if is_of(profile, within) else ():
                 yield from make(spec, form, row.dtype, seeded("-".join(sorted(flags)), seed), check, sizes, within=within)
+
+
+def long_parts(spec: OpSpec) -> Iterator[Case]:
+    """A problem whose parts have the lengths around large powers of two, which hardly a row has."""
+    if spec.name in FAMILIES:
+        sizes = LONG_PARTS | ({"L": LONG_PARTS["K"]} if "L" in symbols_of(spec) else {})
+        yield from make(
+            spec, "chunk", "fp32", "parts" if spec.state_type is not None else "parts-state", "parts", sizes, within="core"
+        )
+
+
+def widths(spec: OpSpec, seed: int = 0, profile: str = "full") -> Iterator[Case]:
+    """Calls of many widths, with the other levels of some rows, of what has no state and so no parts."""
+    listed = rows(spec, "", seed, profile) if not has_state(spec) else ()
+    for i, (row, least) in enumerate(listed):
+        if i % (FIRST_OF_WIDTHS if least == "core" else TURN_OF_PARTS) == 0 and not any(map(hides, row.flags.split("-"))):
+            sizes = {**dict(row.sizes), **SIZES_OF_WIDTHS, "D": max(group_size(row.flags.split("-")), 1) * USUAL["D"]}
+            for check in ("widths", "widths-backward"):
+                yield from make(spec, "direct", row.dtype, seeded(row.flags, seed), check, sizes, within=least)
 
 
 def has_parts(spec: OpSpec, dtype: str, flag: str) -> bool:

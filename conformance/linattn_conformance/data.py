@@ -309,7 +309,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
         return held(x, name, case)
     if name in ("state", "initial_state") and "normalize" in flags:  # the sums of keys
         return np.abs(x) + 0.1
-    if name in ("u", "bias", "weight"):
+    if name in ("u", "weight"):
         return 0.5 * x
     return x
 

@@ -333,7 +333,7 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
     """Magnitudes and special values."""
     names = [arg.name for arg in spec.args]
     squared = "eps" in spec.option_names  # and float32 does not hold the squares of vast numbers
-    kinds = ["small", "large", "tiny", *([] if squared else ["vast"])]
+    kinds = ["small", "large", "tiny", f"large.{spec.like}" if squared else "vast"]
     kinds += [f"{kind}.{name}" for name in others(spec) for kind in ("tiny", "large")]
     found = [optional("magnitude", *map(choice, kinds))]
     if "g" in names:
@@ -341,10 +341,11 @@ def values_of(spec: OpSpec, form: str) -> list[Dimension]:
         found.append(optional("gates", *map(choice, kinds)))
     if "beta" in names:
         found.append(optional("beta values", choice("strong"), choice("edges"), choice("tiny.beta")))
-    arrays = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.name != "g"]
+    given = [arg.name for arg in (*spec.args, *spec.keyword_args)]
+    arrays = [name for name in given if name != "g"]
     arrays += [ADDED] if form != "decode" and spec.state_type is None and "output_final_state" in spec.option_names else []
-    kinds = [f"{prefix}{name}" for prefix in ("zeros.", BLANK) for name in arrays]
-    found.append(optional("zeros", *map(choice, kinds)))
+    zeros = [f"zeros.{name}" for name in (*arrays, *({"g"}.intersection(given)))]
+    found.append(optional("zeros", *map(choice, zeros), *(choice(f"{BLANK}{name}") for name in arrays)))
     found.append(optional("subnormals", *(choice(f"subnormal.{name}") for name in dict.fromkeys((spec.like, arrays[0])))))
     return found
 

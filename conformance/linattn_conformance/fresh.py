@@ -12,7 +12,7 @@ from typing import Any
 
 from linattn.spec import COMPANIONS, DECODING, FAMILIES
 
-from .cases import Case, covering, covering_of_decoding, neighbours, parts
+from .cases import Case, covering, covering_of_decoding, neighbours, parts, widths
 
 __all__ = ["draw_seed", "fresh_cases", "is_fresh", "problems", "seed_of", "seeds_of", "strangers", "wanted"]
 
@@ -32,7 +32,7 @@ def fresh_cases(seed: int, profile: str = "full") -> tuple[Case, ...]:
         raise ValueError(f"--seed {seed}: expected a number from 1 to {MOST - 1}")
     found: list[Case] = []
     for spec in (*FAMILIES.values(), *COMPANIONS.values()):
-        found += [*covering(spec, seed, profile), *parts(spec, seed, profile)]
+        found += [*covering(spec, seed, profile), *parts(spec, seed, profile), *widths(spec, seed, profile)]
         found += covering_of_decoding(spec, seed, profile) if spec.name in DECODING else ()
     return neighbours(case for case in found if profile in ("training", "full") or not case.needs_gradient)
 

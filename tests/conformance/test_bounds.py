@@ -6,7 +6,7 @@ from typing import ClassVar
 import linattn
 import numpy as np
 import pytest
-from linattn_conformance import calls
+from linattn_conformance import bounds, calls
 from linattn_conformance.adapters import adapter_for
 from linattn_conformance.bounds import Quantity, Truth, distance
 from linattn_conformance.broken.base import Simple
@@ -220,3 +220,42 @@ def test_generated_keys_of_delta_families_amplify_nothing():
         values = drawn(named(f"delta_rule/chunk/fp32/{flags}/T51-K{K}-V1-B1-H2/forward"), adapter_for("numpy", "cpu"))
         k = np.maximum(values["k"], 0.0) if "phi" in flags else values["k"]
         assert np.linalg.norm(k, axis=-1).max() <= 1 + 1e-6
+
+
+def test_each_number_of_a_rounded_inverse_counts_where_nothing_fades():
+    """Two channels and betas near two: the roundings of a token's row are many, and independent."""
+    name = "delta_rule/chunk/fp16/final-strong/T1031-K2-V2-B1-H2/forward"
+    linattn.register_backend(Rounded())
+    try:
+        (result,) = Runner("rounded").run([named(name)])
+    finally:
+        linattn.unregister_backend("rounded")
+    assert result.status == "passed", result.message
+    assert 0.3 < result.error < 0.8
+
+
+def rows(beta, k, **more):
+    k = np.asarray(k, float)
+    arrays = {"k": k, "v": np.zeros(k.shape), "beta": np.asarray(beta, float), **more}
+    return bounds.rows_of_inverses(arrays)[..., 0]
+
+
+def test_rows_of_inverses_are_those_of_the_system():
+    rng = np.random.default_rng(0)
+    k, beta = rng.standard_normal((2, 70, 1, 3)), rng.random((2, 70, 1))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    found = rows(beta, k)
+    for row, own in ((0, slice(0, 64)), (1, slice(64, 70))):
+        keys, strengths = k[row, own, 0], beta[row, own, 0]
+        A = np.tril(keys @ keys.T, -1)
+        X = np.linalg.inv(np.eye(len(A)) + strengths[:, None] * A)
+        np.testing.assert_allclose(found[row, own, 0], np.linalg.norm(A @ X * strengths, axis=-1), rtol=1e-12)
+
+
+def test_rows_of_inverses_end_with_sequences_and_with_what_gates_leave():
+    k, beta = np.ones((1, 8, 1, 1)), np.full((1, 8, 1), 2.0)
+    np.testing.assert_allclose(rows(beta, k)[0, :, 0], 2 * np.sqrt(np.arange(8)))
+    packed = rows(beta, k, cu_seqlens=np.array([0, 3, 3, 7]))[0, :, 0]
+    np.testing.assert_allclose(packed, 2 * np.sqrt([0, 1, 2, 0, 1, 2, 3, 0]))
+    gates = np.where(np.arange(8) == 5, -np.inf, 0.0).reshape(1, 8, 1)
+    np.testing.assert_allclose(rows(beta, k, g=gates)[0, :, 0], 2 * np.sqrt([0, 1, 2, 3, 4, 0, 1, 2]))

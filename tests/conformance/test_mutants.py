@@ -105,6 +105,19 @@ def test_a_case_of_values_sees_what_comes_later(mutant, effect, atom, message):
     assert result.message.startswith(message)
 
 
+@pytest.mark.parametrize(("name", "calls"), [("bias/T6-D4-W3-B1", 8), ("activation.silu-bias-state/T97-D40-W4", 2)])
+def test_outputs_that_are_not_odd_are_looked_at_later_too(mutant, name, calls):
+    case = named(f"short_conv/direct/fp32/{name}/forward")
+    assert [result.status for result in Runner("mutant").run([case])] == ["passed"]
+    off = Effect("returns", "o", ("B", "T", "D"), Region(), "scaled by", 1.5)
+    later, written = "o of a later call is off by", "o is written to by the next call"
+    for effect, after, message in ((off, calls, later), (Effect("alias"), calls - 1, written)):
+        mutant.fault = fault(effect, Atom("calls alike", "above", after), op="short_conv", form="direct")
+        (result,) = Runner("mutant").run([case])
+        assert result.status == "failed"
+        assert result.message.startswith(message)
+
+
 def test_a_fault_shows_on_a_call_that_can_be_run_as_it_is_printed(mutant):
     drawn = fault(Effect("reads", "k", ("B", "T", "H", "K"), Region(), "scaled by", 0.5), Atom("size K", "is", 32))
     shown = show(drawn, registry.load("numpy"), mutant, np.random.default_rng(0), 256)

@@ -1,5 +1,8 @@
 """Calls on parts of a problem: they are those of a right backend, they have many sizes, and one of each may be wrong."""
 
+import math
+import zlib
+from collections import Counter
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +12,12 @@ from linattn.registry import registry
 from linattn_conformance.adapters import adapter_for
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.calls import drawn, truth
-from linattn_conformance.cases import every_case, named
+from linattn_conformance.cases import every_case, named, problem
+from linattn_conformance.checks.parts import AGAIN, EAGER
+from linattn_conformance.mutants.backend import Fault, carrier
+from linattn_conformance.mutants.conditions import Atom, Condition
+from linattn_conformance.mutants.effects import Effect, Region
+from linattn_conformance.mutants.frameworks import ARRAYS
 from linattn_conformance.parts import Part, dealt, draw_parts, support_of
 from linattn_conformance.runner import Runner
 
@@ -83,11 +91,11 @@ def test_nothing_hides_what_parts_are_to_show():
 
 def test_a_part_of_an_array_is_that_of_its_rows_heads_tokens_and_channels():
     x = np.arange(2 * 5 * 4 * 3).reshape(2, 5, 4, 3)
-    plain = Part((1, 0), (2, 2), False, (1,), {"V": 2}, None, 1.0, False, ("", "v"))
+    plain = Part((1, 0), (2, 2), False, (1,), 2, {"V": 2}, None, 1.0, 1.0, False, {})
     assert np.array_equal(plain.cut(x, ("B", "T", "HV", "V"), 2), x[[1, 0], :2, 2:, :2])
-    packed = Part((1, 0), (2, 3), True, (0, 1), {"V": 3}, None, 1.0, False, ("", "v"))
+    packed = Part((1, 0), (2, 3), True, (0, 1), 2, {"V": 3}, None, 1.0, 1.0, False, {})
     assert np.array_equal(packed.cut(x, ("B", "T", "HV", "V"), 2), np.concatenate([x[1:, :2], x[:1, :3]], 1))
-    sums = Part((0,), (2,), False, (0,), {"V": 2}, None, 1.0, False, ("", "v"))
+    sums = Part((0,), (2,), False, (0,), 4, {"V": 2}, None, 1.0, 1.0, False, {})
     assert np.array_equal(sums.cut(x, ("N", "T", "HV", "V+1"), 4)[..., -1], x[:1, :2, :, -1])
 
 
@@ -105,15 +113,16 @@ def test_keys_and_gradients_that_are_fed_in_end_with_the_support():
         assert fed["final_state"][row].any() == (tokens == 40)
 
 
-def test_only_the_first_of_some_parts_is_called_twice(monkeypatch):
-    seen = []
+def test_the_first_of_some_parts_and_the_smallest_are_called_again(monkeypatch):
+    seen, drawn_parts = [], draw_parts(named(PLAIN), False, EAGER)
+    smallest = min(drawn_parts, key=lambda part: math.prod(part.sizes.values()))
     monkeypatch.setattr("linattn_conformance.checks.values.compare_later", lambda run, *given: seen.append(run.part))
     registry.register(Honest(), replace=True)
     try:
         assert outcome("honest-parts", PLAIN).status == "passed"
     finally:
         registry.unregister("honest-parts")
-    assert len(seen) == 4
+    assert seen == [part for i, part in enumerate(drawn_parts) if i % AGAIN == 0 or part is smallest]
 
 
 FAULTS = {
@@ -162,3 +171,74 @@ def test_a_backend_that_takes_few_of_the_parts_has_not_passed(takes, status, mon
     finally:
         registry.unregister("selective-parts")
     assert told.status == status, told.message
+
+
+# -- of what there is more in a call of parts -----------------------------------------------------------------------------
+
+
+def test_a_long_problem_has_the_lengths_around_large_powers_of_two():
+    case = named("gla/chunk/fp32/parts-state/T4096-K4-V4-B1-H2/parts")
+    lengths = {part.sizes["T"] for part in draw_parts(case, False, 16) if not part.packed}
+    edges = {256, 257, *(2**i + n for i in (9, 10, 11) for n in (-1, 0, 1)), 4095, 4096}
+    assert lengths <= edges
+    assert len(lengths) > 5
+    assert case in every_case()
+
+
+def test_parts_of_grouped_heads_have_groups_of_every_size():
+    case = named("gla/chunk/fp32/grouped.5-parts-state/T40-K32-V32-B5-H2/parts")
+    assert {part.group for part in draw_parts(case, False, 16, 5)} == {1, 2, 3, 4, 5}
+    assert {part.group for part in draw_parts(case, True, 16, 5)} == {5}
+    assert outcome("numpy", case.id).status == "passed"
+
+
+def test_each_form_has_parts_of_its_own():
+    drawn_parts = [draw_parts(named(PLAIN.replace("chunk", form)), False, 16) for form in ("chunk", "recurrent", "parallel")]
+    lengths = [{part.sizes["T"] for part in found} for found in drawn_parts]
+    assert len(set.union(*lengths)) > max(map(len, lengths)) + 5
+
+
+class Forgetful(Simple):
+    """Is right ten times for each shape, and loses the last value channel then."""
+
+    name = "forgetful-parts"
+    calls: ClassVar = Counter()
+
+    def run(self, form, op, given):
+        o, state = super().run(form, op, given)
+        shape = tuple(given["v"].shape), given["k"].shape[-1]
+        self.calls[shape] += 1
+        if self.calls[shape] > 10:
+            o = o.copy()
+            o[..., -1] = 0.0
+        return o, state
+
+
+def test_one_part_of_a_problem_is_called_many_times():
+    registry.register(Forgetful(), replace=True)
+    try:
+        told = outcome("forgetful-parts", PLAIN)
+    finally:
+        registry.unregister("forgetful-parts")
+    assert told.message.startswith("o of a later call of the part")
+
+
+NORM = "gated_rms_norm/direct/fp32/plain/T6-D40-B2/widths"
+WIDTH_OF_ONE = dealt(named(NORM), "D", zlib.crc32(repr(problem(named(NORM))).encode()) % 600 + 7, 1, 300)
+
+
+def test_a_norm_is_called_at_many_widths():
+    assert outcome("numpy", NORM).status == "passed"
+    mutant = carrier(registry.load("numpy"))
+    mutant.fault = Fault(
+        Condition("gated_rms_norm", "direct", (Atom("size D", "is", WIDTH_OF_ONE),)),
+        Effect("returns", "o", ("...", "D"), Region(), "scaled by", 1.5),
+        ARRAYS["numpy"](),
+    )
+    registry.register(mutant, replace=True)
+    try:
+        told = outcome("mutant", NORM)
+    finally:
+        registry.unregister("mutant")
+    assert told.status == "failed"
+    assert f"of the width {WIDTH_OF_ONE}" in told.message

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..calls import Run
 from ..cases import TRANSFORMS
-from . import history, inputs, large, leak, parts, properties, transforms, values
+from . import history, inputs, large, leak, parts, properties, transforms, values, widths
 
 __all__ = ["CHECKS"]
 
@@ -16,6 +16,8 @@ CHECKS: dict[str, Callable[[Run], None]] = {
     "ungated": values.ungated,
     "parts": parts.parts,
     "parts-backward": parts.parts_backward,
+    "widths": widths.widths,
+    "widths-backward": widths.widths_backward,
     "agree": properties.agree,
     "split": properties.split,
     "steps": properties.steps,

@@ -13,7 +13,10 @@ from ..calls import Failure, Run
 from ..cases import GATED
 from .leak import given_back
 
-__all__ = ["called", "compare_later", "forward", "gradient", "is_odd", "is_value", "negated", "signs", "ungated"]
+__all__ = [
+    "MANY", "called", "compare_later", "forward", "gradient", "is_negated", "is_odd", "is_value", "least",
+    "negated", "signs", "ungated",
+]  # fmt: skip
 
 CHEAPEST, CHEAP, FEW = 2**9, 2**11, 16
 """Product of the sizes of a call but that of chunks up to which there are many of it; of calls of few tokens; and so few."""
@@ -46,10 +49,10 @@ def mirrored(run: Run, got: Arrays) -> None:
     def made(count: int) -> Arrays:
         earlier: list[tuple[Arrays, dict[str, Any]]] = []
         for left in reversed(range(count)):
-            arrays = run.arrays(changed if left % 2 == 0 else {})
+            arrays = run.arrays(changed if is_negated(run, left) else {})
             found = called(run, arrays)
             earlier.append((found, run.snapshot(found)))
-        run.check_untouched(run.values | changed, arrays, but="state")
+        run.check_untouched(run.values | (changed if is_negated(run, 0) else {}), arrays, but="state")
         for results, was in earlier:
             check_unwritten(run, results, was)
         return found
@@ -58,7 +61,7 @@ def mirrored(run: Run, got: Arrays) -> None:
         return run.adapter.aside(lambda: made(count))
 
     with given_back(run, got, calls):
-        compare_later(run, got, held, calls(MANY if many else 1))
+        compare_later(run, got, held, calls(MANY if many else least(run)))
 
 
 def negated(run: Run) -> dict[str, Any]:
@@ -66,16 +69,27 @@ def negated(run: Run) -> dict[str, Any]:
     return {name: signs(run, name, x) * x for name, x in run.values.items() if is_value(run, name)}
 
 
+def least(run: Run) -> int:
+    """So many later calls show what changes from call to call, one of them with negated values."""
+    return 1 if is_odd(run) else 2
+
+
+def is_negated(run: Run, left: int) -> bool:
+    """Whether a call has negated values that so many others come after: every other one, and the last if that says what its
+    output must be.
+    """
+    return (left % 2 == 0) == is_odd(run)
+
+
 def compare_later(run: Run, got: Arrays, held: dict[str, Any], again: Arrays) -> None:
-    """Results of negated values are negated, and those of a first call are as they were ``held``."""
+    """Results of a last call, with values negated if outputs are odd, are right; those of a first are as they were ``held``."""
     check_unwritten(run, got, held)
     for name, want in run.truth.outputs.items():
         run.check_kind(name, again.get(name), want)
-        if name != "o" or is_odd(run):
-            found = run.adapter.to_float64(again[name])
-            found = signs(run, name, found) * found
-            if not np.array_equal(found, held[name], equal_nan=True):  # which has been compared
-                run.note(f"{name} of a later call", distance(found, want))
+        found = run.adapter.to_float64(again[name])
+        found = signs(run, name, found) * found if is_odd(run) else found
+        if not np.array_equal(found, held[name], equal_nan=True):  # which has been compared
+            run.note(f"{name} of a later call", distance(found, want))
 
 
 def check_unwritten(run: Run, got: Arrays, held: dict[str, Any]) -> None:
