@@ -16,6 +16,8 @@ from .record import COLOURS, DOCS, Tables, axes, runs_of, table
 Summary = dict[str, dict[str, Any]]
 ACROSS = 3
 """Panels in a row."""
+LETTER = 0.085
+"""Inches that a letter of a model's name takes beside a panel."""
 
 
 def shown(study: Study, results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
@@ -114,15 +116,21 @@ def titled(setting: str, name: str, several: bool) -> str:
 
 
 def dots(study: Study, summary: Summary) -> Figure:
-    """The score of each model, a dot for the mean and a line from the least to the greatest of its seeds; a panel a setting."""
+    """The score of each model, a dot for the mean and a line from the least to the greatest of its seeds; a panel a setting.
+
+    Dots are hollow where another model of a panel had a longer schedule, unless the task is one that can be solved.
+    """
     models = list(dict.fromkeys(model for of in summary.values() for model in of))
-    figure, found = axes(len(summary), width=3.4, height=1.2 + 0.3 * len(models), across=ACROSS)
+    beside = LETTER * max(map(len, models)) / min(len(summary), ACROSS)
+    figure, found = axes(len(summary), width=3 + beside, height=1.2 + 0.3 * len(models), across=ACROSS)
     for ax, (setting, of) in zip(found, summary.items(), strict=True):
+        longest = max(cell["steps"] for cell in of.values())
         for place, model in enumerate(models):
             score = of.get(model, {}).get("figures", {}).get(study.score)
             if score is not None:
                 ax.plot(score[1:], [place, place], "-", color=COLOURS[0], linewidth=2)
-                ax.plot(score[0], place, "o", color=COLOURS[0], markersize=5)
+                inside = COLOURS[0] if study.solved_by or of[model]["steps"] == longest else "white"
+                ax.plot(score[0], place, "o", color=COLOURS[0], markerfacecolor=inside, markersize=5)
         ax.set_yticks(range(len(models)), models if ax.get_subplotspec().is_first_col() else [""] * len(models))
         ax.set_ylim(len(models) - 0.5, -0.5)
         ax.set_title(setting, loc="left", fontsize=9)

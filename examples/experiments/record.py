@@ -108,6 +108,7 @@ class Record:
         whole = json.loads(path.read_text(encoding="utf-8"))
         if self.binding(whole["options"]) == self.binding(published(self.options)):
             self.parts = json.loads(packed.read(runs_of(path)))
+            name_devices(self.parts, whole["versions"])
         elif path.parent == self.folder:
             raise SystemExit(f"{path} is of other options, {whole['options']}: give another --out, or remove it and its runs")
 
@@ -123,6 +124,16 @@ class Record:
         print(self.publish(results, with_runs))
         for path in self.folder.glob(f"{self.name}.partial.*"):
             path.unlink()
+
+
+def name_devices(parts: dict[str, Any], versions: dict[str, str]) -> None:
+    """Say of parts that do not say it where they were found: where the last one was, if by the same code.
+
+    Otherwise the next part, on another device, would seem to speak for them.
+    """
+    for part in parts.values():
+        if "device" not in part and part.get("code") == versions["code"]:
+            part["device"] = versions["device"]
 
 
 def runs_of(path: Path) -> Path:
@@ -201,7 +212,10 @@ def again(path: Path, folder: Path) -> None:
     if runs_of(path).exists():
         from . import runner, studies
 
-        whole["results"] = runner.results(studies.study(whole["experiment"]), json.loads(packed.read(runs_of(path))))
+        parts = json.loads(packed.read(runs_of(path)))
+        whole["results"] = runner.results(studies.study(whole["experiment"]), parts)
+        made = {"codes": those(parts, "code"), "devices": those(parts, "device")}
+        whole |= {name: found for name, found in made.items() if found}
     print(publish(folder, whole, shower(whole["experiment"])))
 
 

@@ -28,6 +28,7 @@ from experiments.studies import rows  # noqa: E402
 from experiments.studies.flash import quad, units  # noqa: E402
 from experiments.tasks import Recall, Text, read  # noqa: E402
 from linattn_conformance import packed  # noqa: E402
+from matplotlib import pyplot as plt  # noqa: E402
 
 STUDIES = {name: studies.study(name) for name in studies.NAMES}
 
@@ -435,6 +436,15 @@ def test_what_is_left_is_told_by_the_pace_of_what_was_spent():
     assert protocol.minutes(solvable, [half]) == pytest.approx((0.5, 1.0))
 
 
+@pytest.mark.parametrize(("study", "inside"), [(STUDY, ["white", pages.COLOURS[0]]), (SOLVABLE, [pages.COLOURS[0]] * 2)])
+def test_a_shorter_schedule_is_drawn_hollow(study, inside):
+    found = {"a": made_up(r1_10=(3, 3, 3)), "b": made_up(r1_20=(2, 2, 2))}
+    summary = {"": {model: cell._asdict() for model, cell in protocol.summaries(study, found).items()}}
+    figure = pages.dots(study, summary)
+    assert [line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "o"] == inside
+    plt.close(figure)
+
+
 def test_those_that_lack_a_seed_are_trained_again():
     runs = made_up(r1_10=(2.0, 2.0), r2_10=(2.0, 2.0, 2.0))
     setting = replace(STUDY.full, rates=(1e-3, 2e-3), together=3)
@@ -494,6 +504,24 @@ def test_a_study_goes_on_with_more_runs_and_not_with_other_ones(tmp_path):
         runner.Running(other, tmp_path, device, True)
     scouts = [protocol.options(replace(STUDIES["size"], scout={"width": width}), False) for width in (128, 256)]
     assert scouts[0] != scouts[1]
+
+
+def test_a_part_that_says_no_device_was_found_where_the_last_one_was_if_by_the_same_code(tmp_path):
+    study = STUDIES["gates"]
+    first = runner.Running(study, tmp_path, "cpu", True)
+    for key in ("old", "same", "other"):
+        first.record.add(key, [run | {"model": "none", "setting": "1 head"} for run in made_up(r1_10=(1, 1, 1))], 1.0)
+    del first.record.parts["old"]["device"], first.record.parts["other"]["device"]
+    first.record.parts["other"]["code"] = "of another time"
+    first.record.versions["device"] = "the card of that time"
+    first.publish()
+    (tmp_path / "gates.partial.json").unlink()
+    parts = runner.Running(study, tmp_path, "cpu", True).record.parts
+    here = parts["same"].pop("device")
+    assert here not in ("", "the card of that time")
+    assert {key: part.get("device") for key, part in parts.items()} == {
+        "old": "the card of that time", "same": None, "other": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -699,7 +727,7 @@ def test_cells_without_runs_go_first_and_before_all_what_ends_in_time(tmp_path, 
 def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(tmp_path):
     running = runner.Running(STUDIES["gates"], tmp_path, "cuda", False)
     assert running.record.parts == json.loads(packed.read(DOCS / "gates.runs.json.gz"))
-    assert {work.some.rates for work in running.due()} == {(0.02,)}
+    assert {rate for work in running.due() for rate in work.some.rates} == {0.02, 0.04}
     assert 0 < sum(map(running.seconds, running.due())) < 60 * protocol.minutes(STUDIES["gates"])[1]
     assert runner.Running(STUDIES["gates"], tmp_path, "cpu", True).record.parts == {}
 
