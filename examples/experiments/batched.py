@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -95,6 +96,12 @@ class Batched:
         if self.recorded:
             torch.cuda.current_stream().synchronize()
 
+    def close(self) -> None:
+        """Take no step any more."""
+        self.wait()
+        if self.recorded:
+            self.recorded.forget()
+
     @torch.no_grad()
     def read(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Nats of each target, and whether it came first, of the same tokens read by all: ``[members, B, T]`` each."""
@@ -140,24 +147,24 @@ def train(
 
     Scored on the way they may have learned ``enough``, and stop there. ``deadline`` is of ``time.time``.
     """
-    models = Batched(make, rates, seeds, steps, device)
-    streams: list[Iterator[tuple[Tensor, Tensor, bool]]] = [task.batches(seed, device) for seed in seeds]
-    carried: Carried | None = None
-    course: list[list[Scores]] = []
-    clock = Clock(steps, deadline, models.wait)
-    clock.tick(0)
-    for step in range(1, steps + 1):
-        batches = [next(stream) for stream in streams]
-        if batches[0][2]:
-            carried = None
-        _, carried = models.step([(ids, targets) for ids, targets, _ in batches], carried)
-        clock.tick(step)
-        if step * MARKS // steps > (step - 1) * MARKS // steps:
-            course.append(scores(models, task, "validation"))
-            if enough(models.members, course[-1]):
-                break
-    last, seconds = scores(models, task, "test"), clock.seconds
-    speed = round(len(models.members) * step * task.batch * task.tokens / seconds)
+    with closing(Batched(make, rates, seeds, steps, device)) as models:
+        streams: list[Iterator[tuple[Tensor, Tensor, bool]]] = [task.batches(seed, device) for seed in seeds]
+        carried: Carried | None = None
+        course: list[list[Scores]] = []
+        clock = Clock(steps, deadline, models.wait)
+        clock.tick(0)
+        for step in range(1, steps + 1):
+            batches = [next(stream) for stream in streams]
+            if batches[0][2]:
+                carried = None
+            _, carried = models.step([(ids, targets) for ids, targets, _ in batches], carried)
+            clock.tick(step)
+            if step * MARKS // steps > (step - 1) * MARKS // steps:
+                course.append(scores(models, task, "validation"))
+                if enough(models.members, course[-1]):
+                    break
+        last, seconds = scores(models, task, "test"), clock.seconds
+        speed = round(len(models.members) * step * task.batch * task.tokens / seconds)
     text = task.text
     return [
         {"rate": rate, "seed": seed, "steps": steps, "taken": step, "parameters": models.count, "seconds": round(seconds, 2),

@@ -41,9 +41,22 @@ class Recorded:
         graph.replay()
         return found
 
+    def forget(self) -> None:
+        """End all graphs together: the first that ends takes the memory along in which products of its stream add up."""
+        for graph, _, _ in self.graphs.values():
+            graph.reset()
+        self.graphs.clear()
+
 
 def record(function: Callable[..., Any], given: dict[str, Tensor]) -> tuple[torch.cuda.CUDAGraph, dict[str, Tensor], Any]:
-    """The graph of a call, the arrays that it reads, and what it returns; nothing is computed."""
+    """The graph of a call, the arrays that it reads, and what it returns; nothing is computed.
+
+    It is recorded on the stream of the thread, if that has one of its own. PyTorch gives all matrix products of a stream one
+    workspace, in which their parts are added up; all backward passes run in one thread with one handle of cuBLAS, so that
+    graphs of several threads, recorded on one stream, would write there at the same time.
+    """
     held, graph = {name: x.clone() for name, x in given.items()}, torch.cuda.CUDAGraph()
-    with RECORDING, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    current = torch.cuda.current_stream()
+    own = None if current == torch.cuda.default_stream() else current
+    with RECORDING, torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
         return graph, held, function(**held)

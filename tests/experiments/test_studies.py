@@ -133,17 +133,62 @@ def test_one_that_diverges_is_written_as_none_and_leaves_the_others_alone(little
 
 
 class Graph:
-    """In the place of a CUDA graph: counts how often it is replayed."""
+    """In the place of a CUDA graph: counts how often it is replayed, and knows where it was recorded."""
 
-    replays = 0
+    replays, stream, ended = 0, None, False
 
     def replay(self):
         self.replays += 1
 
+    def reset(self):
+        self.ended = True
 
-def test_the_third_call_with_arrays_of_a_kind_is_recorded_and_later_ones_replay_it(monkeypatch):
+
+@pytest.fixture
+def streams(monkeypatch):
+    """In the place of CUDA's streams: the current one, which can be changed, and the default one."""
+    at = {"current": "default"}
+
+    def capture(graph, stream, capture_error_mode):
+        graph.stream = stream
+        return nullcontext()
+
     monkeypatch.setattr("torch.cuda.CUDAGraph", Graph)
-    monkeypatch.setattr("torch.cuda.graph", lambda graph, capture_error_mode: nullcontext())
+    monkeypatch.setattr("torch.cuda.graph", capture)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: at["current"])
+    monkeypatch.setattr("torch.cuda.default_stream", lambda: "default")
+    return at
+
+
+def test_a_graph_is_recorded_on_the_stream_of_its_thread(streams):
+    for current, wanted in (("mine", "mine"), ("default", None)):
+        streams["current"] = current
+        assert graphs.record(lambda x: x, {"x": torch.zeros(2)})[0].stream == wanted
+
+
+def test_graphs_end_together(streams):
+    recorded = graphs.Recorded()
+    for size in (2, 3):
+        for _ in range(3):
+            recorded(lambda x: x, x=torch.zeros(size))
+    made = [graph for graph, _, _ in recorded.graphs.values()]
+    assert [graph.ended for graph in made] == [False, False]
+    recorded.forget()
+    assert ([graph.ended for graph in made], recorded.graphs) == ([True, True], {})
+
+
+def test_training_ends_its_graphs_whatever_happens(monkeypatch):
+    closed = []
+    monkeypatch.setattr(batched.Batched, "close", lambda models: closed.append(models))
+    task, setting = Recall(4, 8), Setting(width=16, depth=1, heads=2)
+    make = lambda: of(rows.softmax)(setting, task)  # noqa: E731
+    with pytest.raises(batched.OutOfTime):
+        batched.train(make, task, (1e-2,), (0,), 2, deadline=time.time() - 1)
+    batched.train(make, task, (1e-2,), (0,), 1)
+    assert len(closed) == 2
+
+
+def test_the_third_call_with_arrays_of_a_kind_is_recorded_and_later_ones_replay_it(streams):
     read, recorded = [], graphs.Recorded()
 
     def function(x):
