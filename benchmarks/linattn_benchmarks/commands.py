@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -183,7 +184,7 @@ def eager_calls(words: Sequence[str], asked: Asked, say: Console) -> dict[str, A
             keep(asked.out, document("host", {"settings": told, **results}))
 
     if asked.warm:
-        heat(warm.of_cases([*chosen.values()], asked.subjects), asked, say, host.CONFIGURATIONS)
+        heat(warm.of_cases(itertools.product(chosen.values(), asked.subjects)), asked, say, host.CONFIGURATIONS)
     budget = None if asked.budget is None else asked.budget - (time.monotonic() - started)
     with bars(say) as bar:
         task = bar.add_task("timing", total=len(chosen) * len(asked.subjects))
@@ -379,7 +380,8 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     told = {key: x for key, x in settings.items() if key != "seed"} | {"accelerator": accelerator()}
     earlier = resumed(asked.resume, name, told) if asked.resume else []
     if asked.warm:
-        heat(warm.of_cases([entry.case for entry in chosen], asked.subjects), asked, say, asked.tune)
+        due = sweep.due(chosen, sweep.begun(chosen, earlier), asked.subjects)
+        heat(warm.of_cases((entry.case, subject) for entry, _, subject in due)[: within(asked)], asked, say, asked.tune)
     saved = time.monotonic()
 
     def results(progress: Progress) -> dict[str, Any]:
@@ -406,6 +408,11 @@ def swept(name: str, entries: Sequence[Entry], settings: dict[str, Any], asked: 
     if asked.out:
         keep(asked.out, found)
     return found
+
+
+def within(asked: Asked) -> int | None:
+    """How many calls the budget is enough for if timing them takes no more than their repeats; None without a budget."""
+    return None if asked.budget is None else int(asked.budget / asked.seconds)
 
 
 def heat(calls: Sequence[warm.FirstCall], asked: Asked, say: Console, tune: int | None) -> None:

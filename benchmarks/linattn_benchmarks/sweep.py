@@ -81,6 +81,25 @@ def selected(entries: Sequence[Entry], patterns: Sequence[str]) -> list[Entry]:
     return [entry for entry in entries if not patterns or any(fnmatchcase(entry.name, pattern) for pattern in patterns)]
 
 
+def begun(entries: Sequence[Entry], earlier: Iterable[Row]) -> list[Row]:
+    """A row of each entry, with what an earlier run has timed of it."""
+    known = {row["name"]: row["found"] for row in earlier}
+    rows = [entry.row() for entry in entries]
+    for row in rows:
+        row["found"] |= {label: x for label, x in known.get(row["name"], {}).items() if x["status"] not in AGAIN}
+    return rows
+
+
+def due(entries: Sequence[Entry], rows: Sequence[Row], subjects: Sequence[Subject]) -> list[tuple[Entry, Row, Subject]]:
+    """What of rows is to be timed, in this order."""
+    return [
+        (entry, row, subject)
+        for entry, row in zip(entries, rows, strict=True)
+        for subject in subjects
+        if subject.label not in row["found"]
+    ]
+
+
 def run(
     entries: Sequence[Entry],
     subjects: Sequence[Subject],
@@ -104,12 +123,8 @@ def run(
         clock: In seconds.
     """
     started = before = clock()
-    known = {row["name"]: row["found"] for row in earlier}
-    progress = Progress([entry.row() for entry in entries])
-    pending = []
-    for entry, row in zip(entries, progress.rows, strict=True):
-        row["found"] |= {label: x for label, x in known.get(entry.name, {}).items() if x["status"] not in AGAIN}
-        pending += [(entry, row, subject) for subject in subjects if subject.label not in row["found"]]
+    progress = Progress(begun(entries, earlier))
+    pending = due(entries, progress.rows, subjects)
     progress.calls = len(pending)
     for place, (entry, row, subject) in enumerate(pending):
         now = clock()

@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from . import fresh, tuning
 from .cases import Case
 from .subjects import Subject, subject_named
+
+NEIGHBOURS = 8
+"""How many calls, times the processes, are made in any order, so that few processes compile the same at once."""
 
 
 class Warmed(NamedTuple):
@@ -53,13 +56,13 @@ def first_calls(
     """Make every call once. One that fails here fails again where it is timed, and is reported there.
 
     Args:
-        calls: What to call.
+        calls: What to call, first what is timed first: what is not made in time should be what is not timed, either.
         processes: How many do it at once.
         told: Hears how many calls are done, of how many.
         seconds: After which no more is waited for; None for as long as it takes.
         tune: Configurations that a kernel's autotuner may choose among; None for all.
     """
-    calls = random.Random(0).sample(calls, len(calls))  # neighbours compile the same kernels, and should not do so at once
+    calls = mixed(calls, NEIGHBOURS * processes)
     with tempfile.TemporaryDirectory() as folder:
         begun = (str(Path(folder, "turns")), tune)
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
@@ -76,21 +79,27 @@ def first_calls(
     return Warmed(len(calls), sorted(set(waiting.values())))
 
 
+def mixed(calls: Sequence[FirstCall], together: int) -> list[FirstCall]:
+    """Calls in another order, so many after so many: neighbours compile the same kernels, and should not do so at once."""
+    chance = random.Random(0)
+    parts = (calls[i : i + together] for i in range(0, len(calls), together))
+    return [call for part in parts for call in chance.sample(part, len(part))]
+
+
 def tune_together(turns: str, at_most: int | None) -> None:
     """Have autotuners in this process tune as :func:`.tuning.together` has them."""
     tuning.together(Path(turns), at_most).__enter__()
 
 
-def of_cases(cases: Sequence[Case], subjects: Sequence[Subject]) -> list[FirstCall]:
-    """Every subject on every case that it takes."""
+def of_cases(pairs: Iterable[tuple[Case, Subject]]) -> list[FirstCall]:
+    """Each subject on its case, if it takes that."""
     return [
         FirstCall(
             f"{subject.label} {case.operator} {case.what}",
             first_call,
             json.dumps({"case": case.as_json(), "subject": identity(subject)}),
         )
-        for case in cases
-        for subject in subjects
+        for case, subject in pairs
         if subject.refusal(case) is None
     ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from linattn.errors import OptionError, Unsupported
 from linattn_benchmarks import commands, environment, fresh, grid, packing, published, reports, sections, sweep, warm
+from linattn_benchmarks.cases import Case
 from linattn_benchmarks.runners import Torch
 from linattn_benchmarks.subjects import Fla, Linattn
 from linattn_benchmarks.sweep import Entry
@@ -507,10 +508,39 @@ def test_grid_through_the_command(run, tmp_path, monkeypatch):
 
 def test_first_calls_are_not_waited_for_longer_than_they_may_take(case):
     heard = []
-    calls = warm.of_cases([case("chunk_gla", T=8)], [Linattn("torch")])
+    calls = warm.of_cases([(case("chunk_gla", T=8), Linattn("torch"))])
     found = warm.first_calls(calls, 1, lambda *done: heard.append(done), seconds=0.01)
     assert found == warm.Warmed(1, ["linattn:torch chunk_gla fwd"])
     assert (heard, multiprocessing.active_children()) == ([], [])
+
+
+def test_first_calls_are_those_that_are_timed_in_time(run, tmp_path, monkeypatch):
+    """Neither what an earlier run has timed nor more than the budget is enough for."""
+    monkeypatch.setattr(grid, "WIDTHS", {"simple_gla": (16,)})
+    monkeypatch.setattr(grid, "HEADS", ((1, 1),))
+    monkeypatch.setattr(grid, "PACKINGS", tuple((20 + i,) for i in range(9)))
+    monkeypatch.setattr(grid, "COVER", ())
+    monkeypatch.setattr(sweep, "timed", lambda *_: {"status": "ok", "ms": 1.0, "spread": 0.0})
+    heard = []
+    monkeypatch.setattr(warm, "first_calls", lambda calls, *_, **__: heard.append(calls) or warm.Warmed(len(calls), []))
+    path, timed = tmp_path / "x.json", ("grid", *ON_CPU, "--no-check", "--no-peers", "--warm", "1")
+    done = run(*timed, "--rows", "* 1/1 1x2[0-2]", "--out", str(path))
+    assert done.exit_code == 0, done.output
+    done = run(*timed, "--resume", str(path), "--budget", "10", "--seconds", "2.5")
+    assert done.exit_code == 0, done.output
+    cases = [[Case.from_json(json.loads(call.request)["case"]) for call in calls] for calls in heard]
+    assert [[(case.size["T"], case.what) for case in each] for each in cases] == [
+        [(20, "fwd"), (20, "fwdbwd"), (21, "fwd"), (21, "fwdbwd"), (22, "fwd"), (22, "fwdbwd")],
+        [(23, "fwd"), (23, "fwdbwd"), (24, "fwd"), (24, "fwdbwd")],
+    ]
+
+
+def test_first_calls_are_mixed_among_neighbours():
+    calls = [warm.FirstCall(str(i), str.strip, "") for i in range(50)]
+    places = [int(call.spoken) for call in warm.mixed(calls, 20)]
+    assert sorted(places) == [*range(50)]
+    assert places != sorted(places)
+    assert [sorted(places[i : i + 20]) for i in (0, 20, 40)] == [[*range(20)], [*range(20, 40)], [*range(40, 50)]]
 
 
 def test_first_calls_say_where_they_are(monkeypatch):
