@@ -1,8 +1,9 @@
 """Whether every kernel of the Triton backend is right, writes nothing it should not, and gives the same bits beside others.
 
 ``python examine.py right FILE`` compares each call of ``roads.py`` with float64 and names the kernels that it ran.
-``python examine.py sanitized FILE [--tool racecheck]`` runs each in a process under NVIDIA's ``compute-sanitizer``. A tool that
-reports the kernel of ``handover.py``, which is right, does not look at kernels whose partitions of warps wait for one another.
+``python examine.py sanitized FILE [--tool racecheck]`` runs each in a process under NVIDIA's ``compute-sanitizer``, and first
+the kernels of ``controls.py``, which are right, and says which of them the tool reports. If any, it does not look at kernels
+whose partitions of warps wait for one another.
 ``python examine.py together FILE [--processes 8] [--seconds 60]`` runs them all over and over in several processes on one GPU.
 
 What is found is written into FILE, JSON, as it comes; what stands there already is not run again. Names of roads choose among
@@ -28,6 +29,8 @@ from roads import ROADS, Road
 
 CLOSE = 3e-2
 """Relative error of an array of bfloat16 operands, in the norm: chunks round what they multiply to eight bits."""
+FOUND = 9
+"""The exit status of a sanitizer that found something."""
 
 
 def right(road: Road, device: str, backend: str) -> dict[str, Any]:
@@ -86,14 +89,21 @@ def asked(how: str, names: list[str], given: argparse.Namespace, before: tuple[s
 
 
 def sanitizer(tool: str, without: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Exits with status 9 where it finds something. Every array has memory of its own: in a shared block, none has an end.
+    """Exits with status ``FOUND`` if it finds anything. Every array has memory of its own: in a shared block, none has an end.
 
     Args:
         tool: Which of ``compute-sanitizer``'s.
         without: Kernels that it does not look at, beside PyTorch's.
     """
     left_out = [f"--kernel-name-exclude=kernel_substring={name}" for name in ("at::", *without)]
-    return ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", *left_out)
+    return (
+        "env",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING=1",
+        "compute-sanitizer",
+        f"--tool={tool}",
+        f"--error-exitcode={FOUND}",
+        *left_out,
+    )
 
 
 def specialised() -> tuple[str, ...]:
@@ -106,13 +116,28 @@ def specialised() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def follows_partitions(tool: str, timeout: float) -> bool:
-    """Whether a tool takes the kernel of ``handover.py`` for what it is."""
-    command = [*sanitizer(tool), sys.executable, str(Path(__file__).with_name("handover.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    if done.returncode not in (0, 9):
-        raise RuntimeError(f"handover.py under {tool}: {done.stdout}{done.stderr}")
-    return done.returncode == 0
+def reported(name: str, given: argparse.Namespace) -> bool:
+    """Whether the tool finds fault with a kernel of ``controls.py``."""
+    command = [*sanitizer(given.tool), sys.executable, str(Path(__file__).with_name("controls.py")), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=max(given.deadline - time.monotonic(), 0.01))
+    if done.returncode not in (0, FOUND):
+        raise RuntimeError(f"control {name!r} under {given.tool}: {done.stdout}{done.stderr}")
+    return done.returncode == FOUND
+
+
+def controls(given: argparse.Namespace, kept: dict[str, Any]) -> dict[str, bool]:
+    """Which controls the tool reports; what is kept is not asked again."""
+    from controls import CONTROLS
+
+    found = kept.setdefault("controls", {})
+    with ThreadPoolExecutor(given.processes) as pool:
+        jobs = {pool.submit(reported, name, given): name for name in CONTROLS if name not in found}
+        for job in as_completed(jobs):
+            found[jobs[job]] = job.result()
+            given.file.write_text(json.dumps(kept, indent=1) + "\n")
+    for name in CONTROLS:
+        print(f"control {name:20} {'reported' if found[name] else 'not reported'}")
+    return found
 
 
 def examine(given: argparse.Namespace) -> bool:
@@ -125,7 +150,7 @@ def examine(given: argparse.Namespace) -> bool:
         work = {name: [name] for name in names}
     before = ()
     if given.how == "sanitized":
-        without = () if follows_partitions(given.tool, given.within) else specialised()
+        without = specialised() if any(controls(given, kept).values()) else ()
         print(f"{given.tool} looks at all kernels{' but ' + ', '.join(without) if without else ''}", flush=True)
         before = sanitizer(given.tool, without)
     due = {name: of for name, of in work.items() if not kept.get(name, {}).get("ok")}
