@@ -11,7 +11,7 @@ import torch
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.host.chunks import Cut
-from linattn_backends.triton.host.reach import ranges_of
+from linattn_backends.triton.host.reach import proved, ranges_of, replace
 from linattn_backends.triton.lib.reach import DECAYS
 from linattn_backends.triton.runtime import replay
 from triton_cases import BACKEND
@@ -170,6 +170,29 @@ def test_a_decay_that_is_no_number_is_not_forgotten(reverse):
     call = SimpleNamespace(v=torch.empty(1, 9 * 16, 2, V), cu=None, N=1, family="kda")
     (found,) = ranges_of(call, Cut(9, 9, None, None), 16, decays, DECAYS.value, reverse).tolist()
     assert found == ([[0, 3], [0, 9]] if reverse else [[6, 9], [0, 9]])
+
+
+def test_only_transitions_that_are_zero_prove_a_range():
+    """Of four heads one loses all in two chunks; one has a number left and one a NaN, and of one all chunks count."""
+    call = SimpleNamespace(v=torch.empty(1, 16, 4, V), family="kda")
+    ranges = torch.tensor([[[7, 9], [7, 9], [7, 9], [0, 9]]], dtype=torch.int32)
+    whole, again = torch.zeros(1, 4, 70, 70), torch.empty_like(ranges)
+    whole[0, 1, 69, 69], whole[0, 2, 0, 0], whole[0, 3] = 1e-45, torch.nan, 1
+    assert proved(call, 9, ranges, whole, again).tolist() == [[[7, 9], [0, 9], [0, 9], [0, 9]]]
+    assert again.tolist() == [[[0, 0], [0, 9], [0, 9], [0, 0]]]
+    replace(call, whole, torch.full_like(whole, 2.0), again)
+    assert [x.unique().tolist() for x in whole[0]] == [[0], [2], [2], [1]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_final_states_that_nobody_asks_for_are_none(name, monkeypatch):
+    """Segments, of few heads, leave them all the same."""
+    for variant in (DeltaVariant, DiagonalVariant):
+        monkeypatch.setattr(variant, "segment", lambda *sizes: 1)
+    family, x = drawn(name)
+    inputs, stages = BACKEND.stages(family, x, cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
+    start = torch.zeros(2, HV, K, V)
+    assert stages.finish(inputs, stages.begin(inputs), start, False)[1] is None
 
 
 def test_no_tokens_change_nothing():

@@ -214,6 +214,13 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  chunks that leave anything at the beginning     reach.py:chunks_in_reach
 
+`gated_delta_rule`, `kda`, `dplr` in lib/, of ranks that share them::
+
+    forward   which of them their transitions bear out        reach.py:ranges_proved
+              transitions of all chunks where they do not     reach.py:made_anew
+
+    backward  which of them their transitions bear out        reach.py:ranges_proved
+
 `linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 
     backward  dq and dk from those of value heads             sums.py:head_sums

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import Cut, cut, state_strides, strides, usual_tokens
-from ..host.reach import ranges_of
+from ..host.reach import proved, ranges_of, replace
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..lib.reach import DECAYS, SUMS
@@ -187,35 +187,22 @@ def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool)
     This assumes that no token lengthens a state, as where ``beta |k|² <= 2``: then what is left out is what underflows in
     float32 of a state of one. Longer keys could make that grow again.
     """
-    everything = chunks_of(call)
-    ranges = ranges_by_gates(call, operands, reverse)
-    if ranges is None:
-        return Transitions(identity_walk(call, operands, None), None)
-    all_of_them = (ranges == everything).all(-1, keepdim=True)
-    nothing = torch.zeros_like(ranges)
-    first = identity_walk(call, operands, torch.where(all_of_them, nothing, ranges) if reverse else ranges)
-    proved = (first == 0).flatten(2).all(-1)[..., None]
-    found = torch.where(proved, ranges, everything)
-    if reverse:
-        return Transitions(first, found)
-    again = ~(proved | all_of_them)
-    second = identity_walk(call, operands, torch.where(again, everything, nothing))
-    return Transitions(torch.where(again[..., None], second, first), found)
-
-
-def chunks_of(call: ChunkedCall) -> Tensor:
-    """The range ``[2]`` of all chunks of each of the sequences, which are equally long."""
-    low, high = torch.zeros(1, dtype=torch.int32, device=call.q.device), call.chunks.per
-    return torch.cat((low, low + high))
-
-
-def ranges_by_gates(call: ChunkedCall, operands: StateOperands, reverse: bool) -> Tensor | None:
-    """The chunks beyond which gates leave nothing, ``[N, HV, 2]``; ``None`` without a gate."""
     if call.gate == 0 or call.cu is not None:
-        return None
-    if call.gate == 1:
-        return ranges_of(call, call.chunks, call.chunk, operands.rates[:, :, 2, -1:], SUMS.value, reverse)
-    return ranges_of(call, call.chunks, call.chunk, operands.rates, DECAYS.value, reverse)
+        return Transitions(identity_walk(call, operands, None), None)
+    other = torch.empty((call.N, call.v.shape[2], 2), dtype=torch.int32, device=call.v.device)
+    ranges = ranges_by_gates(call, operands, reverse, other if reverse else None)
+    whole = identity_walk(call, operands, other if reverse else ranges)
+    found = proved(call, call.chunks.per, ranges, whole, None if reverse else other)
+    if not reverse:
+        replace(call, whole, identity_walk(call, operands, other), other)
+    return Transitions(whole, found)
+
+
+def ranges_by_gates(call: ChunkedCall, operands: StateOperands, reverse: bool, shorter: Tensor | None) -> Tensor:
+    """The chunks beyond which gates leave nothing, ``[N, HV, 2]``; ``shorter`` as in :func:`..host.reach.ranges_of`."""
+    scalar = call.gate == 1
+    sums, kind = (operands.rates[:, :, 2, -1:], SUMS) if scalar else (operands.rates, DECAYS)
+    return ranges_of(call, call.chunks, call.chunk, sums, kind.value, reverse, shorter)
 
 
 def identity_walk(call: ChunkedCall, operands: StateOperands, ranges: Tensor | None) -> Tensor:

@@ -73,7 +73,8 @@ class Stages(NamedTuple):
 
     def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
         """Outputs, final states if asked for, and what the backward pass is given."""
-        return *self.core.finish(start, *made, *inputs, *self.options, final), made[: self.core.kept]
+        o, end = self.core.finish(start, *made, *inputs, *self.options, final)
+        return o, end if final else None, made[: self.core.kept]  # segments leave final states all the same
 
     def adjoint(self, inputs: Arrays, made: Arrays, do: Tensor, dfinal: Tensor | None, number: int | None) -> Tensor:
         """The gradient of the states before the tokens of whole sequences, or of one of several."""

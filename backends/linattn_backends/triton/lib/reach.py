@@ -15,14 +15,15 @@ DECAYS = tl.constexpr(2)  # their powers of 2
 
 @triton.jit(do_not_specialize=["T", "HV"])
 def chunks_in_reach(
-    sums, ranges, chunk_first, cu, T, HV, stride0, stride1, stride2,
+    sums, ranges, shorter, chunk_first, cu, T, HV, stride0, stride1, stride2,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, KIND: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """The first chunk of each sequence and head that counts, and the one past the last: ``ranges [N, HV, 2]``.
 
     The far end is the last token, in reverse the first. The chunk there counts, and every other one that some channel decays
-    by less than ``FORGOTTEN`` between it and the far end; one of which that is not known, for a NaN, counts too.
+    by less than ``FORGOTTEN`` between it and the far end; one of which that is not known, for a NaN, counts too. Where there is
+    ``shorter``, it gets the same, but no chunk where all of them count.
     """
     pid = tl.program_id(0)
     hv = pid % HV
@@ -52,9 +53,48 @@ def chunks_in_reach(
         forgotten = tl.min(((until <= FORGOTTEN) | (columns >= K)[None, :]).to(tl.int32), 1)
         found = tl.maximum(found, tl.max(tl.where((nth < chunks) & (forgotten == 0), nth + 1, 0), 0))
         passed += tl.sum(own, 0)
+    low = chunks - found
+    high = chunks
     if REVERSE:
-        tl.store(ranges + 2 * pid, 0)
-        tl.store(ranges + 2 * pid + 1, found)
-    else:
-        tl.store(ranges + 2 * pid, chunks - found)
-        tl.store(ranges + 2 * pid + 1, chunks)
+        low = chunks * 0
+        high = found
+    tl.store(ranges + 2 * pid, low)
+    tl.store(ranges + 2 * pid + 1, high)
+    if shorter is not None:
+        tl.store(shorter + 2 * pid, low)
+        tl.store(shorter + 2 * pid + 1, tl.where(found == chunks, low, high))
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def ranges_proved(ranges, transitions, proved, again, chunks, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each sequence and head the ranges whose transition is zero, all ``SIZE`` numbers of it, and all chunks in the place of
+    others. ``again``, if there is one, gets the ranges whose transition is to be made anew: all chunks in the place of those
+    others, no chunk elsewhere, nor where all chunks counted.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    low = tl.load(ranges + 2 * pid)
+    high = tl.load(ranges + 2 * pid + 1)
+    found = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(transitions + pid * SIZE + at, mask=at < SIZE, other=0.0)
+        found |= (x != 0).to(tl.int32)  # of a NaN, too
+    zero = tl.max(found, 0) == 0
+    tl.store(proved + 2 * pid, tl.where(zero, low, 0))
+    tl.store(proved + 2 * pid + 1, tl.where(zero, high, chunks))
+    if again is not None:
+        tl.store(again + 2 * pid, 0)
+        tl.store(again + 2 * pid + 1, tl.where(zero | (high - low == chunks), 0, chunks))
+
+
+@triton.jit
+def made_anew(transitions, others, again, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The ``others`` in the place of the transitions that were made again."""
+    BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0).to(tl.int64)
+    one = pid // BLOCKS
+    if tl.load(again + 2 * one + 1) == 0:
+        return
+    at = pid % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(others + one * SIZE + at, mask=at < SIZE, other=0.0)
+    tl.store(transitions + one * SIZE + at, x, mask=at < SIZE)
