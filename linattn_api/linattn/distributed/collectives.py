@@ -66,8 +66,7 @@ class _waiting:
 
 def _gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
     """Begin to gather ``[ranks, ...]``, what every rank has; what is returned waits for it."""
-    x = x.contiguous()
-    ranks = dist.get_world_size(group)
+    x, ranks = x.contiguous(), group.size()
     found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
     with _waiting(label, group):
         work = _all_gather(found, x, group=group, async_op=True)
@@ -88,8 +87,8 @@ def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
 def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
     """Of every part ``[ranks, ...]``: what every rank has, by one collective."""
     found = _gathered(torch.cat([x.reshape(-1) for x in parts]), group, label)
-    columns = found.split([x.numel() for x in parts], dim=1)
-    return [of_ranks.unflatten(1, x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
+    columns = torch.split_with_sizes(found, [x.numel() for x in parts], dim=1)
+    return [of_ranks.view(len(found), *x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
 
 
 # -- chain -----------------------------------------------------------------------------------------------------------
@@ -124,18 +123,18 @@ def carried(
     group = _resolve_process_group(group_name)
     _first_time(group_name, label, tokens, A, b)
     if ring:
-        return _handed_on(A, b, order, enters, starts, group, label), A.clone(memory_format=torch.contiguous_format)
+        return _handed_on(A, b, order, enters, starts, group, label), A
     all_A, all_b = _gathered_at_once(group, label, A, b)
-    me, xp = dist.get_rank(group), framework_of(b)
-    state: Any = torch.zeros_like(b[0])
+    me, xp = group.rank(), framework_of(b)
+    state: Any = None
     entering: list[Tensor] = []
     for j, (rank, number) in enumerate(_rounds(order)):
         if rank == me:
-            entering.append(state if enters[j] else torch.zeros_like(state))
+            entering.append(state if enters[j] else torch.zeros_like(b[0]))
         if len(entering) == len(b):
             break
         state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
-    return torch.stack(entering), all_A.contiguous()
+    return torch.stack(entering), all_A
 
 
 def _handed_on(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:
@@ -155,7 +154,21 @@ def _handed_on(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group
     return entering
 
 
-_chain = torch.library.custom_op("linattn::chain", carried, mutates_args=())
+@torch.library.custom_op("linattn::chain", mutates_args=())
+def _chain(
+    A: Tensor,
+    b: Tensor,
+    tokens: int,
+    order: list[int],
+    enters: list[bool],
+    starts: list[bool],
+    group_name: str,
+    label: str,
+    ring: bool,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`carried`, in memory of its own."""
+    entering, transitions = carried(A, b, tokens, order, enters, starts, group_name, label, ring)
+    return entering, transitions.clone(memory_format=torch.contiguous_format)
 
 
 @_chain.register_fake
@@ -206,15 +219,16 @@ def flowing_back(
     if ring:
         after = _handed_back(d, A, order, enters, starts, group, label)
         return lambda: after
-    me, xp = dist.get_rank(group), framework_of(d)
+    me, xp = group.rank(), framework_of(d)
     arrived = _gathering(d, group, label)
 
     def finish() -> Tensor:
         all_d, places = arrived(), _rounds(order)
         first, last = order.index(me), len(order) - 1
-        flow, after = torch.zeros_like(d[0]), [torch.zeros_like(d[0])] * (order[last] == me)
+        after = [torch.zeros_like(d[0])] if order[last] == me else []
+        flow: Any = None
         for j in range(last, first, -1):
-            before = all_d[places[j]] if enters[j] else torch.zeros_like(flow)
+            before = all_d[places[j]] if enters[j] else torch.zeros_like(d[0])
             flow = before if starts[j] or j == last else before + act_transposed(xp, A[j - first - 1], flow)
             if places[j - 1][0] == me:
                 after.append(flow)

@@ -77,24 +77,42 @@ def link_of(plan: ContextPlan, call: ShardCall) -> Link | None:
     """The link of a call in chunk form, if its backend makes summaries itself, and runs the operator in stages."""
     if call.form not in (None, "chunk") or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
+    arrays = call.every
+    resolved = _resolved(call, arrays, None)
+    operator, lowered, *_ = resolved
+    backend = getattr(operator, "__self__", None)
+    if lowered is not None or not hasattr(backend, "stages"):
+        return None
+    known = _summarized.get(id(operator))
+    if known is None or known[0] is not operator:
+        if len(_summarized) >= MOST:
+            _summarized.clear()
+        known = _summarized[id(operator)] = operator, _makes_summaries(call, arrays, backend)
+    return Link(plan, call, resolved) if known[1] else None
+
+
+_summarized: dict[int, tuple[Any, bool]] = {}
+"""By the method that runs calls of a kind, one object for all: itself, and whether its backend makes their summaries."""
+MOST = 1024
+"""Of these, so many; with one more, all are forgotten."""
+
+
+def _makes_summaries(call: ShardCall, arrays: dict[str, Any], backend: Any) -> bool:
+    """Whether a backend makes the summaries of a call, and as they are asked for."""
     spec = SUMMARIES[call.spec.name]
     keywords = {name: call.keywords[name] for name in spec.keywords} | {"cu_seqlens": None}
     with torch.no_grad():
         summary, rewritten, *_ = dispatch.resolve(
-            spec, "summary", tuple(call.every.get(arg.name) for arg in spec.args), keywords, None, call.backend
+            spec, "summary", tuple([arrays.get(arg.name) for arg in spec.args]), keywords, None, call.backend
         )
-    operator, lowered, *_ = _resolved(call, call.every, None)
-    backend = getattr(operator, "__self__", None)
-    if rewritten is not None or lowered is not None or getattr(summary, "__self__", None) is not backend:
-        return None
-    return Link(plan, call) if hasattr(backend, "stages") else None
+    return rewritten is None and getattr(summary, "__self__", None) is backend
 
 
 def _resolved(call: ShardCall, arrays: dict[str, Any], cu_seqlens: Tensor | None) -> tuple[Any, ...]:
     """What runs the chunk form, and what it is given, but for states."""
     own = {name: arrays[name] for name in call.keywords if name in arrays}
-    keywords = call.keywords | own | {"cu_seqlens": cu_seqlens, "initial_state": None}
-    named = tuple(arrays.get(arg.name) for arg in call.spec.args)
+    keywords = {**call.keywords, **own, "cu_seqlens": cu_seqlens, "initial_state": None}
+    named = tuple([arrays.get(arg.name) for arg in call.spec.args])
     return dispatch.resolve(call.spec, "chunk", named, keywords, None, call.backend)
 
 
@@ -104,6 +122,7 @@ class Link(Exchange):
     Attributes:
         plan: Who has which tokens.
         call: The call.
+        resolved: What runs it, and what that is given, until its arrays are cut into spans.
         stages: Its stages, once its arrays are cut into spans.
         inputs, made: What stages read, and make before any state is known; until there are outputs.
         transitions: What gradients cross on their way to this rank's spans, once that has been exchanged; until there are
@@ -116,32 +135,35 @@ class Link(Exchange):
     made: Arrays
     transitions: Tensor | None
     way: tuple[Any, ...]
+    resolved: tuple[Any, ...]
 
-    def __init__(self, plan: ContextPlan, call: ShardCall) -> None:
-        self.plan, self.call = plan, call
+    def __init__(self, plan: ContextPlan, call: ShardCall, resolved: tuple[Any, ...]) -> None:
+        self.plan, self.call, self.resolved = plan, call, resolved
 
     def around(self, enter: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What gives the states that enter the spans, and what then runs the operator."""
 
         def entering(call: ShardCall, *rows: Any) -> Any:
-            self._begin(*rows or (call.every,))
+            self._divide(*rows or (call.every,))
             with torch.no_grad():
+                self.made = self.stages.begin(self.inputs)
                 return enter(call._replace(exchange=self), *rows)
 
         return entering, self.operate
 
-    def _begin(self, arrays: dict[str, Any]) -> None:
-        """Run what needs no state."""
+    def _divide(self, arrays: dict[str, Any]) -> None:
+        """Have the call in stages."""
         shard, spec = self.call.shard, self.call.spec
+        resolved, self.resolved = self.resolved, ()
         cu_seqlens = self.plan.offsets(self.call, lambda shard: shard.offsets) if shard.packed else None
-        operator, _, _, positional, keywords = _resolved(self.call, arrays, cu_seqlens)
-        given = dict(zip((arg.name for arg in spec.args), positional, strict=True))
+        if shard.packed or len(shard.spans) > 1:
+            resolved = _resolved(self.call, arrays, cu_seqlens)
+        operator, _, _, positional, keywords = resolved
+        given = dict(zip([arg.name for arg in spec.args], positional, strict=True))
         given |= {arg.name: keywords[arg.name] for arg in spec.keyword_args if arg.name in keywords}
         options = {name: self.call.keywords[name] for name in OPTIONS if name in self.call.keywords}
         offsets = {"cu_seqlens": cu_seqlens, "offsets": shard.offsets}
         self.inputs, self.stages = operator.__self__.stages(spec.name, given, **offsets, **options)
-        with torch.no_grad():
-            self.made = self.stages.begin(self.inputs)
 
     def summaries(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """``(A, b)`` of the rows that stages run on."""

@@ -48,7 +48,7 @@ def operate_on_rows(
         operate: Runs the operator once these are known. Default: that of the call.
     """
     xp, shard, m = call.xp, call.shard, len(call.shard.spans)
-    x = call.of_tokens(call.every, lambda x: split(x, m))
+    x = call.every if m == 1 else call.of_tokens(call.every, lambda x: split(x, m))
     if shard.ranks * m == 1:
         return call.operate(x)
     # what enters the first span is zero; to read it all the same makes every rank take part in the exchange's gradient
