@@ -291,6 +291,18 @@ def test_few_functions_lie_between_a_call_and_its_launches(family, compiled):
             assert functions_called(function) <= most, name
 
 
+@pytest.mark.parametrize("softplus", [False, True])
+def test_gradients_of_parameters_are_no_operations_of_pytorch(softplus, replayed):
+    """Each takes the host as long as several launches."""
+    x = dict(C=(1, 20, 2, 16), B=(1, 20, 2, 16), x=(1, 20, 2, 16), dt=(1, 20, 2), A=(2,), D=(2,), dt_bias=(2,))
+    leaves = {name: torch.rand(shape).requires_grad_() for name, shape in x.items()}
+    for _ in range(2):
+        o, _ = linattn.chunk_ssd(**leaves, dt_softplus=softplus, backend="triton")
+        torch.autograd.grad(o, list(leaves.values()), torch.ones_like(o))
+    _, backward = replayed
+    assert not backward.computes
+
+
 def test_a_kernel_with_hooks_of_its_own_is_left_to_the_compiler(compiled, replayed, monkeypatch):
     given = arrays("kda", **SIZES)
     with torch.no_grad():

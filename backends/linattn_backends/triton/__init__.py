@@ -233,7 +233,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
     backward  packed sequences cut into chunks and segments   pieces.py:cut_sequences
               zeros behind packed sequences                   tails.py:zero_tails
 
-`short_conv`, `gated_rms_norm`, `hedgehog`, `simple_gla`, `gated_delta_rule`, `kda` in lib/::
+`short_conv`, `gated_rms_norm`, `hedgehog`, `simple_gla`, `gated_delta_rule`, `kda`, `ssd` in lib/::
 
     backward  parameters' gradients from their parts          sums.py:column_sums
 

@@ -142,7 +142,7 @@ def parameter_gradients(call: Convolution, parts: Tensor, stage: Stage) -> list[
     grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
     dbias = None if call.bias is None else grads[1]
     BP, BD = stage.tile[:2]
-    call.run(stage, rows * programs(1, D, 1, BD), parts, grads[0], dbias, pieces, D, ROWS=rows, J=call.W, BP=BP, BD=BD)
+    call.run(stage, rows * programs(1, D, 1, BD), parts, grads[0], dbias, None, pieces, D, ROWS=rows, J=call.W, BP=BP, BD=BD)
     return grads
 
 

@@ -236,7 +236,7 @@ def with_vector_gate(run: ChunkedCall, do: Tensor, dend: Tensor | None, made: Ve
     if call.group > 1:
         dq, dk = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.q, call.k))
         add_heads(call, found.dq, found.dk, dq, dk)
-    du = None if du is None else du.sum(0)
+    du = None if du is None else sum_of_parts(du)
     return dict(q=dq, k=dk, v=dv, g=sum_over_group(call, dg), gv=None, u=du, start=dstart)
 
 
@@ -289,9 +289,9 @@ def add_up(call: DiagonalCall, sums: tuple[Tensor, Tensor], room: Room) -> None:
         add_heads(call, *sums, room.q, room.k)
 
 
-def sum_of_parts(dg: Tensor) -> Tensor:
-    """A gradient from those of the tiles of key channels."""
-    return dg[0] if dg.shape[0] == 1 else dg.sum(0)
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """A gradient from those of the tiles of key channels, or of the entries of a batch."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
 
 
 def sum_over_group(call: DiagonalCall, dg: Tensor) -> Tensor:

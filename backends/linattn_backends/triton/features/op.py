@@ -63,7 +63,7 @@ def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, softm
     sums = stages["sums"]
     for part, gradient in zip(parts, parameters, strict=True):
         width, (BP, BD) = gradient.numel(), sums.tile[:2]
-        rows.run(sums, programs(1, width, 1, BD), part, gradient, None, walks, width, ROWS=1, J=1, BP=BP, BD=BD)
+        rows.run(sums, programs(1, width, 1, BD), part, gradient, None, None, walks, width, ROWS=1, J=1, BP=BP, BD=BD)
     return [dx, *parameters]
 
 

@@ -1,4 +1,4 @@
-"""The launches that add up what programs left of two gradients."""
+"""The launches that add up what programs left of gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["add_heads", "sums_of_parts"]
 ROWS, COLUMNS = 32, 64
 
 
-def sums_of_parts(call: Launched, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sums over the first axis of a dense float32 array ``[programs, 2, …]``."""
-    width = math.prod(parts.shape[2:])
-    first, second = (torch.empty(parts.shape[2:], dtype=torch.float32, device=parts.device) for _ in range(2))
+def sums_of_parts(call: Launched, parts: Tensor) -> list[Tensor]:
+    """The two or three sums over the first axis of a dense float32 array ``[programs, sums, …]``."""
+    P, count, *shape = parts.shape
+    width = math.prod(shape)
+    sums = [torch.empty(shape, dtype=torch.float32, device=parts.device) for _ in range(count)]
     launch(
-        column_sums, 2 * programs(1, width, 1, COLUMNS), call,
-        parts, first, second, parts.shape[0], width, ROWS=2, J=1, BP=ROWS, BD=COLUMNS, num_warps=4,
+        column_sums, count * programs(1, width, 1, COLUMNS), call,
+        parts, *sums, *(None,) * (3 - count), P, width, ROWS=count, J=1, BP=ROWS, BD=COLUMNS, num_warps=4,
     )  # fmt: skip
-    return first, second
+    return sums
 
 
 def add_heads(call: Launched, dq_parts: Tensor, dk_parts: Tensor, dq: Tensor, dk: Tensor) -> None:

@@ -3,7 +3,7 @@
 ::
 
     dweight_dj = Σ_p parts_pjd        for j < J
-    dbias_d = Σ_p parts_pJd           if there is one more
+    dbias_d = Σ_p parts_pJd           if there is one more, and dskip likewise if there are two
     dq_mk = Σ_s parts_msk             and dk likewise: a query/key head's from those of its value heads
 """
 
@@ -12,8 +12,10 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["P"])
-def column_sums(parts, dweight, dbias, P, D, ROWS: tl.constexpr, J: tl.constexpr, BP: tl.constexpr, BD: tl.constexpr):
-    """``BD`` columns of row ``j`` of ``parts [P, ROWS, D]``, to ``dweight [D, J]`` or ``dbias [D]``."""
+def column_sums(
+    parts, dweight, dbias, dskip, P, D, ROWS: tl.constexpr, J: tl.constexpr, BP: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """``BD`` columns of row ``j`` of ``parts [P, ROWS, D]``, to ``dweight [D, J]``, ``dbias [D]`` or ``dskip [D]``."""
     pid = tl.program_id(0)
     j = pid % ROWS
     columns = pid // ROWS * BD + tl.arange(0, BD)
@@ -28,7 +30,13 @@ def column_sums(parts, dweight, dbias, P, D, ROWS: tl.constexpr, J: tl.constexpr
     if j < J:
         tl.store(dweight + columns.to(tl.int64) * J + j, total.to(dweight.dtype.element_ty), mask=inside)
     elif ROWS > J:
-        tl.store(dbias + columns, total.to(dbias.dtype.element_ty), mask=inside)
+        if ROWS > J + 1:
+            if j > J:
+                tl.store(dskip + columns, total.to(dskip.dtype.element_ty), mask=inside)
+            else:
+                tl.store(dbias + columns, total.to(dbias.dtype.element_ty), mask=inside)
+        else:
+            tl.store(dbias + columns, total.to(dbias.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["M", "SUMS"])

@@ -48,7 +48,7 @@ def backward(
         BG=tile.BG, R=tile.R, SILU=silu, BEFORE=before,
     )  # fmt: skip
     BP, BD = stages["sums"].tile[:2]
-    rows.run(stages["sums"], programs(1, D, 1, BD), parts, dweight, None, walks, D, ROWS=1, J=1, BP=BP, BD=BD)
+    rows.run(stages["sums"], programs(1, D, 1, BD), parts, dweight, None, None, walks, D, ROWS=1, J=1, BP=BP, BD=BD)
     return [dx, dz, dweight]
 
 

@@ -233,8 +233,18 @@ class Writer:
     def tensor(self, x: Value) -> str:
         """A tensor's name, once it is made if it is a view."""
         if x.made is not None and x.name not in self.bound:
-            self.operation(x.made)
+            self.view(x, x.made)
         return x.name
+
+    def view(self, x: Value, made: Operation) -> None:
+        """A view, of memory that is made here in one step, whatever made it."""
+        root, y = x.root, x.tensor
+        if root.name[0] != "y" or root.tensor.storage_offset() or y.dtype != root.tensor.dtype:
+            self.operation(made)
+            return
+        self.bound.add(x.name)
+        self.views.setdefault(root, []).append(x.name)
+        self.lines.append(f"{x.name} = {root.name}.as_strided({tuple(y.shape)}, {y.stride()}, {y.storage_offset()})")
 
     def address(self, x: Value) -> str:
         """An expression of a tensor's address."""

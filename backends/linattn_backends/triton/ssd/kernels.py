@@ -176,13 +176,14 @@ def ssd_outputs_bwd(
 
 @triton.jit(do_not_specialize=["M", "T", "HV", "N"])
 def ssd_inputs_bwd(
-    dv, dg, do, x, dt, A, D, bias, dx, ddt, parts, cu, M, T, HV, N, least, most,
+    dv, dg, do, x, dt, A, D, bias, dx, ddt, parts, skip_parts, cu, M, T, HV, N, least, most,
     ob, ot, oh, xb, xt, xh, db, dt_stride, dh,
-    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, SKIP: tl.constexpr, SOFTPLUS: tl.constexpr, WIDTH: tl.constexpr,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, SKIP: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
     """``dx``, which may lie where ``dv`` does, and ``ddt`` of every so many tokens of one head.
 
-    And ``parts [walks, HV, WIDTH]`` of the gradients of ``A``, of the bias, and of ``D`` if there is one.
+    And ``parts [walks, rows, HV]`` of the gradients of ``A``, of the bias, and of a ``D`` of a number a head; those of another
+    ``D`` are ``skip_parts [walks, HV, V]``.
     """
     pid = tl.program_id(0)
     head = pid % HV
@@ -221,13 +222,13 @@ def ssd_inputs_bwd(
             by_skip += outer * tile
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=(tokens < M)[:, None] & wide)
         tl.store(ddt + rows, through.to(ddt.dtype.element_ty), mask=tokens < M)
-    parts += pid.to(tl.int64) * WIDTH
+    parts += pid // HV * ((2 + (SKIP == 1)) * HV) + head
     tl.store(parts, tl.sum(by_rate, 0))
-    tl.store(parts + 1, tl.sum(by_bias, 0))
+    tl.store(parts + HV, tl.sum(by_bias, 0))
     if SKIP == 1:
-        tl.store(parts + 2, tl.sum(tl.sum(by_skip, 1), 0))
+        tl.store(parts + 2 * HV, tl.sum(tl.sum(by_skip, 1), 0))
     if SKIP == 2:
-        tl.store(parts + 2 + columns, tl.sum(by_skip, 0), mask=columns < V)
+        tl.store(skip_parts + pid.to(tl.int64) * V + columns, tl.sum(by_skip, 0), mask=columns < V)
 
 
 @triton.jit(do_not_specialize=["M", "T", "HV", "N"])
@@ -235,7 +236,7 @@ def ssd_steps_bwd(
     dg, dlog, dskip, dt, A, bias, ddt, parts, cu, M, T, HV, N, least, most, db, dt_stride, dh,
     R: tl.constexpr, BH: tl.constexpr, SKIP: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
-    """``ddt`` of every so many tokens of ``BH`` heads, and their ``parts [WIDTH, walks, HV]`` of the parameters' gradients.
+    """``ddt`` of every so many tokens of ``BH`` heads, and their ``parts [walks, WIDTH, HV]`` of the parameters' gradients.
 
     Of ``A``, of the bias, and of ``D`` if there is one. ``dlog`` is the gradient of ``log Δ`` as a weight of values, ``dskip``
     a token's part of that of ``D``.
@@ -265,9 +266,8 @@ def ssd_steps_bwd(
         if SKIP:
             by_skip += tl.load(dskip + rows, mask=live, other=0.0)
         tl.store(ddt + rows, through.to(ddt.dtype.element_ty), mask=(tokens < M)[:, None] & there[None, :])
-    walks = tl.num_programs(0) // blocks
-    parts += pid // blocks * HV + heads
+    parts += pid // blocks * ((2 + SKIP) * HV) + heads
     tl.store(parts, tl.sum(by_rate, 0), mask=there)
-    tl.store(parts + walks * HV, tl.sum(by_bias, 0), mask=there)
+    tl.store(parts + HV, tl.sum(by_bias, 0), mask=there)
     if SKIP:
-        tl.store(parts + 2 * walks * HV, tl.sum(by_skip, 0), mask=there)
+        tl.store(parts + 2 * HV, tl.sum(by_skip, 0), mask=there)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous, strides
+from ..host.sums import sums_of_parts
 from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.device import properties
@@ -134,20 +135,16 @@ class Surroundings:
         stage, skip = self.stage("inputs", True), self.skip
         new = functools.partial(torch.empty, device=self.x.device)
         walks = walks_for(int(programs(B * T, 1, stage.tile.R, 1)), int(HV), properties(self.x.device).num_sms)
-        width = 2 + (0, 1, V)[skip]
-        ddt, parts = new((B, T, HV), dtype=self.dt.dtype), new((walks, HV, width), dtype=torch.float32)
+        ddt, parts = new((B, T, HV), dtype=self.dt.dtype), new((walks, 2 + (skip == 1), HV), dtype=torch.float32)
+        skip_parts = new((walks, HV, V), dtype=torch.float32) if skip == 2 else None
         launch(
             stage.kernel, walks * HV, self,
-            dv, dg, do, self.x, self.dt, self.A, self.D, self.bias, dv, ddt, parts, *self.places, self.least, self.most,
-            *strides(do), *strides(self.x), *strides(self.dt),
-            V=V, BV=stage.tile.BV, R=stage.tile.R, SKIP=skip, SOFTPLUS=self.softplus, WIDTH=width, **stage.config,
+            dv, dg, do, self.x, self.dt, self.A, self.D, self.bias, dv, ddt, parts, skip_parts, *self.places,
+            self.least, self.most, *strides(do), *strides(self.x), *strides(self.dt),
+            V=V, BV=stage.tile.BV, R=stage.tile.R, SKIP=skip, SOFTPLUS=self.softplus, **stage.config,
         )  # fmt: skip
-        found = dict(x=dv, dt=ddt, A=parts[..., 0].sum(0))
-        if skip:
-            found["D"] = parts[..., 2].sum(0) if skip == 1 else parts[..., 2:].sum(0)
-        if self.bias is not None:
-            found["bias"] = parts[..., 1].sum(0)
-        return found
+        found = dict(x=dv, dt=ddt) | dict(zip(("A", "bias", "D"), sums_of_parts(self, parts), strict=False))
+        return found if skip_parts is None else found | dict(D=skip_parts.sum(0))
 
     def step_gradients(self, dg: Tensor, dlog: Tensor, dskip: Tensor | None) -> dict[str, Tensor]:
         """Gradients of ``dt`` and of the parameters.
@@ -159,12 +156,10 @@ class Surroundings:
         new = functools.partial(torch.empty, device=self.x.device)
         blocks = programs(HV, 1, stage.tile.BH, 1)
         walks = walks_for(int(programs(B * T, 1, stage.tile.R, 1)), int(blocks), properties(self.x.device).num_sms)
-        ddt, parts = new((B, T, HV), dtype=self.dt.dtype), new((2 + (dskip is not None), walks, HV), dtype=torch.float32)
+        ddt, parts = new((B, T, HV), dtype=self.dt.dtype), new((walks, 2 + (dskip is not None), HV), dtype=torch.float32)
         launch(
             stage.kernel, walks * blocks, self,
             dg, dlog, dskip, self.dt, self.A, self.bias, ddt, parts, *self.places, self.least, self.most, *strides(self.dt),
             R=stage.tile.R, BH=stage.tile.BH, SKIP=dskip is not None, SOFTPLUS=self.softplus, **stage.config,
         )  # fmt: skip
-        sums = parts.sum(1)
-        found = {name: x.clone() for name, x in zip(("A", "bias", "D"), sums, strict=False)}  # results have memory of their own
-        return dict(dt=ddt) | found
+        return dict(dt=ddt) | dict(zip(("A", "bias", "D"), sums_of_parts(self, parts), strict=False))
