@@ -1,10 +1,10 @@
 """What calls of the Triton kernels cost the host, where there is no GPU: ``… [FAMILY…] [--way WAY]… [--functions]``.
 
-Kernels are chosen as for a Hopper GPU, on arrays of the CPU, and launched by a function that does nothing, to which every kernel
-is taken to have been compiled. So a call does all that the host does for one on a GPU, but for what the driver, the allocator
-and collectives take there. Prints of each family processor microseconds of a call, in the fastest of many rounds, how many
-functions of Python it calls, those of libraries included, and how many operations of PyTorch. A ``staged`` call is that of the
-second of three ranks.
+Kernels are chosen as for a Hopper GPU, on arrays of the CPU, and launched by a function that does nothing, to which every
+kernel is taken to have been compiled. So a call does all that the host does for one on a GPU, but for what the driver, the
+allocator and collectives take there. Prints of each family processor microseconds of a call, in the fastest of many rounds,
+how many functions of Python it calls, those of libraries included, and how many operations of PyTorch. A ``staged`` call is
+that of one of several ranks.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Anything(dict):
         return launch.Ready(None, itertools.chain, (0, False, True, None, None, (4, 1, 0), None, None, None), (64, 64, 2, True))
 
 
-def stand_in():
+def stand_in(rank=1, ranks=3):
     """Let calls on arrays of the CPU go where those on a GPU's go, and ranks find nobody to talk to."""
     start = launch.start
 
@@ -54,7 +54,7 @@ def stand_in():
     launch.start = only_without_memory
     launch.COMPILED, launch.directly = Anything(), lambda where: True
     backend._device_complaint = lambda kind: None
-    dist.init_process_group("fake", rank=1, world_size=3, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     on_torch._cpu_group = lambda group, timeout: group
     on_torch.agree = collectives.agree = lambda *said: None
     torch.set_num_threads(1)
@@ -112,8 +112,10 @@ def main():
     parser.add_argument("--way", action="append", choices=WAYS, help="default: all")
     parser.add_argument("--seconds", type=float, default=0.3, help="for one figure")
     parser.add_argument("--functions", action="store_true", help="say which functions and operations are called")
+    parser.add_argument("--rank", type=int, default=1, help="of a staged call; default: the second of three")
+    parser.add_argument("--ranks", type=int, default=3)
     asked = parser.parse_args()
-    stand_in()
+    stand_in(asked.rank, asked.ranks)
     for way, family in itertools.product(asked.way or WAYS, asked.family or SWEPT):
         if (way == "one token in place" and family not in DECODING) or (way in STAGED and family in NOT_STAGED):
             continue

@@ -2,8 +2,12 @@
 
 import gc
 import itertools
+import os
+import re
+import subprocess
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import linattn
@@ -289,6 +293,17 @@ def test_few_functions_lie_between_a_call_and_its_launches(family, compiled):
             for _ in range(2):
                 function()
             assert functions_called(function) <= most, name
+
+
+def test_few_functions_lie_between_a_call_of_ranks_and_its_launches():
+    """PyTorch's own among them, which are counted by a command, in a process whose kernels are not interpreted."""
+    command = [sys.executable, Path(__file__).with_name("host_work.py"), "kda", "--seconds", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    for way, most in {"staged forward": (220, 40), "staged with backward": (380, 70)}.items():
+        said = subprocess.run([*command, "--way", way], env=environment, capture_output=True, text=True, check=True).stdout
+        functions, operations = map(int, re.search(r"(\d+) functions +(\d+) operations", said).groups())
+        assert functions <= most[0]
+        assert operations <= most[1]
 
 
 @pytest.mark.parametrize("softplus", [False, True])

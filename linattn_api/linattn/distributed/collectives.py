@@ -88,7 +88,7 @@ def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
     """Of every part ``[ranks, ...]``: what every rank has, by one collective."""
     found = _gathered(torch.cat([x.reshape(-1) for x in parts]), group, label)
     columns = torch.split_with_sizes(found, [x.numel() for x in parts], dim=1)
-    return [of_ranks.view(len(found), *x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
+    return [of_ranks.view(group.size(), *x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
 
 
 # -- chain -----------------------------------------------------------------------------------------------------------
@@ -100,6 +100,11 @@ def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
 
 def _rounds(order: Sequence[int]) -> list[tuple[int, int]]:
     """Rank, and number among its spans, of every span; ``order`` has the ranks of the spans, as a flat list of integers."""
+    return _numbered(tuple(order))
+
+
+@functools.lru_cache(maxsize=64)
+def _numbered(order: tuple[int, ...]) -> list[tuple[int, int]]:
     seen: dict[int, int] = {}
     found: list[tuple[int, int]] = []
     for rank in order:
@@ -131,7 +136,7 @@ def carried(
     for j, (rank, number) in enumerate(_rounds(order)):
         if rank == me:
             entering.append(state if enters[j] else torch.zeros_like(b[0]))
-        if len(entering) == len(b):
+        if len(entering) == b.shape[0]:
             break
         state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
     return torch.stack(entering), all_A

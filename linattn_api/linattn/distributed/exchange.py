@@ -62,6 +62,10 @@ class Exchange:
         """``(A, b)`` of whole sequences."""
         return call.summarize(arrays)
 
+    def nothing(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """``(A, b)`` of no tokens of whole sequences."""
+        return call.summarize(call.tokens(arrays, 0, 0))
+
     def tails(self, call: ShardCall) -> tuple[Any, Any]:
         """``(A, b) [spans, 1, ...]`` of what each span holds of the sequence that goes on behind it."""
         ends = [(span.tail.start, span.tail.stop) if span.tail else (span.start, span.start) for span in call.shard.spans]

@@ -83,29 +83,33 @@ def link_of(plan: ContextPlan, call: ShardCall) -> Link | None:
     backend = getattr(operator, "__self__", None)
     if lowered is not None or not hasattr(backend, "stages"):
         return None
-    known = _summarized.get(id(operator))
+    known = _known.get(id(operator))
     if known is None or known[0] is not operator:
-        if len(_summarized) >= MOST:
-            _summarized.clear()
-        known = _summarized[id(operator)] = operator, _makes_summaries(call, arrays, backend)
-    return Link(plan, call, resolved) if known[1] else None
+        if len(_known) >= MOST:
+            _known.clear()
+        known = _known[id(operator)] = operator, _summary_shapes(call, arrays, backend)
+    return None if known[1] is None else Link(plan, call, resolved, known[1])
 
 
-_summarized: dict[int, tuple[Any, bool]] = {}
-"""By the method that runs calls of a kind, one object for all: itself, and whether its backend makes their summaries."""
+Shapes: TypeAlias = "list[tuple[torch.Size, torch.dtype]]"
+_known: dict[int, tuple[Any, Shapes | None]] = {}
+"""By the method that runs calls of a kind, one object for all: itself, and shapes and dtypes of ``A`` and ``b`` of their
+summaries, if its backend makes them."""
 MOST = 1024
 """Of these, so many; with one more, all are forgotten."""
 
 
-def _makes_summaries(call: ShardCall, arrays: dict[str, Any], backend: Any) -> bool:
-    """Whether a backend makes the summaries of a call, and as they are asked for."""
+def _summary_shapes(call: ShardCall, arrays: dict[str, Any], backend: Any) -> Shapes | None:
+    """Shapes and dtypes of the summary of a call; None unless a backend makes it, and as it is asked for."""
     spec = SUMMARIES[call.spec.name]
     keywords = {name: call.keywords[name] for name in spec.keywords} | {"cu_seqlens": None}
     with torch.no_grad():
         summary, rewritten, *_ = dispatch.resolve(
             spec, "summary", tuple([arrays.get(arg.name) for arg in spec.args]), keywords, None, call.backend
         )
-    return rewritten is None and getattr(summary, "__self__", None) is backend
+        if rewritten is not None or getattr(summary, "__self__", None) is not backend:
+            return None
+        return [(x.shape, x.dtype) for x in call.summarize(call.tokens(arrays, 0, 0))]
 
 
 def _resolved(call: ShardCall, arrays: dict[str, Any], cu_seqlens: Tensor | None) -> tuple[Any, ...]:
@@ -123,6 +127,7 @@ class Link(Exchange):
         plan: Who has which tokens.
         call: The call.
         resolved: What runs it, and what that is given, until its arrays are cut into spans.
+        shapes: Of the two arrays of a summary, with their dtypes.
         stages: Its stages, once its arrays are cut into spans.
         inputs, made: What stages read, and make before any state is known; until there are outputs.
         transitions: What gradients cross on their way to this rank's spans, once that has been exchanged; until there are
@@ -137,8 +142,8 @@ class Link(Exchange):
     way: tuple[Any, ...]
     resolved: tuple[Any, ...]
 
-    def __init__(self, plan: ContextPlan, call: ShardCall, resolved: tuple[Any, ...]) -> None:
-        self.plan, self.call, self.resolved = plan, call, resolved
+    def __init__(self, plan: ContextPlan, call: ShardCall, resolved: tuple[Any, ...], shapes: Shapes) -> None:
+        self.plan, self.call, self.resolved, self.shapes = plan, call, resolved, shapes
 
     def around(self, enter: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What gives the states that enter the spans, and what then runs the operator."""
@@ -168,6 +173,12 @@ class Link(Exchange):
     def summaries(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """``(A, b)`` of the rows that stages run on."""
         return self.stages.summary(self.inputs, self.made, None)
+
+    def nothing(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Zeros, in the place of a summary that nobody reads."""
+        like = next(iter(arrays.values()))
+        A, b = [like.new_zeros(shape, dtype=dtype) for shape, dtype in self.shapes]
+        return A, b
 
     def tails(self, call: ShardCall) -> tuple[Tensor, Tensor]:
         """``(A, b) [spans, 1, ...]`` of what each span holds of the sequence that goes on behind it."""

@@ -117,6 +117,9 @@ def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
 
 def begin(inputs: Arrays, options: Options, kept: Arrays | None = None) -> Arrays:
     """What is made before any state is known; of what the forward pass kept, the rest."""
+    g = inputs[3]
+    if kept and (g is None or g.dim() < 4):  # without a vector gate there is nothing else
+        return *kept, *(None,) * (len(Made._fields) - KEPT)
     return made_of(*(kept or (None,) * KEPT), *inputs, *options)
 
 

@@ -81,7 +81,9 @@ def taken(args: tuple[Any, ...]) -> tuple[Made, Arrays, Options]:
 
 
 def begin(inputs: Arrays, options: Options, kept: Arrays | None = None) -> Arrays:
-    """What is made before any state is known; the forward pass keeps all of it."""
+    """What is made before any state is known, nothing without a gate; the forward pass keeps all of it."""
+    if inputs[3] is None:
+        return nothing_made(inputs, options)
     return kept or made_of(*inputs, *options)
 
 
