@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
 import math
 import signal
 import time
@@ -25,6 +23,7 @@ from .cases import Case, every_case, named
 from .fresh import draw_seed, fresh_cases, seed_of
 from .options import check_number, check_writable
 from .pool import TIME_LIMIT, Pool, PoolError, default_workers
+from .recording import Found, Record, Watch
 from .runner import STATUSES, Result, Subject
 from .worker import Setting
 
@@ -124,30 +123,13 @@ def conformance(
         left = [other for other in wanted if other.id not in done]
         stack.enter_context(at_sigterm(lambda: pool.end("the run was ended by SIGTERM")))
         pool.budget = left_for_cases(budget, time.monotonic() - begun)
-        started = time.perf_counter()
-        now_found = progress(pool, by_profile(left) if budget else left)
-        found = [*earlier.results, *now_found]
-        took = time.perf_counter() - started
-        printed = pool.log()
-    results, complaints = known_failures.apply(found, entries, datetime.date.today())
-    complaints = list(dict.fromkeys([*earlier.complaints, *pool.complaints, *complaints]))
-    ran = sum(result.status != "not-run" for result in now_found)
-    last = report.entry("resume" if resume else "run", report.now(), ran, took, earlier.replaced)
-    run = report.Circumstances(
-        began=earlier.began or began,
-        workers=max(count, earlier.workers),
-        log=report.log_of([earlier.log, hashlib.sha256(printed.encode()).hexdigest()]),
-        selection=tuple(case or ()),
-        history=(*earlier.history, last),
-    )
-    if log:
-        log.write_text(printed, encoding="utf-8")
-    made = report.make(pool.subject, held, profile, results, complaints, took + earlier.seconds, told, run)
-    judged = verdict.verdict(made, held)
-    if report_path:
-        report.write(report_path, made, judged)
-    summary(console, made | {"verdict": judged.told}, results, judged, setting, bool(case))
-    failed = any(result.status in ("failed", "not-run") for result in results) or made["complaints"]
+        record = Record(
+            pool, held, profile, wanted, tuple(case or ()), entries, told, bool(resume), earlier, count, began, report_path, log
+        )
+        found = run(pool, by_profile(left) if budget else core_first(left), record)
+    judged = found.judged
+    summary(console, found.made | {"verdict": judged.told}, found.results, judged, setting, bool(case))
+    failed = any(result.status in ("failed", "not-run") for result in found.results) or found.made["complaints"]
     raise typer.Exit(int(bool(failed)) if case else int(not judged.conformant))
 
 
@@ -211,6 +193,11 @@ def matching(pattern: str, cases: Iterable[Case]) -> list[Case]:
     return [case for case in cases if fnmatchcase(case.id, pattern)]
 
 
+def core_first(cases: Sequence[Case]) -> list[Case]:
+    """The core, then what else there is: a run that is cut short has seen the plainest. Neighbours stay neighbours."""
+    return sorted(cases, key=lambda case: not case.core)
+
+
 def by_profile(cases: Sequence[Case]) -> list[Case]:
     """The order of the profiles: the core, what else has no gradients, the rest. In each of them operators, and their dtypes
     and flags, are taken in turn: a run that is cut short has seen something of all, and of the cases that share compiled
@@ -244,17 +231,18 @@ def generated(name: str) -> Case | None:
     return None if case in every_case() else case
 
 
-def progress(pool: Pool, cases: list[Case]) -> list[Result]:
-    """Run cases under a progress line that counts failures."""
-    results: list[Result] = []
-    failures = 0
+def run(pool: Pool, cases: list[Case], record: Record) -> Found:
+    """Run cases under a progress line that counts failures, and write what was found, now and then and at the end."""
+    watch = Watch(len(cases), record.keep)
     with bars() as bar:
         task = bar.add_task("conformance", total=len(cases))
-        for result in pool.run(cases):
-            results.append(result)
-            failures += result.status == "failed"
-            bar.update(task, advance=1, description=f"conformance: {failures} failed" if failures else "conformance")
-    return results
+        for result in pool.run(cases, watch.look):
+            watch.add(result)
+            told = f"conformance: {watch.failures} failed" if watch.failures else "conformance"
+            bar.update(task, advance=1, description=told)
+    found = record.found(watch.results, watch.seconds)
+    record.write(found)
+    return found
 
 
 # -- telling ---------------------------------------------------------------------------------------------------------

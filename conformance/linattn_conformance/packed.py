@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
-__all__ = ["read", "write"]
+__all__ = ["is_replaced", "read", "write"]
 
 
 def read(path: Path) -> str:
@@ -21,6 +22,18 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file; equal texts give equal bytes, whenever they are written."""
+    """Write a file; equal texts give equal bytes, whenever they are written. Until all is written, what was there stays."""
     given = text.encode("utf-8")
-    path.write_bytes(gzip.compress(given, mtime=0) if path.suffix == ".gz" else given)
+    given = gzip.compress(given, mtime=0) if path.suffix == ".gz" else given
+    if not is_replaced(path):
+        path.write_bytes(given)
+        return
+    place = path.resolve()
+    part = place.with_name(f"{place.name}.part")
+    part.write_bytes(given)
+    os.replace(part, place)
+
+
+def is_replaced(path: Path) -> bool:
+    """True for what is written as a whole: a file, there or to be, and no pipe or terminal."""
+    return path.is_file() or not path.exists()

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import connection as connections
 from multiprocessing import get_context
@@ -67,7 +67,7 @@ class Worker:
         self.turn = setting.turn
         self.connection, theirs = context.Pipe()
         never_wait_long(self.connection)
-        self.process = context.Process(target=serve, args=(theirs, setting, str(self.log)))
+        self.process = context.Process(target=serve, args=(theirs, setting, str(self.log), os.getpid()))
         self.process.start()
         theirs.close()
         self.ids: deque[str] = deque()
@@ -215,13 +215,14 @@ class Pool:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def run(self, cases: Sequence[Case]) -> Iterator[Result]:
-        """Run cases, about in order; each has a result.
+    def run(self, cases: Sequence[Case], meanwhile: Callable[[], None] = lambda: None) -> Iterator[Result]:
+        """Run cases, about in order; each has a result. While they run, ``meanwhile`` is called every second or more often.
 
         With a budget those that the backend declares unsupported come first: they take little time, and a run that is cut short
         has them, or as many as are found in a part of its time. Those that need much memory of a device come last.
         """
         self.operators = {case.id: case.operator for case in cases}
+        self.meanwhile = meanwhile
         self.until = min(self.until, time.monotonic() + self.budget)
         self.asks_until = time.monotonic() + self.budget / ASKS
         settled: set[str] = set()
@@ -243,6 +244,7 @@ class Pool:
         part = min(max(len(ids) // (PARTS * count), 1), PART)
         self.parts = deque(list(ids[i : i + part]) for i in range(0, len(ids), part))
         while self.parts or any(worker.ids for worker in self.workers):
+            self.meanwhile()
             if time.monotonic() > self.until:
                 yield from self._give_up()
             if way == "ask" and time.monotonic() > self.asks_until:

@@ -71,8 +71,9 @@ def never_wait_long(connection: Connection) -> None:
         there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", REST, 0))
 
 
-def serve(connection: Connection, setting: Setting, log: str) -> NoReturn:
+def serve(connection: Connection, setting: Setting, log: str, parent: int) -> NoReturn:
     """Judge cases until told to stop; what the backend's process prints goes to the file ``log``."""
+    bench.end_with_the_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
     bench.leave_sigterm_to_the_parent()
     if setting.one_thread:

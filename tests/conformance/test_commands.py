@@ -1,5 +1,7 @@
 """The command and the pytest plug-in, as a vendor's CI runs them."""
 
+import errno
+import hashlib
 import json
 import math
 import os
@@ -11,7 +13,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from linattn_conformance import cli, fresh, packed, reading
+from linattn_conformance import cli, fresh, packed, reading, recording
 from linattn_conformance.cases import every_case
 from linattn_conformance.options import check_writable
 from linattn_conformance.report import report_hash, results_hash
@@ -252,11 +254,89 @@ def test_a_run_that_is_terminated_reports_what_it_has_found(end, tmp_path):
     ]
 
 
+HALF = """
+import pathlib, time
+from linattn_conformance.broken.on_process import OnProcess
+
+class Half(OnProcess):
+    name = "half"
+    healed = property(lambda self: pathlib.Path(__file__).with_name("healed").exists())
+
+    def forward(self, op, arrays, options):
+        o, state = super().forward(op, arrays, options)
+        return o + (arrays["v"].shape[1] == 65 and not self.healed), state
+
+    def strike(self):
+        time.sleep(0 if self.healed else 600)
+"""
+
+
+def test_a_run_that_is_killed_has_left_what_it_had_found(tmp_path, monkeypatch):
+    """Its report and a line; what had failed stays in the history when it is run again."""
+    first, second = "gla/chunk/fp32/plain/T65-K24-V40/forward", "gla/chunk/fp32/state/T97-K24-V40/forward"
+    report, log = tmp_path / "report.json", tmp_path / "log"
+    (tmp_path / "half.py").write_text(HALF)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = "--backend", "half:Half", "--report", str(report), "--log", str(log), "--case", first, "--case", second
+    code = "import typer; from linattn_conformance import cli, recording; recording.EVERY = 0.0; typer.run(cli.conformance)"
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = subprocess.Popen([sys.executable, "-c", code, *arguments], env=path, text=True, stderr=subprocess.PIPE)
+    while running.poll() is None and not (report.exists() and '"failed"' in report.read_text()):
+        time.sleep(0.05)
+    running.kill()
+    told = running.communicate(timeout=60)[1]  # whoever is left holds the pipe open
+    assert re.fullmatch(r"1 of 2 cases, 1 failed, \d+ s", told.splitlines()[-1])
+    left = reading.read(report)
+    assert [(result["id"], result["status"]) for result in left["results"]] == [(first, "failed"), (second, "not-run")]
+    assert left["results"][1]["message"] == "not tried: the run had not come to it when this was written"
+    assert [(run["kind"], run["cases"]) for run in left["history"]] == [("run", 1)]
+    assert left["log"] == hashlib.sha256(log.read_bytes()).hexdigest()
+    assert reading.verify(left).faults == ()
+
+    (tmp_path / "healed").touch()
+    conformance(*arguments, "--resume", str(report))
+    whole = reading.read(report)
+    assert [result["status"] for result in whole["results"]] == ["failed", "passed"]
+    assert [(run["kind"], run["cases"]) for run in whole["history"]] == [("run", 1), ("resume", 1)]
+    assert reading.verify(whole).faults == ()
+    conformance(*arguments, "--resume", str(report), "--again", first)
+    again = reading.read(report)
+    assert [result["status"] for result in again["results"]] == ["passed", "passed"]
+    (replaced,) = again["history"][2]["replaced"]
+    assert (replaced["id"], replaced["status"]) == (first, "failed")
+    assert reading.verify(again).faults == ()
+
+
+def test_a_run_whose_report_cannot_be_written_yet_goes_on(tmp_path, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    record = SimpleNamespace(path=tmp_path / "report.json", found=lambda *_: None, write=full)
+    recording.Record.keep(record, [], 0.0)
+    assert capsys.readouterr().err == "the report cannot be written now: [Errno 28] No space left on device\n"
+
+
+def test_nothing_but_files_is_replaced_while_a_run_goes_on(tmp_path):
+    """Who reads a pipe has one report, that of the end."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    assert not packed.is_replaced(pipe)
+    recording.Record.keep(SimpleNamespace(path=pipe), [], 0.0)
+    link.symlink_to(file)
+    packed.write(link, "told")
+    assert link.is_symlink()
+    assert file.read_text() == "told"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
 def test_a_run_that_is_terminated_while_it_loads_leaves_no_process(tmp_path):
     assert terminated(tmp_path, "loading", os.kill) == (128 + signal.SIGTERM, "")
 
 
 def test_the_core_comes_first():
+    mine = [case for case in every_case() if case.op == "gla"]
+    cases = cli.core_first(mine)
+    assert cases == [case for case in mine if case.core] + [case for case in mine if not case.core]
     cases = cli.by_profile([case for case in every_case() if case.op == "gla"])
     kinds = [(case.core, case.needs_gradient) for case in cases]
     assert list(dict.fromkeys(kinds)) == [(True, False), (True, True), (False, False), (False, True)]
