@@ -12,6 +12,8 @@ from linattn.plugin import Backend, Form, form_methods
 from linattn_backends.numpy import oracle
 from linattn_backends.numpy.backend import OPTIONS, cast, cast_like, is_float64
 
+from ..pool import TIME_LIMIT
+
 __all__ = ["CHUNK", "Simple", "by_chunks", "cut", "joined"]
 
 CHUNK = 16
@@ -33,6 +35,8 @@ class Simple(Backend):
     forms: ClassVar[tuple[Form, ...]] = ("chunk",)
     isolated: ClassVar[bool] = False
     """It must be tried in a process of its own."""
+    time_limit: ClassVar[float] = TIME_LIMIT
+    """Seconds for one case then: few for one that hangs, and else as many as any other backend has."""
 
     def __init_subclass__(cls) -> None:
         made = [op for op in cls.families if not any(f"{form}_{op}" in vars(cls) for form in cls.forms)]

@@ -42,6 +42,7 @@ class Hangs(OnProcess):
     """Waits for ever."""
 
     name = "hangs"
+    time_limit: ClassVar[float] = 5.0
 
     def strike(self) -> None:
         while True:

@@ -20,8 +20,8 @@ from ..worker import Setting
 
 __all__ = ["Trial", "every_fault", "plainness", "try_backend"]
 
-TIME_LIMIT = 5.0
 MEMORY_LIMIT = 1.0
+"""GiB of a process."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def try_backend(kind: type[Backend], profile: str = "full", first: str = "") -> 
 def ready(kind: Any) -> Iterator[Runner | Pool]:
     """What runs the cases: this process, or, for those that would take it with them, another."""
     if getattr(kind, "isolated", False):
-        with Pool(Setting(f"{kind.__module__}:{kind.__qualname__}"), 1, TIME_LIMIT, MEMORY_LIMIT) as pool:
+        with Pool(Setting(f"{kind.__module__}:{kind.__qualname__}"), memory_limit=MEMORY_LIMIT) as pool:
+            pool.time_limit = kind.time_limit  # from now on: to load it takes what it takes on a machine that is busy
             yield pool
         return
     registry.register(kind(), replace=True)
