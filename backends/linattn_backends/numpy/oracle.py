@@ -7,13 +7,13 @@ grouped value heads, gates that channels or tokens share, packed sequences, ``sc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
 from . import companions, maps, mixed, ssd
-from .recurrence import FAMILIES, Array, Moves, at, walk, walk_vjp, whole, whole_vjp
+from .recurrence import FAMILIES, Array, Moves, walk, walk_vjp, whole, whole_vjp
 
 __all__ = ["forward", "vjp"]
 
@@ -104,12 +104,12 @@ def forward_matrix(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any
         return _forward_normalized(op, arrays, options)
     x, S0 = spread(arrays)
     o, S = np.zeros_like(x["v"]), np.zeros_like(S0)
-    for sequences, tokens in spans(arrays):
-        own = at(x, tokens)
+    for (sequences, tokens), heads in product(spans(arrays), blocks(S0)):
+        own = {name: array[:, tokens, heads] for name, array in x.items()}
         if options.get("causal", True):
-            o[:, tokens], S[sequences] = walk(moves(op, own), own, S0[sequences])
+            o[:, tokens, heads], S[sequences, heads] = walk(moves(op, own), own, S0[sequences, heads])
         else:
-            o[:, tokens] = whole(own)
+            o[:, tokens, heads] = whole(own)
     return scale(arrays, options) * o, S
 
 
@@ -120,14 +120,15 @@ def vjp_matrix(op: str, arrays: Mapping[str, Any], options: Mapping[str, Any], d
     do = np.zeros_like(x["v"]) if d_o is None else scale(arrays, options) * d_o
     dS = np.zeros_like(S0) if d_state is None else d_state
     dx, dS0 = {name: np.zeros_like(array) for name, array in x.items()}, np.zeros_like(S0)
-    for sequences, tokens in spans(arrays):
-        own = at(x, tokens)
+    for (sequences, tokens), heads in product(spans(arrays), blocks(S0)):
+        own, d_own = {name: array[:, tokens, heads] for name, array in x.items()}, do[:, tokens, heads]
         if options.get("causal", True):
-            d_own, dS0[sequences] = walk_vjp(moves(op, own), own, S0[sequences], do[:, tokens], dS[sequences])
+            states = S0[sequences, heads], dS[sequences, heads]
+            d_own, dS0[sequences, heads] = walk_vjp(moves(op, own), own, states[0], d_own, states[1])
         else:
-            d_own = whole_vjp(own, do[:, tokens])
+            d_own = whole_vjp(own, d_own)
         for name, d_array in d_own.items():
-            dx[name][:, tokens] = d_array
+            dx[name][:, tokens, heads] = d_array
     gradients = {name: gather(d_array, arrays[name].shape) for name, d_array in dx.items()}
     return {**gradients, "initial_state": dS0} if "initial_state" in arrays else gradients
 
@@ -148,6 +149,17 @@ def spans(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
     if "cu_seqlens" not in arrays:
         return [(slice(None), slice(None))]
     return [(slice(n, n + 1), slice(*span)) for n, span in enumerate(pairwise(arrays["cu_seqlens"].tolist()))]
+
+
+HELD = 2**16
+"""Numbers of the states that are walked together: as many as a core has at hand."""
+
+
+def blocks(S: Array) -> list[slice]:
+    """Value heads to run together, which never meet."""
+    N, HV, K, V = S.shape
+    count = max(HELD // max(N * K * V, 1), 1)
+    return [slice(first, first + count) for first in range(0, HV, count)]
 
 
 # To the shapes that the recurrences are written for, and back.

@@ -17,7 +17,8 @@ tokens share, packed sequences and the normaliser belong to ``oracle.py``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -211,18 +212,25 @@ def step(moves: Moves, token: Arrays, S: Array) -> tuple[Array, Array]:
     return o, S
 
 
+def passed(moves: Moves, token: Arrays, S: Array) -> Array:
+    """The state after one token, of whose output nothing is wanted."""
+    for move in moves:
+        S = S if move.reads else move(S, token)
+    return S
+
+
 def step_vjp(moves: Moves, token: Arrays, S: Array, do: Array, dS: Array) -> tuple[dict[str, Array], Array]:
     """One token backward: gradients of ``o`` and the state after it → those of its inputs and the state before it."""
     found = []  # the state that each move finds
     for move in moves:
         found.append(S)
         S = S if move.reads else move(S, token)
-    d_token = {name: np.zeros_like(array) for name, array in token.items()}
+    d_token: dict[str, Array] = {}
     for move, S in zip(reversed(moves), reversed(found), strict=True):
         d_found, *d_inputs = move.vjp(do if move.reads else dS, S, *move.pick(token))
         dS = dS + d_found if move.reads else d_found
         for name, d_input in zip(move.inputs, d_inputs, strict=True):
-            d_token[name] += d_input
+            d_token[name] = d_token[name] + d_input if name in d_token else d_input
     return d_token, dS
 
 
@@ -239,12 +247,16 @@ PIECE = 64  # tokens; the walk backward holds every state inside one piece, and 
 
 def walk_vjp(moves: Moves, x: Arrays, S: Array, do: Array, dS: Array) -> tuple[dict[str, Array], Array]:
     """All tokens backward: gradients of ``o`` and of the final state → those of the inputs and of the initial state."""
-    dx = {name: np.empty_like(array) for name, array in x.items()}
-    pieces = [slice(start, start + PIECE) for start in range(0, do.shape[1], PIECE)]
-    entering = accumulate(pieces, lambda S, piece: walk(moves, at(x, piece), S)[1], initial=S)
-    for piece, S in reversed(list(zip(pieces, entering, strict=False))):
-        tokens = range(do.shape[1])[piece]
-        before = accumulate(tokens, lambda S, t: step(moves, at(x, t), S)[1], initial=S)
+    dx = {name: np.zeros_like(array) for name, array in x.items()}
+    pieces = [range(do.shape[1])[start : start + PIECE] for start in range(0, do.shape[1], PIECE)]
+
+    def states(tokens: Iterable[int], S: Array) -> Iterator[Array]:
+        """The state before each of them, and the one after all."""
+        return accumulate(tokens, lambda S, t: passed(moves, at(x, t), S), initial=S)
+
+    entering = accumulate(pieces, lambda S, tokens: deque(states(tokens, S), 1).pop(), initial=S)
+    for tokens, S in reversed(list(zip(pieces, entering, strict=False))):
+        before = states(tokens, S)
         for t, S in reversed(list(zip(tokens, before, strict=False))):
             d_token, dS = step_vjp(moves, at(x, t), S, do[:, t], dS)
             for name, d_input in d_token.items():
