@@ -5,7 +5,9 @@
 **Noise** is what rounding does to a correct chunk algorithm. It is measured, not guessed: the oracle runs again on
 some perturbed copies of the inputs, and the root mean square of the changes, over copies and over the last axis
 of the array, is the noise of one row (one token's output, one row of a state). Narrow rows have more copies, so that what is
-averaged are a dozen changes at least: with three the noise of a row may seem a tenth of what it is.
+averaged are a dozen changes at least: with three the noise of a row may seem a tenth of what it is. Numbers that are zero
+whatever is moved, such as gradients of channels into which none was fed, do not count among those that the mean is of: one
+number beside 255 of them would be held to a sixteenth of its noise.
 
 With ``u(d)`` the unit roundoff of a dtype, ``d`` the dtype of the operands and ``a`` that of accumulation, every element is
 multiplied by ``1 ± amplitude``, signs at random:
@@ -537,7 +539,8 @@ def _quantity(stacked: Array, axis: int, dtype: str, count: int, by_element: boo
     moved = sum(np.square(copy - value) for copy in copies) / count
     rounding = np.square(ROUNDOFF[dtype] * value)
     square = moved if by_element else moved + rounding
-    rows = square.mean(-1, keepdims=True) if square.size else square[..., :1]
+    held = np.count_nonzero(square, -1, keepdims=True)
+    rows = square.sum(-1, keepdims=True) / np.maximum(held, 1)
     rows = rows + rounding if by_element else rows
     overall = rows.mean() if rows.size else 0.0
     return Quantity(value, np.sqrt(rows + overall / 16) + FLUSHED[dtype], dtype)

@@ -200,6 +200,16 @@ def test_a_single_number_of_a_wide_row_may_be_rounded():
     assert distance(np.where(value, 1.0, 0.0), Quantity(value, noise, "float32")) > 1.9
 
 
+def test_a_number_among_zeros_has_the_noise_that_it_has_alone():
+    """Of a row that ends with channels into which no gradient was fed."""
+    narrow = np.array([[[[1.0, 2.0]], [[1.0 + 1e-6, 2.0 - 3e-6]]]]).reshape(1, 1, 2, 2)
+    wide = np.concatenate([narrow, np.zeros((1, 1, 2, 30))], -1)
+    alone, among = (bounds._quantity(x, 2, "float32", 1) for x in (narrow, wide))
+    assert among.noise.item() == pytest.approx(alone.noise.item())
+    nothing = bounds._quantity(np.zeros((1, 1, 2, 4)), 2, "float32", 1)
+    assert nothing.noise.item() == bounds.FLUSHED["float32"]
+
+
 def test_the_gradient_of_a_quotient_is_held_to_what_its_terms_are_summed_of():
     """With one key and one value channel that of queries is zero: a difference of sums, at token 4 of terms that cancel."""
     name = "linear_attn/recurrent/fp32/normalize-scale-narrow-seed.0/T13-K1-V1-B1-H1/gradient"
