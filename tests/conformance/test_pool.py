@@ -601,6 +601,23 @@ def test_a_claim_of_another_case_is_none_of_this_one():
     assert (result.status, result.message) == ("failed", "nothing was compared: no result came for o")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
+def test_what_was_given_back_does_not_count_as_in_use(struck):
+    """Where backends run. A thread of GNU's allocator keeps seven pieces of a size for itself, unless it is told not to."""
+    body = (
+        "import ctypes\n"
+        "from linattn_conformance.memory import allocated\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]\n"
+        "pieces = [libc.malloc(1000) for _ in range(7)]\n"
+        "before = allocated()\n"
+        "for piece in pieces:\n"
+        "    libc.free(piece)\n"
+        "raise RuntimeError(f'given back: {(before - allocated()) // 1000}')"
+    )
+    assert struck(body)[HIT].message == "RuntimeError: given back: 7"
+
+
 def test_a_message_of_a_backend_runs_no_code_of_its_own(struck):
     body = (
         "import linattn_conformance.sealed as sealed, pickle\n"
