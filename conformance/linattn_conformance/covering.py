@@ -144,6 +144,7 @@ class _Maker:
         self.missing = dict(asked.missing)
         self.late = np.array([level in factor.late for factor, level in self.of])
         self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in self.factors}
+        self.free = {factor.name for factor in self.factors if not factor.costs}
         self.rare = rare = np.array([level in factor.rare for factor, level in self.of])
         self.open = self.wanted & ~rare[:, None] & ~rare[None, :]
         self.dear = self.wanted & ~self.open
@@ -250,7 +251,7 @@ class _Maker:
         rest = [factor for factor in self.factors if factor.name not in row]
         for k in self.rng.permutation(len(rest)):
             factor = rest[k]
-            fits = may & (self.costs <= limit - self.costs[chosen].sum())
+            fits = may if factor.name in self.free else may & (self.costs <= limit - self.costs[chosen].sum())
             place = self._preferred(factor, self._broad(row, factor, fits), covers)
             if place is None:
                 return None
@@ -278,9 +279,10 @@ class _Maker:
         """The level that covers most; of equals the usual one, or, where it varies, any. None if none may stand there."""
         start = self.starts[factor.name]
         block = slice(start, start + len(factor.levels))
-        if not may[block].any():
+        allowed = may[block]
+        if not allowed.any():
             return None
         ties = self.rng.random(len(factor.levels)) / 2
         if not factor.varied:
             ties[0] = 0.9
-        return start + int(np.argmax(np.where(may[block], covers[block] + ties, -1.0)))
+        return start + int(np.where(allowed, covers[block] + ties, -1.0).argmax())

@@ -563,9 +563,9 @@ def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tup
     if "D" in choices:
         choices["D"] = tuple(n for n in choices["D"] if n % size == 0)
     for symbol in sorted(choices, key=lambda symbol: len(choices[symbol])):
-        others = {**{name: min(sizes) for name, sizes in choices.items()}, **drawn}
-        fits = [n for n in choices[symbol] if symbol not in COSTLY or products({**others, symbol: n}) <= most]
-        fits = fits or [min(choices[symbol])]
+        others = {**{name: min(sizes) for name, sizes in choices.items() if name != symbol}, **drawn}
+        each = products(others) if symbol in COSTLY else 0
+        fits = [n for n in choices[symbol] if each * max(n, LEAST.get(symbol, 1)) <= most] or [min(choices[symbol])]
         shares = {n: dealt[symbol, n, such] / count for n, count in Counter(fits).items()}
         seldom = min(shares.values())
         drawn[symbol] = int(rng.choice([n for n, share in shares.items() if share == seldom]))
