@@ -136,7 +136,7 @@ def _places(xp: Framework, offsets: Any, T: int) -> _Places:
     """Where each of ``T`` tokens lies. Sequences are found by counting those that have ended."""
     offsets = xp.astype(offsets, "int32")
     index = xp.arange(T, like=offsets)
-    owner = xp.count_up_to(offsets[1:], index)
+    owner = xp.count_up_to(offsets[1:], T)
     return _Places(owner, index - offsets[xp.minimum(owner, offsets.shape[0] - 2)], index)
 
 

@@ -186,9 +186,9 @@ class Framework:
         """The elements of an array of integers, ``most`` at most."""
         return self.module.minimum(x, most)
 
-    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
-        """For each of the integers ``x``, how many of the ascending ``sorted_values`` do not exceed it."""
-        return self.module.searchsorted(sorted_values, x, side="right").astype(x.dtype)
+    def count_up_to(self, ascending: Any, stop: int) -> Any:
+        """For each of ``0 … stop-1``, how many of ascending integers do not exceed it, with their dtype."""
+        return self.module.searchsorted(ascending, self.arange(stop, like=ascending), side="right").astype(ascending.dtype)
 
     def take_along(self, x: Any, index: Any, axis: int) -> Any:
         """Along an axis, the elements of ``x`` with these numbers; the other axes of both meet as in arithmetic."""
@@ -444,8 +444,8 @@ class Torch(Framework):
     def minimum(self, x: Any, most: int) -> Any:
         return x.clamp(max=most)
 
-    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
-        return self.module.searchsorted(sorted_values, x, right=True).to(x.dtype)
+    def count_up_to(self, ascending: Any, stop: int) -> Any:
+        return self.module.searchsorted(ascending, self.arange(stop, like=ascending), right=True).to(ascending.dtype)
 
     def take_along(self, x: Any, index: Any, axis: int) -> Any:
         return self.module.take_along_dim(x, index.long(), axis)
@@ -552,6 +552,11 @@ class Jax(Framework):
     def matmul(self, x: Any, y: Any) -> Any:
         return self.module.matmul(x, y, precision="highest")  # an accelerator's default rounds float32 operands
 
+    def count_up_to(self, ascending: Any, stop: int) -> Any:
+        # its binary search is refused inside shard_map over some of a mesh's axes, where the others stay the compiler's
+        ended = self.module.zeros(stop, ascending.dtype).at[ascending].add(1, mode="drop")
+        return self.module.cumsum(ended, dtype=ascending.dtype)
+
     def mirror(self, backends: tuple[str, ...] | None) -> None:
         # Entered and never left: leaving would restore what another asyncio task of this thread had set meanwhile.
         self._preference(backends).__enter__()
@@ -595,8 +600,8 @@ class Mlx(Framework):
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.module.concatenate(list(arrays), axis=axis)
 
-    def count_up_to(self, sorted_values: Any, x: Any) -> Any:
-        return (sorted_values <= x[..., None]).sum(-1).astype(x.dtype)  # it has no binary search
+    def count_up_to(self, ascending: Any, stop: int) -> Any:
+        return (ascending <= self.arange(stop, like=ascending)[:, None]).sum(-1).astype(ascending.dtype)  # no binary search
 
     def exp(self, x: Any) -> Any:
         """``e^x``. MLX's own is a float32 approximation for float64 as well (up to 0.32 at least); its power is not."""

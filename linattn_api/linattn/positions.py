@@ -98,7 +98,7 @@ def _places_in_sequences(xp: Framework, x: Any, T: int, cu_seqlens: Any) -> Any:
     if not xp.tracing() and (offsets := xp.offsets(cu_seqlens)) is not None:
         check_offsets("rotary", offsets, T)
     tokens = xp.arange(T, like=cu_seqlens)
-    return tokens - cu_seqlens[xp.count_up_to(cu_seqlens, tokens) - 1]
+    return tokens - cu_seqlens[xp.count_up_to(cu_seqlens, T) - 1]
 
 
 def _check_integers(xp: Framework, x: Any, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from linattn.plugin import framework_of
 
 from .compat import Array
 
@@ -89,12 +90,13 @@ class Packed:
     def _place(self, offsets: Array) -> None:
         """Find the sequence of every chunk, the token of every slot and the slot of every token."""
         n, C, T = self.segments * self.m, self.C, self.T
+        count_up_to = framework_of(offsets).count_up_to
         lengths = offsets[1:] - offsets[:-1]
         counts = (lengths + C - 1) // C
         last = jnp.cumsum(counts, dtype=jnp.int32)  # one past the last chunk of each sequence
         first = last - counts
         chunk = jnp.arange(n, dtype=jnp.int32)
-        sequence = jnp.searchsorted(last, chunk, side="right").astype(jnp.int32)  # N beyond the last chunk
+        sequence = count_up_to(last, n)  # N beyond the last chunk
         self.sequence = sequence
         known = jnp.minimum(sequence, self.N - 1)
         begins = (chunk == first[known]) & (sequence < self.N)
@@ -104,7 +106,7 @@ class Packed:
         slot = jnp.arange(n * C, dtype=jnp.int32)
         self.token = jnp.where(real.reshape(-1), token.reshape(-1), T + slot)
         t = jnp.arange(T, dtype=jnp.int32)
-        mine = jnp.minimum(jnp.searchsorted(offsets[1:], t, side="right").astype(jnp.int32), self.N - 1)
+        mine = jnp.minimum(count_up_to(offsets[1:], T), self.N - 1)
         self.slot = jnp.where(t < offsets[-1], first[mine] * C + t - offsets[mine], n * C + t)
         self.start_of = jnp.where(begins, known, self.N + chunk)
         self.end_of = jnp.where(lengths > 0, last - 1, n + jnp.arange(self.N, dtype=jnp.int32))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from linattn.plugin import framework_of
 
 from .compat import Array
 from .layout import Bounds, Packed, Rows, take
@@ -68,7 +69,7 @@ class Virtual:
         virtual = self.pack.token - steps[mine]
         self.source = self._source(mine, virtual, (self.pack.token < steps[-1]), slot)
         t = jnp.arange(self.tokens, dtype=jnp.int32)
-        owner = jnp.minimum(jnp.searchsorted(self.offsets[1:], t, side="right").astype(jnp.int32), N - 1)
+        owner = jnp.minimum(framework_of(self.offsets).count_up_to(self.offsets[1:], self.tokens), N - 1)
         slot_of = self.pack.slot[t - self.offsets[owner] + self.held[owner] + steps[owner]]
         self.slot = jnp.where(t < self.offsets[-1], slot_of, n * C + t)
         chunk = jnp.arange(n, dtype=jnp.int32)
