@@ -104,8 +104,8 @@ def order(ranks: int, layout: str) -> np.ndarray:
     return np.concatenate([np.arange(j * length, (j + 1) * length) for j in spans])
 
 
-def compare(run: Run, mesh: Any) -> None:
-    """Outputs, states and gradients."""
+def compare(run: Run, mesh: Any, heads: str | None = None) -> None:
+    """Outputs, states and gradients; value heads lie along an axis of their own, if one is named."""
     function, specs = operator(run.operator), specs_of(run)
     moved = order(mesh.shape["cp"], run.layout)
     arrays = {name: x.astype(np.int32 if x.dtype.kind == "i" else np.float32) for name, x in run.case.arrays.items()}
@@ -120,7 +120,8 @@ def compare(run: Run, mesh: Any) -> None:
     if run.inside:
         spread = jax.shard_map(spread, mesh=mesh, in_specs=(specs,), out_specs=(P(None, "cp"), P()), check_vma=run.check_vma)
     expected, gradients, weights = on_one_device(run, arrays, offsets, keep)
-    laid = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in laid.items()}
+    lies = {name: P(None, "cp", heads) if heads and specs[name] != P() else spec for name, spec in specs.items()}
+    laid = {name: jax.device_put(x, NamedSharding(mesh, lies[name])) for name, x in laid.items()}
     found, own = differentiated(spread, (weights[0][:, moved], weights[1]))(*halves(laid))
     close("o", found[0], expected[0][:, moved])
     for x, y in zip(parts(found[1]), parts(expected[1]), strict=True):
@@ -233,6 +234,59 @@ def transform_followed() -> None:
         close("exported", jax.jit(program.call)(*given), call(*map(jnp.asarray, x[:, 0])))
 
 
+def beside_other_axes() -> None:
+    """Packed sequences along one axis of a mesh, heads along another: left to the compiler, or in the arrays' types; and ranks
+    inside ``shard_map`` over another axis of the mesh.
+    """
+    cases = {"kda": draw("kda", T=T, cu_seqlens=PACKED), "mixed": draw("mixed", T=T, cu_seqlens=PACKED)}
+    cases["short_conv"] = convolution(PACKED, 4)
+    for kind, names in ((AxisType.Auto, cases), (AxisType.Explicit, ("kda",))):
+        mesh = jax.make_mesh((2, 2), ("cp", "heads"), axis_types=(kind,) * 2)
+        for name in names:
+            case = cases[name]
+            run = Run(name, case, case.family if name == "short_conv" else f"chunk_{case.family}", PACKED, inside=False)
+            compare(run, mesh, {"kda": "heads"}.get(name))
+    x = np.random.default_rng(0).standard_normal((3, 2, T, 2, 4), np.float32)
+    mesh = jax.make_mesh((2, 2), ("cp", "batch"), axis_types=(AxisType.Auto,) * 2)
+    inner = lambda q, k, v: linattn.chunk_linear_attn(q, k, v, context=shard_axis("cp", mesh=mesh))[0]  # noqa: E731
+    outer = jax.shard_map(inner, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"), axis_names={"batch"})
+    close("o", jax.jit(outer)(*x), linattn.chunk_linear_attn(*map(jnp.asarray, x))[0])
+
+
+def refuse_to_spread(mesh: Any) -> None:
+    """What ranks cannot share, and what one device refuses, of the call as it is written; arrays may lie anywhere."""
+    x, plan = jnp.ones((1, T, 2, 4)), shard_axis("cp", mesh=mesh)
+    call = linattn.chunk_linear_attn
+    errors = linattn.errors
+    for given, changed, error, text in (
+        (
+            [x[:, :22]] * 3,
+            {},
+            errors.ContextError,
+            "22 tokens cannot be dealt out to 4 ranks in 4 spans of equal length: pad them",
+        ),
+        ([x, x[:, :20], x], {}, errors.ShapeError, "k must be [B, T, H, K] = [1, 24, 2, 4], got [1, 20, 2, 4]"),
+        (
+            [x] * 3,
+            {"initial_state": x[:, :1]},
+            errors.ShapeError,
+            "initial_state must be [N, HV, K, V] = [1, 2, 4, 4], got [1, 1, 2, 4]",
+        ),
+    ):
+        with pytest.raises(error) as raised:
+            call(*given, **changed, context=plan)
+        assert str(raised.value).removeprefix("chunk_linear_attn: ") == text
+    with pytest.raises(errors.ContextError) as raised:
+        plan.positions(x[:, :22])
+    assert str(raised.value) == "22 tokens cannot be dealt out to 4 ranks in 4 spans of equal length: pad them"
+    zigzag = lambda x: call(x, x, x, context=shard_axis("cp", layout="zigzag"))[0]  # noqa: E731
+    with pytest.raises(errors.ContextError) as raised:
+        jax.shard_map(zigzag, mesh=mesh, in_specs=P(None, "cp"), out_specs=P(None, "cp"))(x[:, :20])
+    assert str(raised.value) == "layout 'zigzag' halves a rank's tokens, and 5 are odd: pad them"
+    spread = jax.device_put(x, NamedSharding(mesh, P(None, "cp")))
+    close("o", call(spread, x, spread, initial_state=jnp.zeros((1, 2, 4, 4)), context=plan)[0], call(x, x, x)[0])
+
+
 def refuse_to_follow() -> None:
     """What cannot be followed is said."""
     mesh = jax.make_mesh((2, 2), ("a", "b"))
@@ -314,6 +368,8 @@ def main() -> None:
     jobs |= {f"followed-{name}": lambda _, name=name: follow(name) for name in FOLLOWED}
     jobs |= {
         "left": leave_to_the_compiler,
+        "beside": lambda _: beside_other_axes(),
+        "unspread": refuse_to_spread,
         "transforms": lambda _: transform_followed(),
         "refused": lambda _: refuse_to_follow(),
         "ill-shaped": lambda _: refuse_shapes(),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import linattn
 import numpy as np
 import pytest
 from linattn.distributed import simulate
-from linattn.distributed.layout import chain_of, shard_of
+from linattn.distributed.layout import chain_of, plain_offsets, shard_of
 from linattn.errors import ContextError, OptionError
 from sequence_cases import draw
 
@@ -88,6 +89,25 @@ def _with_offsets(x: np.ndarray) -> None:
 
     rank = _Rank(lambda tokens: shard_of(1, 0, "contiguous", tokens, None), replicate_states=False)
     linattn.chunk_linear_attn(x, x, x, cu_seqlens=np.array([0, 4]), context=rank)
+
+
+@pytest.mark.parametrize("offsets", [[0, 3.7, 4], "0124", 4, np.array([0.0, 4.0]), np.zeros((2, 2), int)])
+def test_offsets_are_integers(offsets: Any):
+    with pytest.raises(OptionError) as error:
+        plain_offsets("shard_axis", offsets)
+    expected = f"shard_axis: cu_seqlens must be integers, the offsets [N+1] of packed sequences, got {offsets!r}"
+    assert str(error.value) == expected
+
+
+def test_offsets_come_from_any_array_of_integers():
+    assert plain_offsets("", None) is None
+    assert [plain_offsets("", x) for x in ([0, 3, 4], np.array([0, 3, 4], np.uint8))] == [(0, 3, 4)] * 2
+
+
+def test_an_odd_number_of_tokens_has_no_positions_in_halves():
+    with pytest.raises(ContextError) as error:
+        shard_of(2, 0, "zigzag", 0, None).runs(5)
+    assert str(error.value) == "layout 'zigzag' halves a rank's tokens, and 5 are odd: pad them"
 
 
 def test_tokens_that_cannot_be_dealt_out_are_refused():

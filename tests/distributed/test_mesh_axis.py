@@ -56,7 +56,7 @@ def assert_equal(name: str, said: str) -> None:
     [
         *(run.name for run in jax_ranks.runs()),
         *(f"followed-{name}" for name in jax_ranks.FOLLOWED),
-        *("export", "positions", "left", "transforms", "refused", "ill-shaped"),
+        *("export", "positions", "left", "beside", "unspread", "transforms", "refused", "ill-shaped"),
     ],
 )
 def test_ranks_give_what_one_device_gives(name: str):
@@ -85,3 +85,6 @@ def test_errors_say_what_is_missing():
     with pytest.raises(OptionError) as error:
         shard_axis("cp", layout="striped")
     assert str(error.value) == "shard_axis: layout must be 'contiguous' or 'zigzag', got 'striped'"
+    with pytest.raises(OptionError) as error:
+        shard_axis("cp", mesh="cp")
+    assert str(error.value) == "shard_axis: mesh must be a jax.sharding.Mesh or None, got str"

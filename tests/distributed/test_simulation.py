@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from linattn.distributed import simulate
+from linattn.errors import LinattnError
 from sequence_cases import SPREAD, Case, arguments, draw, operator, parts
 
 torch = pytest.importorskip("torch")
@@ -18,6 +19,36 @@ PACKINGS = {
     "aligned": [0, 6, 12, 18, 24],
     "ends": [0, 0, 1, 23, 23],
 }
+
+
+X, STATE = np.ones((1, 24, 2, 4)), np.ones((1, 2, 4, 4))
+REFUSED = {
+    "one head of states": ("chunk_linear_attn", dict(initial_state=STATE[:, :1])),
+    "states of one column": ("chunk_linear_attn", dict(initial_state=STATE[..., :1])),
+    "states of integers": ("chunk_linear_attn", dict(initial_state=STATE.astype(int))),
+    "a state that is no array": ("chunk_linear_attn", dict(initial_state=[1])),
+    "a state of no dimensions": ("chunk_linear_attn", dict(initial_state=STATE[0, 0, 0, 0])),
+    "a state of what has none": ("chunk_linear_attn", dict(initial_state=STATE, causal=False)),
+    "a final state of what has none": ("chunk_linear_attn", dict(output_final_state=True, causal=False)),
+    "a state of one array": ("chunk_mixed_attn", dict(initial_state=STATE)),
+    "a filter of no width": ("short_conv", dict(weight=np.ones(4))),
+    "too short windows": ("short_conv", dict(initial_state=np.ones((1, 4, 1)))),
+    "windows of one channel": ("short_conv", dict(initial_state=np.ones((1, 1, 3)))),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_ranks_refuse_what_one_device_refuses(case: str):
+    name, changed = REFUSED[case]
+    function = operator(name)
+    given = (
+        {arg.name: X for arg in function.spec.args} if name != "short_conv" else {"x": X[:, :, 0], "weight": np.ones((4, 4))}
+    )
+    with pytest.raises(LinattnError) as one:
+        function(**given | changed)
+    with pytest.raises(type(one.value)) as ranks:
+        simulate(function, **given | changed, ranks=2)
+    assert str(ranks.value) == str(one.value)
 
 
 def tensors(case: Case) -> dict[str, Any]:

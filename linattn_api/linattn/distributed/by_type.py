@@ -30,8 +30,12 @@ Axes = Any
 FOLLOWED = ("B", "T", "H", "HV", "D")
 
 
-def context_of(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) -> Context | None:
-    """How the values of a call are sharded, as far as their type says it; None if it says nothing of any use."""
+def context_of(
+    spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any], axis: ShardAxis | None = None
+) -> Followed | None:
+    """How the values of a call are sharded, as far as their type says it; None if it says nothing of any use, which beside the
+    axis that shares the tokens, where the caller names it, is nothing of other axes.
+    """
     names = tuple(arg.name for arg in spec.args)
     like = dict(zip(names, arrays, strict=True))[spec.like]
     if not hasattr(like, "aval") or not followable(spec, arrays, keywords):
@@ -49,6 +53,9 @@ def context_of(spec: OpSpec, arrays: tuple[Any, ...], keywords: dict[str, Any]) 
         heads = [x.shape[2] for x, arg in zip(arrays, spec.args, strict=True) if x is not None and "H" in arg.shapes[0][2:3]]
         if any(count % mesh.shape[name] for count in heads for name in named(along["HV"])):
             del along["HV"]
+    if axis is not None:
+        along = {symbol: entry for symbol, entry in along.items() if symbol != "T" and axis.name not in named(entry)}
+        return Followed(mesh, along | {"T": axis.name}, axis.replicated()) if along and axis.name in explicit else None
     return Followed(mesh, along) if along else None
 
 
@@ -84,10 +91,11 @@ class Followed(Context):
     Attributes:
         mesh: The mesh.
         along: By symbol, those of query/key heads being those of the value heads.
+        axis: That of the tokens, where the caller names it.
     """
 
-    def __init__(self, mesh: Any, along: dict[str, Axes]) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Any, along: dict[str, Axes], axis: ShardAxis | None = None) -> None:
+        self.mesh, self.axis = mesh, axis
         self.along = along | ({"H": along["HV"]} if "HV" in along else {})
 
     def run(
@@ -134,8 +142,8 @@ class Followed(Context):
     def _rank(self, spec: OpSpec, form: str | None, keywords: dict[str, Any]) -> ShardAxis | None:
         """What connects the ranks along the tokens; None where each has all of them."""
         entry, label = named(self.along.get("T")), method_name(form, spec.name)
-        if not entry:
-            return None
+        if self.axis is not None or not entry:
+            return self.axis
         if len(entry) > 1:
             raise ContextError(f"{label}: the tokens lie along the axes {entry}, and ranks exchange along one of them")
         if keywords["cu_seqlens"] is not None:
@@ -147,7 +155,8 @@ class Followed(Context):
 
     def _states(self, spec: OpSpec, keywords: dict[str, Any]) -> Any:
         """Where states lie: their rows and heads with those of the values."""
-        found = tuple(self._of_symbols(arg.shapes[0], keywords["cu_seqlens"] is None) for arg in spec.state(keywords))
+        packed = keywords["cu_seqlens"] is not None or (self.axis is not None and self.axis.cu_seqlens is not None)
+        found = tuple(self._of_symbols(arg.shapes[0], not packed) for arg in spec.state(keywords))
         return found[0] if spec.state_type is None else MixedState(*found)
 
     def _spec(self, arg: Arg, x: Any) -> PartitionSpec:

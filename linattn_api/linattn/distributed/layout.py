@@ -8,13 +8,27 @@ span holds of one sequence; a state crosses from one span to the next where a se
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from ..errors import ContextError
+from ..errors import ContextError, OptionError
 
-__all__ = ["LAYOUTS", "Layout", "Segment", "Shard", "Span", "chain_of", "rank_order", "remembered", "shard_of"]
+__all__ = [
+    "LAYOUTS",
+    "Layout",
+    "Segment",
+    "Shard",
+    "Span",
+    "chain_of",
+    "plain_offsets",
+    "rank_order",
+    "remembered",
+    "shard_of",
+    "tokens_of_rank",
+    "tokens_of_span",
+]
 
 Layout = Literal["contiguous", "zigzag"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "zigzag")
@@ -132,7 +146,7 @@ class Shard(NamedTuple):
 
         Padding counts on from zero.
         """
-        length = tokens // len(self.spans)
+        length = tokens_of_span(tokens, self.layout)
         if not self.packed:
             return [(span.place * length, length) for span in self.spans]
         assert self.cu_seqlens is not None
@@ -160,6 +174,47 @@ def rank_order(ranks: int, layout: Layout) -> tuple[tuple[int, int], ...]:
     """For every span in order, the rank that holds it and its number there."""
     there = tuple((rank, 0) for rank in range(ranks))
     return there if layout == "contiguous" else (*there, *((rank, 1) for rank in reversed(range(ranks))))
+
+
+def tokens_of_rank(tokens: int, ranks: int, layout: Layout) -> int:
+    """How many of so many tokens each rank has.
+
+    Raises:
+        ContextError: They cannot be dealt out.
+    """
+    spans = len(rank_order(ranks, layout))
+    if tokens % spans:
+        raise ContextError(f"{tokens} tokens cannot be dealt out to {ranks} ranks in {spans} spans of equal length: pad them")
+    return tokens // ranks
+
+
+def tokens_of_span(tokens: int, layout: Layout) -> int:
+    """How many tokens each span has of a rank that has so many.
+
+    Raises:
+        ContextError: They cannot be halved.
+    """
+    if layout == "contiguous":
+        return tokens
+    if tokens % 2:
+        raise ContextError(f"layout 'zigzag' halves a rank's tokens, and {tokens} are odd: pad them")
+    return tokens // 2
+
+
+def plain_offsets(owner: str, cu_seqlens: Any) -> tuple[int, ...] | None:
+    """Offsets of packed sequences as plain integers, from any array or sequence of them; None where there are none.
+
+    Raises:
+        OptionError: They are no integers.
+    """
+    if cu_seqlens is None:
+        return None
+    try:
+        return tuple(map(operator.index, cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
+    except TypeError:
+        raise OptionError(
+            f"{owner}: cu_seqlens must be integers, the offsets [N+1] of packed sequences, got {cu_seqlens!r:.80}"
+        ) from None
 
 
 @remembered
@@ -196,7 +251,7 @@ def shard_of(ranks: int, rank: int, layout: Layout, tokens: int, cu_seqlens: tup
     """
     order = rank_order(ranks, layout)
     own = [j for j, (holder, _) in enumerate(order) if holder == rank]
-    length = tokens // len(own)
+    length = tokens_of_span(tokens, layout)
     if cu_seqlens is not None:
         _check(ranks, tokens, layout, cu_seqlens)
     chain = chain_of(ranks, layout, length, cu_seqlens)
@@ -241,10 +296,7 @@ def _check(ranks: int, tokens: int, layout: Layout, cu_seqlens: tuple[int, ...])
         raise ContextError(
             f"cu_seqlens must not pass the tokens of all ranks, {ranks} · {tokens} = {total}, got {cu_seqlens[-1]}"
         )
-    if layout == "zigzag":
-        if tokens % 2:
-            raise ContextError(f"layout 'zigzag' halves a rank's tokens, and {tokens} are odd: pad them")
-        if 2 * cu_seqlens[-1] <= total and cu_seqlens[-1] < total:
-            raise ContextError(
-                f"layout 'zigzag' takes padding of less than half of the {total} tokens, got {cu_seqlens[-1]} tokens"
-            )
+    if layout == "zigzag" and 2 * cu_seqlens[-1] <= total and cu_seqlens[-1] < total:
+        raise ContextError(
+            f"layout 'zigzag' takes padding of less than half of the {total} tokens, got {cu_seqlens[-1]} tokens"
+        )

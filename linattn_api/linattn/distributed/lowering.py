@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .. import dispatch, summarizing
 from ..call import method_name
@@ -18,7 +18,7 @@ from ..feature_maps import resolve as resolve_map
 from ..frameworks import Framework, framework_of
 from ..spec import SUMMARIES, Arg, OpSpec
 from .exchange import Exchange, joined
-from .layout import Shard
+from .layout import Shard, tokens_of_span
 from .mixed_rules import chunks_everywhere, whole_chunks
 from .rules import convolution, each, everywhere, matrix_state
 
@@ -112,15 +112,30 @@ def run(
             f"{label}: context= holds the offsets of packed sequences: pass cu_seqlens to it, and not to the call"
         )
     shard = shard_of_tokens(arrays[0].shape[1])
+    tokens_of_span(arrays[0].shape[1], shard.layout)
     named = {arg.name: x for arg, x in zip(spec.args, arrays, strict=True)}
     call = ShardCall(xp, spec, form, named, keywords, backend, shard, exchange, replicate_states)
     _check_states(call)
     if feature_map is not None:
         call = call._replace(arrays=_map_features(call, resolve_map(feature_map)))
+    sequences = exchange.offsets(call, lambda shard: [0] * (shard.sequences + 1)) if shard.packed else None
+    check(spec, form, tuple(call.arrays.values()), keywords, backend, sequences)
     o, final = _rule(call)(call)
     if final is not None and replicate_states:
         final = each(lambda x: exchange.total(call, x), final)
     return o, final
+
+
+def check(
+    spec: OpSpec,
+    form: str | None,
+    arrays: tuple[Any, ...],
+    keywords: dict[str, Any],
+    backend: str | Sequence[str] | None,
+    offsets: Any,
+) -> None:
+    """Refuse a call as one device would, before ranks exchange anything; of ``offsets`` only how many there are counts."""
+    dispatch.resolve(spec, form, arrays, {**keywords, "cu_seqlens": offsets}, None, backend)
 
 
 def _rule(call: ShardCall) -> Callable[[ShardCall], tuple[Any, Any]]:
@@ -137,11 +152,10 @@ def _rule(call: ShardCall) -> Callable[[ShardCall], tuple[Any, Any]]:
 def _check_states(call: ShardCall) -> None:
     """An initial state has a row for every sequence of all ranks."""
     start = call.keywords["initial_state"]
-    if start is None:
-        return
+    first = cast("tuple[Any, ...]", start)[0] if isinstance(start, tuple) else start
+    found: list[int] = list(getattr(first, "shape", ()))
     rows = call.shard.sequences or next(iter(call.arrays.values())).shape[0]
-    found: list[int] = list((start[0] if isinstance(start, tuple) else start).shape)  # type: ignore[reportUnknownMemberType]
-    if found[0] != rows:
+    if found and found[0] != rows:
         what = "packed sequences on all ranks" if call.shard.packed else "batch entries"
         raise ShapeError(
             f"{call.label}: initial_state must have a row for each of the {rows} {what}, got {found}: "

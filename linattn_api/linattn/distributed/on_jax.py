@@ -27,7 +27,7 @@ from ..frameworks import framework_of
 from ..spec import OpSpec
 from . import lowering
 from .exchange import Exchange, Sources, taken
-from .layout import LAYOUTS, Chain, Layout, Shard, shard_of
+from .layout import LAYOUTS, Chain, Layout, Shard, plain_offsets, shard_of, tokens_of_rank
 
 __all__ = ["ShardAxis", "arrays_in", "shard_axis"]
 
@@ -83,12 +83,16 @@ class ShardAxis(Context, Exchange):
         """The position of each token of ``x [B, T, …]`` in its sequence ``[T]``, int32; of all ranks outside ``shard_map``."""
         here = self._is_on_a_rank()
         ranks = lax.axis_size(self.name) if here else self._mesh_of("positions").shape[self.name]
-        tokens = x.shape[1] if here else x.shape[1] // ranks
+        tokens = x.shape[1] if here else tokens_of_rank(x.shape[1], ranks, self.layout)
         table = [
             np.concatenate([np.arange(first, first + count) for first, count in peer.runs(tokens)])
             for peer in self._shard(ranks, tokens).peers
         ]
         return self._own(table) if here else jnp.asarray(np.concatenate(table), jnp.int32)
+
+    def replicated(self) -> ShardAxis:
+        """The same, with every final state on every rank."""
+        return ShardAxis(self.name, self.layout, self.cu_seqlens, True, self.mesh)
 
     def _is_on_a_rank(self) -> bool:
         """Whether this is traced inside ``shard_map`` over the axis."""
@@ -100,7 +104,9 @@ class ShardAxis(Context, Exchange):
 
     def _mesh_of(self, owner: str) -> Any:
         """The mesh of a call outside ``shard_map``."""
-        mesh = self.mesh or jax.sharding.get_abstract_mesh()
+        here = jax.sharding.get_abstract_mesh()
+        # inside shard_map over other axes of the same mesh, it is known by what is manual there
+        mesh = here if self.mesh is None or self.mesh.shape_tuple == here.shape_tuple else self.mesh
         if self.name not in mesh.axis_names:
             raise ContextError(
                 f"{owner}: no mesh with an axis {self.name!r} is known here, only the axes {list(mesh.axis_names)}: call "
@@ -120,7 +126,11 @@ class ShardAxis(Context, Exchange):
         feature_map: str | FeatureMap | None,
         backend: str | Sequence[str] | None,
     ) -> Any:
-        """``shard_map`` around the call: along the axis each rank has its tokens; the other axes stay the compiler's."""
+        """``shard_map`` around the call: along the axis each rank has its tokens. The other axes are followed where the arrays'
+        types say what lies along them, and stay the compiler's where they do not.
+        """
+        from .by_type import context_of  # which imports this module
+
         mesh = self._mesh_of(spec.name)
         by_token = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
         named = {**dict(zip((arg.name for arg in spec.args), arrays, strict=True)), **keywords}
@@ -133,17 +143,30 @@ class ShardAxis(Context, Exchange):
             for name, x in given.items()
         }
 
-        @jax.shard_map(mesh=mesh, in_specs=(specs, anywhere), out_specs=(tokens, anywhere), axis_names={self.name})
-        def on_a_rank(given: dict[str, Any], held: dict[str, dict[str, Any]]) -> Any:
+        offsets = None if self.cu_seqlens is None else jnp.zeros(len(self.cu_seqlens), jnp.int32)
+
+        def put_together(given: dict[str, Any], held: dict[str, dict[str, Any]]) -> tuple[Any, Any, Any]:
             local = {
                 **named,
                 **given,
                 **{name: replace(objects[name], **held[name]) if held[name] else objects[name] for name in objects},
             }
-            own = tuple(local[arg.name] for arg in spec.args)
-            rest = {name: local[name] for name in keywords}
-            return self._on_a_rank(True, spec, form, own, rest, local["feature_map"], backend)
+            return tuple(local[arg.name] for arg in spec.args), {name: local[name] for name in keywords}, local["feature_map"]
 
+        def refuse(given: dict[str, Any], held: dict[str, dict[str, Any]]) -> None:
+            own, rest, phi = put_together(given, held)
+            if phi is None:  # a map is applied on the ranks, and what comes of it is looked at there
+                lowering.check(spec, form, own, rest, backend, offsets)
+
+        @jax.shard_map(mesh=mesh, in_specs=(specs, anywhere), out_specs=(tokens, anywhere), axis_names={self.name})
+        def on_a_rank(given: dict[str, Any], held: dict[str, dict[str, Any]]) -> Any:
+            own, rest, phi = put_together(given, held)
+            return self._on_a_rank(True, spec, form, own, rest, phi, backend)
+
+        jax.eval_shape(refuse, given, held)  # by shapes alone: arrays may lie anywhere
+        tokens_of_rank(arrays[0].shape[1], mesh.shape[self.name], self.layout)
+        if (followed := context_of(spec, arrays, keywords, self)) is not None:
+            return followed.run(spec, form, arrays, keywords, feature_map, backend)
         return on_a_rank(given, held)
 
     # -- what differs between ranks ----------------------------------------------------------------------------------
@@ -359,7 +382,8 @@ def shard_axis(
         raise OptionError(f"shard_axis: layout must be 'contiguous' or 'zigzag', got {layout!r}")
     if not isinstance(name, str):
         raise OptionError(f"shard_axis: name must be that of an axis of a mesh, got {type(name).__name__}")
+    if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh, type(None))):
+        raise OptionError(f"shard_axis: mesh must be a jax.sharding.Mesh or None, got {type(mesh).__name__}")
     if isinstance(cu_seqlens, Tracer):
         raise OptionError("shard_axis: cu_seqlens must be plain integers, which the program is made for, got a traced array")
-    offsets = None if cu_seqlens is None else tuple(int(offset) for offset in cu_seqlens)
-    return ShardAxis(name, layout, offsets, replicate_states, mesh)
+    return ShardAxis(name, layout, plain_offsets("shard_axis", cu_seqlens), replicate_states, mesh)

@@ -10,13 +10,12 @@ from typing import Any
 
 from ..affine import act
 from ..context import Context
-from ..errors import ContextError
 from ..feature_maps import FeatureMap
 from ..frameworks import Framework, framework_of
 from ..spec import OpSpec
 from . import lowering
 from .exchange import Exchange, Sources
-from .layout import Layout, Shard, rank_order, shard_of
+from .layout import Layout, Shard, plain_offsets, rank_order, shard_of, tokens_of_rank
 from .rules import plus
 
 __all__ = ["simulate"]
@@ -93,13 +92,12 @@ def simulate(
     Raises:
         ContextError: The tokens cannot be dealt out evenly; packed sequences may end in padding.
     """
-    offsets = None if cu_seqlens is None else tuple(int(offset) for offset in cu_seqlens)
+    offsets = plain_offsets("simulate", cu_seqlens)
     bound = inspect.signature(operator).bind(*args, **keywords).arguments
     spec: OpSpec = operator.spec  # type: ignore[attr-defined]
     first = bound[spec.args[0].name]
     xp, T, spans = framework_of(first), first.shape[1], len(rank_order(ranks, layout))
-    if T % spans:
-        raise ContextError(f"{T} tokens cannot be dealt out to {ranks} ranks in {spans} spans of equal length: pad them")
+    tokens_of_rank(T, ranks, layout)
     members = [_Rank(partial(_shard, ranks, rank, layout, offsets), replicate_states) for rank in range(ranks)]
     inputs = [_local(xp, spec, bound, ranks, rank, layout) for rank in range(ranks)]
     results: list[Any] = []
