@@ -52,6 +52,7 @@ def jobs_of(world: int) -> list[Job]:
         jobs += [("dtensors", dict(variant="simple_gla"))]
     if world == 4:
         jobs += [("dtensors", dict(variant=v, heads=2)) for v in ("value_gate", "mapped_delta", "mixed")]
+        jobs += [("dtensors", dict(variant="simple_gla", heads=2, H=1)), ("misplaced", {})]
     return named(world, jobs)
 
 

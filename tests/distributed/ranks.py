@@ -267,8 +267,8 @@ def wait_for_no_offsets() -> None:
         function(**arguments(case, own, function), context=plan)[0].sum().backward()
 
 
-def dtensors(variant: str, heads: int = 1) -> None:
-    """Distributed tensors, their heads over another axis of the mesh, against one device."""
+def dtensors(variant: str, heads: int = 1, H: int = 2) -> None:
+    """Distributed tensors, their heads over another axis of the mesh, but for a single key head, against one device."""
     import torch
     import torch.distributed as dist
     from linattn.distributed import context_parallel
@@ -277,7 +277,7 @@ def dtensors(variant: str, heads: int = 1) -> None:
 
     mesh = init_device_mesh(here(), (dist.get_world_size() // heads, heads), mesh_dim_names=("cp", "tp"))
     plan = context_parallel(mesh["cp"])
-    case = draw(variant)
+    case = draw(variant, H=H)
     function = operator(f"chunk_{case.family}")
     args = {
         arg.name: arg
@@ -289,6 +289,8 @@ def dtensors(variant: str, heads: int = 1) -> None:
         head = next((i for i, symbol in enumerate(symbols) if symbol in ("H", "HV")), None)
         if name.startswith("gate."):
             head = 0
+        if head is not None and x.shape[head] == 1:
+            head = None
         along = [Shard(1) if "T" in symbols else Replicate(), Replicate() if head is None else Shard(head)]
         return distribute_tensor(x, mesh, along)
 
@@ -308,6 +310,36 @@ def dtensors(variant: str, heads: int = 1) -> None:
         if x.grad is not None:
             gradient = spread[name].grad.full_tensor()
             torch.testing.assert_close(gradient, x.grad, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def misplaced() -> None:
+    """Distributed tensors that do not lie as the values do are refused on every rank: each would read heads of others."""
+    import linattn
+    import pytest
+    import torch
+    from linattn.distributed import context_parallel
+    from linattn.errors import ContextError
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh(here(), (2, 2), mesh_dim_names=("cp", "tp"))
+    plan, whole, heads = context_parallel(mesh["cp"]), [Shard(1), Replicate()], [Shard(1), Shard(2)]
+
+    def refused(places: dict[str, Any], text: str, H: int = 2, HV: int = 4, T: int = 8) -> None:
+        shapes = dict(q=(1, T, H, 4), k=(1, T, H, 4), v=(1, T, HV, 4), g=(1, T, HV), initial_state=(1, HV, 4, 4))
+        placed = dict.fromkeys("qkvg", heads) | {"initial_state": [Replicate(), Shard(1)]} | places
+        given = {key: distribute_tensor(torch.ones(shape, device=here()), mesh, placed[key]) for key, shape in shapes.items()}
+        with pytest.raises(ContextError) as error:
+            linattn.chunk_simple_gla(**given, context=plan)
+        assert str(error.value) == f"simple_gla: {text}"
+
+    refused(dict(q=whole, k=whole), "q must be Shard(2) along 'tp', got Replicate()")
+    refused(dict(v=whole, g=whole), "q must be Replicate() along 'tp', got Shard(2)")
+    refused(dict(g=whole), "g must be Shard(2) along 'tp', got Replicate()")
+    refused(dict(initial_state=[Replicate()] * 2), "initial_state must be Shard(1) along 'tp', got Replicate()")
+    refused(dict(k=[Replicate(), Shard(2)]), "k must be Shard(1) along 'cp', got Replicate()")
+    refused({}, "dimension 2 of q must be a multiple of the 2 devices along 'tp', got [1, 8, 3, 4]", H=3, HV=6)
+    refused({}, "dimension 1 of q must be a multiple of the 2 devices along 'cp', got [1, 7, 2, 4]", T=7)
 
 
 def through_fla(name: str, variant: str, cu_seqlens: list[int]) -> None:

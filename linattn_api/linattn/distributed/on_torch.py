@@ -24,7 +24,7 @@ from ..spec import Arg, OpSpec
 from . import collectives, lowering
 from .agreement import agree
 from .exchange import Exchange, Sources
-from .layout import LAYOUTS, Layout, Shard, shard_of
+from .layout import LAYOUTS, Layout, Shard, plain_offsets, shard_of
 from .linked import Link, link_of
 from .rules import each
 
@@ -182,7 +182,8 @@ class ContextPlan(Context, Exchange):
         label = spec.name
         if self.mesh is None:
             raise ContextError(f"{label}: DTensors need a plan of a DeviceMesh: context_parallel(mesh[name])")
-        args = {arg.name: arg for arg in (*spec.args, *spec.keyword_args)}
+        kinds = spec.state(keywords)
+        args = {arg.name: arg for arg in (*spec.args, *spec.keyword_args, *kinds)}
         named = {**dict(zip((arg.name for arg in spec.args), arrays, strict=True)), **keywords}
         like = named[spec.like]
         if not isinstance(like, DTensor):
@@ -190,6 +191,8 @@ class ContextPlan(Context, Exchange):
                 f"{label}: {spec.like} is a plain tensor and another array is a DTensor: make all of them DTensors"
             )
         own = like.device_mesh.mesh_dim_names.index(self._axis(like))  # type: ignore[union-attr]
+        along = _symbols_along(_symbols(args[spec.like], like), like.placements)
+        along[own] = "T"
 
         def local(name: str, x: Any) -> Any:
             """What this device has of an array, or of each in an object that holds some."""
@@ -201,10 +204,12 @@ class ContextPlan(Context, Exchange):
                 return replace(x, **changed) if changed else x
             if not isinstance(x, DTensor):
                 return x
-            by_token = name in args and lowering.has_tokens(args[name], x)
-            if by_token != x.placements[own].is_shard(1):
-                expected = "Shard(1)" if by_token else "Replicate()"
-                raise ContextError(f"{label}: {name} must be {expected} along {self._axis(like)!r}, got {x.placements[own]}")
+            if name in args:
+                _check_places(label, name, x, _symbols(args[name], x), like.device_mesh, along)
+            elif x.placements[own].is_shard():
+                raise ContextError(
+                    f"{label}: {name} must be Replicate() along {self._axis(like)!r}, got {_shown_place(x.placements[own])}"
+                )
             # what every device has of an array, while each has other tokens or heads of the values, gets a part of its gradient
             places = zip(x.placements, like.placements, strict=True)
             gradients = [Partial() if mine.is_replicate() and other.is_shard() else mine for mine, other in places]
@@ -219,11 +224,10 @@ class ContextPlan(Context, Exchange):
 
         def whole(arg: Arg, x: Tensor) -> DTensor:
             """A state, with its heads where those of the values are."""
-            places: list[Placement] = [_of_state(place, arg) for place in like.placements]
+            places: list[Placement] = [_place_of(arg.shapes[0], x.shape, symbol) for symbol in along]
             places[own] = Replicate() if self.replicate_states else Partial()
             return DTensor.from_local(x, like.device_mesh, places)
 
-        kinds = spec.state(keywords)
         if isinstance(final, tuple):
             return o, type(final)(*(whole(arg, x) for arg, x in zip(kinds, final, strict=True)))
         return o, whole(kinds[0], final)
@@ -274,15 +278,49 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (x for field in fields(value) if isinstance(x := getattr(value, field.name), Tensor))
 
 
-def _of_state(place: Placement, arg: Arg) -> Placement:
-    """Where an array of a state is, if the values ``[B, T, HV, V]`` are there: its heads, or its rows, with theirs."""
+def _symbols(arg: Arg, x: Tensor) -> tuple[str, ...]:
+    """What the dimensions of an array are, by their symbols; nothing of one that has too many or too few."""
+    return next((shape for shape in arg.shapes if len(shape) == x.dim()), ())
+
+
+def _symbols_along(symbols: tuple[str, ...], placements: Sequence[Placement]) -> list[str | None]:
+    """What lies along each axis of a mesh, by its symbol; None where an array is whole there."""
+    dims = [next((dim for dim in range(len(symbols)) if place.is_shard(dim)), None) for place in placements]
+    return [None if dim is None else symbols[dim] for dim in dims]
+
+
+TOGETHER = {"B": ("B", "N"), "HV": ("HV", "H"), "H": ("HV", "H")}
+"""Symbols that lie along an axis where one of them does: a batch entry with its state, a value head with its key head."""
+
+
+def _place_of(symbols: Sequence[str], shape: Sequence[int], along: str | None) -> Placement:
+    """How an array is to lie along an axis of a mesh: a single key head is whole beside all of its value heads."""
     from torch.distributed.tensor import Shard as Sharded
 
-    symbols = arg.shapes[0]
-    heads = next((i for i, symbol in enumerate(symbols) if symbol in ("H", "HV", "D")), None)
-    if place.is_shard(2):
-        return Replicate() if heads is None else Sharded(heads)
-    return place
+    kin = TOGETHER.get(along or "", (along,))
+    dim = next((i for i, symbol in enumerate(symbols) if symbol in kin), None)
+    return Replicate() if dim is None or (symbols[dim] != along and symbols[dim] == "H" and shape[dim] == 1) else Sharded(dim)
+
+
+def _check_places(
+    label: str, name: str, x: DTensor, symbols: Sequence[str], mesh: DeviceMesh, along: Sequence[str | None]
+) -> None:  # fmt: skip
+    """An array lies as the values do, in parts of one size: each device then has what its values need, and no more."""
+    if x.device_mesh != mesh:
+        raise ContextError(f"{label}: {name} must be on the mesh of the values, {mesh}, got {x.device_mesh}")
+    for axis, symbol, place in zip(mesh.mesh_dim_names or (), along, x.placements, strict=True):
+        expected, devices = _place_of(symbols, x.shape, symbol), mesh[axis].size()
+        if devices > 1 and place != expected:
+            raise ContextError(f"{label}: {name} must be {_shown_place(expected)} along {axis!r}, got {_shown_place(place)}")
+        if place.is_shard() and x.shape[place.dim] % devices:  # type: ignore[attr-defined]
+            raise ContextError(
+                f"{label}: dimension {place.dim} of {name} must be a multiple of the {devices} devices along {axis!r}, "  # type: ignore[attr-defined]
+                f"got {list(x.shape)}"
+            )
+
+
+def _shown_place(place: Placement) -> str:
+    return f"Shard({place.dim})" if place.is_shard() else "Replicate()" if place.is_replicate() else str(place)  # type: ignore[attr-defined]
 
 
 def context_parallel(
@@ -334,21 +372,16 @@ def context_parallel(
             f"context_parallel: the mesh has {mesh.ndim} dimensions {list(mesh.mesh_dim_names or ())}: pass mesh[name], the "
             f"one that shares the tokens"
         )
+    offsets = plain_offsets("context_parallel", cu_seqlens)
     group: Any = mesh.get_group() if mesh is not None else mesh_or_group or dist.group.WORLD
     cpu_group = _cpu_group(group, timeout)
     collectives.watch(group.group_name, cpu_group)
-    offsets = None if cu_seqlens is None else _plain(cu_seqlens)
     plan = ContextPlan(group, layout, offsets, replicate_states, exchange, mesh)
     if check:
         packed = "no packed sequences" if offsets is None else f"packed sequences at {_shown(offsets)}"
         states = "replicated states" if replicate_states else "states of their own"
         agree(cpu_group, "context_parallel", f"layout {layout!r}, exchange {exchange!r}, {states}, {packed}")
     return plan
-
-
-def _plain(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
-    values = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
-    return tuple(int(value) for value in values)
 
 
 def _shown(offsets: tuple[int, ...]) -> str:
