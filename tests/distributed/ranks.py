@@ -375,6 +375,36 @@ def through_fla(name: str, variant: str, cu_seqlens: list[int]) -> None:
             torch.testing.assert_close(x.grad, whole[key].grad[:, tokens], rtol=1e-8, atol=1e-8, msg=say)
 
 
+def refused_through_fla() -> None:
+    """Contexts of fla's that do not fit the tokens are refused by every rank alike; offsets may be of inference mode."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from linattn.errors import ContextError
+    from linattn.integrations import fla
+
+    rank = dist.get_rank()
+
+    def run(tokens: int, end: int, begins: bool) -> torch.Tensor:
+        context = SimpleNamespace(group=dist.group.WORLD, cu_seqlens=torch.tensor([0, end]), is_first_rank=begins)
+        x = {key: torch.full((1, tokens, 2, 4), 0.4) for key in "qkv"}
+        x |= {key: torch.full((1, tokens, 2), value) for key, value in (("g", -0.1), ("beta", 0.5))}
+        return fla.chunk_gated_delta_rule(**x, cp_context=context)[0]
+
+    fits = "cp_context: every rank must have as many tokens, and its cu_seqlens end there: "
+    for own, text in (
+        ((8, 6, rank == 0), fits + "the ranks have [8, 8, 8] tokens, and their cu_seqlens end at [6, 6, 6]"),
+        ((8 + rank, 8 + rank, rank == 0), fits + "the ranks have [8, 9, 10] tokens, and their cu_seqlens end at [8, 9, 10]"),
+        ((8, 8, False), "cp_context: the first rank must begin with a sequence, got is_first_rank=False there"),
+    ):
+        with pytest.raises(ContextError) as error:
+            run(*own)
+        assert str(error.value) == text
+    expected = run(8, 8, rank == 0)
+    with torch.inference_mode():
+        assert torch.equal(run(8, 8, rank == 0), expected)
+
+
 def convolve(cu_seqlens: list[int] | None = None, W: int = 4, **options: Any) -> None:
     """``short_conv`` against one device."""
     import numpy as np

@@ -144,7 +144,7 @@ def _refuse(function: str, **given: Any) -> None:
 
 
 def _placed(
-    function: str, cp_context: Any, initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None
+    function: str, v: Tensor, cp_context: Any, initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None
 ) -> dict[str, Any]:
     """Which tokens are whose: ``cp_context`` as linattn's ``context``, or else ``cu_seqlens``; and the states."""
     if cp_context is None:
@@ -153,7 +153,7 @@ def _placed(
         raise Unsupported(f"{function}: initial_state and output_final_state do not go with cp_context")
     from .fla_ranks import plan_of
 
-    return {"context": plan_of(cp_context)}
+    return {"context": plan_of(cp_context, v.shape[1])}
 
 
 def _beta_map(sigmoid: bool, allow_neg_eigval: bool) -> str | None:
@@ -701,7 +701,7 @@ def chunk_gated_delta_rule(
         beta_map=_beta_map(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         scale=scale,
         state_v_first=_v_first(state_v_first, transpose_state_layout),
-        **_placed("chunk_gated_delta_rule", cp_context, initial_state, output_final_state, cu_seqlens),
+        **_placed("chunk_gated_delta_rule", v, cp_context, initial_state, output_final_state, cu_seqlens),
     )
 
 
@@ -816,7 +816,7 @@ def chunk_kda(
         beta_map=_beta_map(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         scale=scale,
         state_v_first=_v_first(state_v_first, transpose_state_layout),
-        **_placed(name, cp_context, initial_state, output_final_state, cu_seqlens),
+        **_placed(name, v, cp_context, initial_state, output_final_state, cu_seqlens),
     )
 
 
@@ -915,7 +915,7 @@ def chunk_dplr_delta_rule(
     name = "chunk_dplr_delta_rule"
     _refuse(name, head_first=head_first)
     tokens = {"q": q, "k": k, "v": v, "g": gk, "a": a, "b": b}
-    placed = _placed(name, cp_context, initial_state, output_final_state, cu_seqlens)
+    placed = _placed(name, v, cp_context, initial_state, output_final_state, cu_seqlens)
     return _run(linattn.dplr, tokens, scale=scale, **placed)
 
 
