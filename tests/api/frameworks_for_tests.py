@@ -25,6 +25,23 @@ def array(framework: str, x: np.ndarray) -> Any:
     return pytest.importorskip("mlx.core").array(x)
 
 
+def offsets(framework: str, values: list[int]) -> Any:
+    """``cu_seqlens`` of a framework, int32."""
+    if framework == "numpy":
+        return np.array(values, np.int32)
+    if framework == "torch":
+        import torch
+
+        return torch.tensor(values, dtype=torch.int32)
+    if framework == "jax":
+        import jax.numpy as jnp
+
+        return jnp.array(values, jnp.int32)
+    import mlx.core as mx
+
+    return mx.array(values, mx.int32)
+
+
 def gradient(framework: str, function: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     """Gradient of ``function(x).sum()``."""
     x = array(framework, x)

@@ -8,7 +8,7 @@ import linattn
 import numpy as np
 import pytest
 from backends_for_tests import Recorder
-from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
+from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient, offsets
 from linattn import errors, gates
 
 B, T, H, HV, K, V = 2, 19, 2, 4, 5, 3
@@ -148,6 +148,28 @@ def test_gradients_reach_projections_and_parameters(framework, kind, name):
         return linattn.kda(**tokens, qk_norm="l2", gate=DECAYS[kind][0](a), beta_map="sigmoid")[0]
 
     np.testing.assert_allclose(gradient(framework, o, x[name]), pulled(kind, name, x), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", ["A_log", "bias", "q", "k", "g", "beta"])
+def test_behind_the_last_sequence_nothing_has_a_gradient(framework, name):
+    """Whatever stands there."""
+    x = {name: a[:1] if a.ndim > 2 else a for name, a in draw().items()}
+    found = []
+    for rest in (0.0, np.nan):
+        for token in ("q", "k", "v", "g", "beta"):
+            x[token][:, 16:] = rest
+        arrays, cu_seqlens = given(framework, x, *x), offsets(framework, [0, 9, 16])
+
+        def o(value: Any, arrays: Any = arrays, cu_seqlens: Any = cu_seqlens) -> Any:
+            a = {**arrays, name: value}
+            tokens = {key: a[key] for key in ("q", "k", "v", "g", "beta")}
+            gate = gates.Softplus(a["A_log"], a["bias"])
+            return linattn.kda(**tokens, qk_norm="l2", gate=gate, beta_map="sigmoid", cu_seqlens=cu_seqlens)[0]
+
+        found.append(gradient(framework, o, x[name]))
+    assert found[0].any()
+    np.testing.assert_array_equal(found[1], found[0])
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE)

@@ -7,7 +7,7 @@ from typing import Any
 import linattn
 import numpy as np
 import pytest
-from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient
+from frameworks_for_tests import DIFFERENTIABLE, INSTALLED, array, compiled, gradient, offsets
 from linattn import errors
 from linattn.plugin import Backend
 
@@ -145,14 +145,28 @@ def test_traced(framework):
 def test_behind_the_last_sequence_there_is_nothing(framework):
     """Not even what the skip would add."""
     a = {name: x[:1] if x.ndim > 1 else x for name, x in draw().items()}
-    offsets = np.array([0, 16], np.int32)
-    given_offsets = {"numpy": lambda x: x, "torch": lambda x: pytest.importorskip("torch").from_numpy(x)}.get(
-        framework,
-        lambda x: array(framework, x).astype("int32" if framework == "jax" else pytest.importorskip("mlx.core").int32),
-    )(offsets)
-    y, _ = linattn.ssd(**given(framework, a), dt_softplus=True, dt_limit=LIMITS, cu_seqlens=given_offsets)
+    y, _ = linattn.ssd(**given(framework, a), dt_softplus=True, dt_limit=LIMITS, cu_seqlens=offsets(framework, [0, 16]))
     near(y[:, :16], mamba2({name: x[:, :16] if x.ndim > 2 and name != "initial_state" else x for name, x in a.items()})[0])
     assert not np.asarray(y[:, 16:]).any()
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", ["x", "dt", "A", "D", "dt_bias", "z"])
+def test_behind_the_last_sequence_nothing_has_a_gradient(framework, name):
+    """Whatever stands there."""
+    a = {name: x[:1] if x.ndim > 1 else x for name, x in draw().items()}
+    found = []
+    for rest in (0.0, np.nan):
+        for token in ("x", "dt", "B", "C", "z"):
+            a[token][:, 16:] = rest
+        arrays, cu_seqlens = given(framework, a), offsets(framework, [0, 16])
+
+        def y(value: Any, arrays: Any = arrays, cu_seqlens: Any = cu_seqlens) -> Any:
+            return linattn.ssd(**{**arrays, name: value}, dt_softplus=True, dt_limit=LIMITS, cu_seqlens=cu_seqlens)[0]
+
+        found.append(gradient(framework, y, a[name]))
+    assert found[0].any()
+    np.testing.assert_array_equal(found[1], found[0])
 
 
 def test_it_is_lowered_where_a_backend_has_none(make):

@@ -12,6 +12,7 @@ from typing import Any
 from ..call import Call
 from ..gate_maps import GATES, Gate, GateKind
 from ..spec import Holder, Lowered, Lowering, Option, redescribe, unchanged
+from ._sequences import of_sequences
 
 __all__ = [
     "BETA_MAP",
@@ -37,13 +38,15 @@ def _normalize(xp: Any, x: Any) -> Any:
 
 def apply_qk_norm(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """Unit queries and keys, a token and head at a time."""
-    unit = {name: _normalize(xp, arrays[name]) for name in ("q", "k") if name in arrays}  # a summary has no queries
+    given = [name for name in ("q", "k") if name in arrays]  # a summary has no queries
+    unit = {name: _normalize(xp, of_sequences(xp, arrays[name], options.get("cu_seqlens"))) for name in given}
     return Lowered({**arrays, **unit}, {**options, "qk_norm": None}, unchanged)
 
 
 def apply_gate(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """The log decays that a gate object makes of ``g``."""
-    return Lowered({**arrays, "g": options["gate"](arrays["g"])}, {**options, "gate": None}, unchanged)
+    g = options["gate"](of_sequences(xp, arrays["g"], options.get("cu_seqlens")))
+    return Lowered({**arrays, "g": g}, {**options, "gate": None}, unchanged)
 
 
 def describe_gate(call: Call) -> Call:
@@ -55,7 +58,7 @@ def describe_gate(call: Call) -> Call:
 
 def apply_beta_map(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """``σ(beta)``, or twice that."""
-    beta = arrays["beta"]
+    beta = of_sequences(xp, arrays["beta"], options.get("cu_seqlens"))
     beta = xp.astype(beta, xp.accumulation(beta))
     factor = 2.0 if options["beta_map"] == "2sigmoid" else 1.0
     return Lowered({**arrays, "beta": factor * xp.exp(xp.log_sigmoid(beta))}, {**options, "beta_map": None}, unchanged)

@@ -9,6 +9,7 @@ from ..call import Call
 from ..context import Context
 from ..spec import CHUNK_SIZE, OUTPUT_FINAL_STATE, Arg, Lowered, Lowering, OpSpec, Option, Options, no_resolution, redescribe
 from ._family import decoding, family, summary
+from ._sequences import of_sequences
 
 Array = TypeVar("Array")
 
@@ -35,23 +36,12 @@ def steps(xp: Any, dt: Any, dt_bias: Any, options: Options) -> Any:
     return dt if most == float("inf") else xp.where(dt > most, xp.full((), float(most), like=dt), dt)
 
 
-def of_sequences(xp: Any, x: Any, options: Options) -> Any:
-    """``x [B, T, HV, V]``, zero behind the last packed sequence, and in rows whose slot is padding."""
-    offsets, slots = options.get("cu_seqlens"), options.get("state_indices")
-    if offsets is not None:
-        live = (xp.arange(x.shape[1], like=offsets) < offsets[-1])[None, :, None, None]
-    elif slots is not None:
-        live = (slots >= 0)[:, None, None, None]
-    else:
-        return x
-    return xp.where(live, x, xp.zeros_like(x))
-
-
 def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
     """``q = C``, ``k = B``, ``v = Δ x`` and ``g = Δ A`` with ``scale = 1``; the skip and the gate follow."""
-    x, D, z = arrays["x"], options["D"], options["z"]
+    D, z, offsets, slots = options["D"], options["z"], options.get("cu_seqlens"), options.get("state_indices")
+    x, dt = (of_sequences(xp, arrays[name], offsets) for name in ("x", "dt"))
     dtype, wide = xp.dtype(x), xp.accumulation(x)
-    dt = steps(xp, arrays["dt"], options["dt_bias"], options)
+    dt = steps(xp, dt, options["dt_bias"], options)
     g = dt * xp.astype(arrays["A"], xp.dtype(dt))
     v = xp.astype(xp.astype(x, wide) * xp.astype(dt, wide)[..., None], dtype)
 
@@ -61,9 +51,9 @@ def to_simple_gla(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> L
         o = xp.astype(o, wide)
         if D is not None:
             skip = xp.astype(D, wide)
-            o = o + (skip[:, None] if len(D.shape) == 1 else skip) * of_sequences(xp, xp.astype(x, wide), options)
+            o = o + (skip[:, None] if len(D.shape) == 1 else skip) * of_sequences(xp, xp.astype(x, wide), None, slots)
         if z is not None:
-            gate = of_sequences(xp, xp.astype(z, wide), options)
+            gate = of_sequences(xp, xp.astype(z, wide), offsets, slots)
             o = o * gate * xp.exp(xp.log_sigmoid(gate))
         return xp.astype(o, dtype), state
 
