@@ -154,7 +154,7 @@ def check_submission(
     for folder in found:
         try:
             one = submissions.read(folder)
-            against = submissions.check(one, held)
+            against = submissions.check(one)
         except submissions.SubmissionError as error:
             print(f"refused   {error}")
             continue

@@ -18,7 +18,7 @@ from typing import Any
 
 from linattn.plugin import API_VERSION
 
-from . import fresh, manifest, packed
+from . import fresh, manifest, packed, provenance
 from .manifest import SUITE_VERSION, Manifest
 from .report import SCHEMA, report_hash, results_hash
 from .runner import STATUSES
@@ -179,11 +179,12 @@ def verify(report: Mapping[str, Any], held: Manifest | None = None) -> Verificat
 
     Args:
         report: As :func:`read` returns it.
-        held: The manifest; the installed one by default.
+        held: The manifest of a suite that need not be here; by default the installed one, with the code beside it.
     """
+    here = [] if held else _code(report)
     held = held or manifest.load()
     judged = verdict(report, held)
-    faults = [*_versions(report, held), *edits(report), *_results(report, held), *_run(report)]
+    faults = [*(_versions(report, held) or here), *edits(report), *_results(report, held), *_run(report)]
     told = report["verdict"].get("outcome"), report["verdict"].get("profile")
     if told != (judged.outcome, judged.profile):
         faults.append(f"its verdict is {told[0]!r} for profile {told[1]!r}: its results give {str(judged)!r}")
@@ -203,6 +204,17 @@ def _versions(report: Mapping[str, Any], held: Manifest) -> list[str]:
     if report["manifest"] != held.hash:
         return [f"its manifest is {report['manifest'][:12]}…, and that of {here} is {held.hash[:12]}…: other cases were run"]
     return []
+
+
+def _code(report: Mapping[str, Any]) -> list[str]:
+    """What shows that not the code that is installed here made it: bounds and truth are not in the manifest."""
+    if report["schema"] == OLD:
+        return [f"its layout is version {OLD}, and a run of this suite writes version {SCHEMA}"]
+    return [
+        f"{package} was another one than that which is here: its digest differs"
+        for package in provenance.SUITE
+        if report["digests"].get(package) != provenance.digest(package)
+    ]
 
 
 def _suite(suite: str, api: str) -> str:

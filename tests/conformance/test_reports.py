@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import report_cases
 import typer
-from linattn_conformance import capabilities, commands, fresh, packed, provenance, rendering, report, waivers
+from linattn_conformance import capabilities, commands, fresh, packed, provenance, reading, rendering, report, waivers
 from linattn_conformance.cases import BACKWARD
 from linattn_conformance.comparing import compare
 from linattn_conformance.manifest import SUITE_VERSION
@@ -184,6 +184,13 @@ def made_up_status(made):
     first_passed(made)["status"] = "excused"
 
 
+def of_layout_2(made):
+    """Without all that later layouts are held to."""
+    for key in reading.LATER:
+        del made[key]
+    made.update(schema=2, verdict={key: made["verdict"][key] for key in reading.VERDICT_KEYS})
+
+
 def made_up_case(made):
     made["results"].append({**made["results"][0], "id": "gla/chunk/fp8/plain/T65/forward"})
 
@@ -202,6 +209,12 @@ def made_up_case(made):
         ),
         (lambda made: made["results"].reverse(), "its results are not in the order of their ids"),
         (lambda made: made.update(began="2999-01-01T00:00:00+00:00"), "it ended at "),
+        (of_layout_2, "its layout is version 2, and a run of this suite writes version 3"),
+        (
+            lambda made: made["digests"].update(linattn_conformance="0" * 64),
+            "linattn_conformance was another one than that which is here: its digest differs",
+        ),
+        (lambda made: made["digests"].pop("linattn"), "linattn was another one than that which is here: its digest differs"),
         (lambda made: made["digests"].pop("linattn_backends"), "it does not say what code was run: it has no digest of "),
         (
             lambda made: made.update(results=[one for one in made["results"] if not fresh.is_fresh(one["id"])], seeds=[]),
