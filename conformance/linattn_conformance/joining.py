@@ -55,6 +55,7 @@ def join(parts: Sequence[tuple[str, Mapping[str, Any]]], held: Manifest) -> dict
         "began": min(part["began"] for _, part in parts),
         "ended": max(part["ended"] for _, part in parts),
         "workers": sum(part["workers"] for _, part in parts),
+        "variables": report.variables_of([part["variables"] for _, part in parts]),
         "log": report.log_of([part["log"] for _, part in parts]),
         "history": [entry for _, part in parts for entry in part["history"]],
     }

@@ -89,6 +89,8 @@ def _said(command: str, *arguments: str, line: int = 0) -> str:
     return (done.stdout.strip().splitlines() or [""])[line]
 
 
-def variables() -> dict[str, str]:
-    """Those environment variables that matter; nothing that may be a secret."""
-    return {name: value for name, value in sorted(os.environ.items()) if MATTERS.match(name) and not SECRET.search(name)}
+def variables(backend: str) -> dict[str, str]:
+    """Those environment variables that matter, and those that are named after the backend; nothing that may be a secret."""
+    own = f"{backend}_".replace("-", "_").upper()
+    told = {name: value for name, value in os.environ.items() if MATTERS.match(name) or name.upper().startswith(own)}
+    return {name: value for name, value in sorted(told.items()) if not SECRET.search(name)}

@@ -106,6 +106,7 @@ class Record:
             log=report.log_of([earlier.log, hashlib.sha256(printed.encode()).hexdigest()]),
             selection=self.selection,
             history=(*earlier.history, last),
+            variables=earlier.variables,
         )
 
     def write(self, found: Found) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,20 @@ from .manifest import SUITE_VERSION, Manifest
 from .runner import Result, Subject
 from .verdict import Verdict
 
-__all__ = ["SCHEMA", "Circumstances", "entry", "log_of", "make", "now", "report_hash", "results_hash", "text", "whole", "write"]
+__all__ = [
+    "SCHEMA",
+    "Circumstances",
+    "entry",
+    "log_of",
+    "make",
+    "now",
+    "report_hash",
+    "results_hash",
+    "text",
+    "variables_of",
+    "whole",
+    "write",
+]
 
 SCHEMA = 3
 """Version of the layout: a reader refuses one that it does not know."""
@@ -39,6 +52,7 @@ class Circumstances:
         log: SHA-256 of what the backend's processes printed.
         selection: The patterns of ids that were asked for; a report of a selection has no verdict.
         history: The runs that the results are of, one after the other; see :func:`entry`.
+        variables: Environment variables of runs before.
     """
 
     began: str = ""
@@ -46,6 +60,7 @@ class Circumstances:
     log: str = ""
     selection: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def now() -> str:
@@ -73,13 +88,18 @@ def log_of(digests: Sequence[str]) -> str:
     return hashlib.sha256("".join(found).encode()).hexdigest() if len(found) > 1 else "".join(found)
 
 
+def variables_of(runs: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The environment variables of several runs; where they differ, all values."""
+    names = sorted({name for found in runs for name in found})
+    return {name: " or ".join(dict.fromkeys(found[name] for found in runs if name in found)) for name in names}
+
+
 @functools.cache
 def _made_with(kind: str) -> dict[str, Any]:
     return {
         "digests": provenance.digests(kind),
         "packages": provenance.packages(),
         "toolchain": provenance.toolchain(),
-        "variables": provenance.variables(),
     }
 
 
@@ -130,6 +150,7 @@ def make(
         "selection": list(run.selection),
         "seeds": seeds_of(result.id for result in ordered),
         **_made_with(subject.kind),
+        "variables": variables_of([run.variables, provenance.variables(subject.name)]),
         "began": run.began or now(),
         "ended": now(),
         "workers": run.workers,

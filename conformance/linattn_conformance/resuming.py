@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from .runner import Result
 __all__ = ["HAS_RUN", "NONE", "Earlier", "belongs", "read"]
 
 SAME = (
-    "suite", "api", "backend", "digests", "framework", "device", "memory", "versions", "environment", "profile", "tighten",
-    "manifest",
+    "suite", "api", "backend", "digests", "packages", "framework", "device", "memory", "versions", "environment", "profile",
+    "tighten", "manifest",
 )  # fmt: skip
 """What must be as it was, for the results to belong together."""
 HAS_RUN = ("passed", "failed", "declared-unsupported")
@@ -35,6 +35,7 @@ class Earlier:
         log: The digest of its log.
         began: When it began.
         workers: How many processes it had.
+        variables: Its environment variables that matter.
     """
 
     results: tuple[Result, ...] = ()
@@ -45,6 +46,7 @@ class Earlier:
     log: str = ""
     began: str = ""
     workers: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 NONE = Earlier()
@@ -81,6 +83,7 @@ def read(path: Path, here: Mapping[str, Any], again: Sequence[str] = (), wanted:
         report["log"],
         report["began"],
         report["workers"],
+        report["variables"],
     )
 
 
@@ -93,5 +96,15 @@ def belongs(what: str, report: Mapping[str, Any], other: Mapping[str, Any], ther
     for edit in reading.edits(report):
         raise ValueError(f"{what}: {edit}")
     for name in SAME:
-        if report.get(name) != other.get(name):
-            raise ValueError(f"{what}: its {name} is {report.get(name)!r}, and {there} {other.get(name)!r}")
+        mine, theirs = apart(report.get(name), other.get(name))
+        if mine != theirs:
+            raise ValueError(f"{what}: its {name} is {mine!r}, and {there} {theirs!r}")
+
+
+def apart(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two values; of two mappings what they do not share."""
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return a, b
+    return {key: a[key] for key in a if (key, a[key]) not in b.items()}, {
+        key: b[key] for key in b if (key, b[key]) not in a.items()
+    }

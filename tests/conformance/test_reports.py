@@ -612,9 +612,11 @@ def test_variables_that_matter_are_told_and_secrets_are_not(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("JAX_API_TOKEN", "secret")
     monkeypatch.setenv("EDITOR", "vi")
-    found = provenance.variables()
-    assert found["TRITON_INTERPRET"] == "1"
-    assert not {"JAX_API_TOKEN", "EDITOR"} & found.keys()
+    monkeypatch.setenv("ACME_FAST_EXACT", "1")
+    monkeypatch.setenv("ACME_FAST_KEY", "secret")
+    found = provenance.variables("acme-fast")
+    assert found["TRITON_INTERPRET"] == found["ACME_FAST_EXACT"] == "1"
+    assert not {"JAX_API_TOKEN", "EDITOR", "ACME_FAST_KEY"} & found.keys()
 
 
 # -- join-reports ----------------------------------------------------------------------------------------------------
@@ -682,6 +684,10 @@ def with_results(change):
             "1.json: its device is 'cuda', and in 0.json it is 'cpu'",
         ),
         (
+            with_new_hashes(edited(lambda made: made["packages"].update(acme_kernels="2.1"))),
+            "1.json: its packages is {'acme_kernels': '2.1'}, and in 0.json it is {}",
+        ),
+        (
             with_results(lambda made: made["results"].append(made["results"][0])),
             "1.json: it has more than one result for a case",
         ),
@@ -691,13 +697,21 @@ def with_results(change):
             "the parts have fresh cases of 2 seeds, [7, 8]: run all of them with the same --seed",
         ),
     ],
-    ids=["edited", "elsewhere", "twice", "differently", "of another seed"],
+    ids=["edited", "elsewhere", "with other code", "twice", "differently", "of another seed"],
 )
 def test_what_does_not_belong_together_is_not_joined(tmp_path, other, complaint):
     done, told = join(tmp_path, halves()[0], other)
     assert done.exit_code == 2
     assert complaint.replace(" ", "") in told.replace(" ", "")
     assert not (tmp_path / "whole.json").exists()
+
+
+def test_variables_of_all_parts_are_told(tmp_path):
+    """A part may have run where a backend computes otherwise."""
+    found = [{"ACME_EXACT": "0"}, {"ACME_EXACT": "1", "ACME_TILE": "64"}]
+    parts = [with_new_hashes({**half, "variables": mine}) for half, mine in zip(halves(), found, strict=True)]
+    join(tmp_path, *parts)
+    assert read(tmp_path / "whole.json")["variables"] == {"ACME_EXACT": "0 or 1", "ACME_TILE": "64"}
 
 
 def test_complaints_of_all_parts_stay(tmp_path):
