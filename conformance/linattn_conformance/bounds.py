@@ -228,6 +228,8 @@ def _truth_of(
     if "initial_state" in result and problem.options.get("normalize"):
         axis = _head_axis(problem, "initial_state")
         result["initial_state"] = _with_sums_apart(flat["initial_state"], axis, problem.dtypes["initial_state"], count)
+    for quantity in result.values():  # one of float64 may have been computed in float32
+        quantity.noise = np.maximum(quantity.noise, FLUSHED[accumulation(low)])
     _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
     _add_noise_of_neighbours(problem, low, arrays, result)
     _add_noise_of_sums(problem, low, arrays, result)

@@ -156,6 +156,14 @@ def test_without_noise_only_the_exact_value_will_do():
     assert distance(VALUE + 1e-15, exact) == np.inf
 
 
+def test_gradients_in_float64_may_be_those_of_float32():
+    """Which flushes what is left of a state after many tokens."""
+    case = named("gla/chunk/fp32/fp64.initial_state-long-state/T400-K4-V4/gradient")
+    quantity = truth(case, adapter_for("numpy", "cpu")).gradients["initial_state"]
+    assert quantity.dtype == "float64"
+    assert quantity.noise.min() >= bounds.FLUSHED["float32"]
+
+
 def test_a_truth_without_gradients_is_a_part_of_that_with_them(monkeypatch):
     adapter = adapter_for("numpy", "cpu")
     forward, gradient = (named(f"kda/chunk/fp32/state-varlen/T65-K24-V40/{check}") for check in ("forward", "gradient"))
