@@ -7,6 +7,7 @@ from typing import ClassVar
 import linattn
 import numpy as np
 import pytest
+from linattn.plugin import Unsupported
 from linattn_conformance.broken.base import Simple
 from linattn_conformance.cases import every_case
 from linattn_conformance.memory import allocated
@@ -70,6 +71,25 @@ class FirstShape(Simple):
         type(self).longest = self.longest or o.shape[1]
         o[:, self.longest :] = 0.0
         return o, state
+
+
+class TwoTiles(Simple):
+    """Reads 256 channels of keys and no more."""
+
+    name = "two-tiles"
+
+    def run(self, form, op, given):
+        wide = given["q"].shape[-1] > 256
+        return super().run(form, op, {**given, "q": given["q"] * (np.arange(given["q"].shape[-1]) < 256)} if wide else given)
+
+
+class Narrow(Simple):
+    """Says so of what is wider."""
+
+    name = "narrow"
+
+    def supports(self, call):
+        return Unsupported("has 256 channels of keys at most") if call.K > 256 else super().supports(call)
 
 
 class SharesState(Simple):
@@ -139,6 +159,11 @@ def test_a_fault_is_found_by_its_check(check):
 def test_without_a_fault_it_passes(check):
     found = result_of(Honest, check)
     assert (found.status, found.message) == ("passed", "")
+
+
+def test_shapes_are_wider_than_any_of_the_factors():
+    assert result_of(TwoTiles, "shapes").message.startswith("o is off by")
+    assert result_of(Narrow, "shapes").status == "passed"
 
 
 def test_torchs_defaults_are_no_part_of_a_call():

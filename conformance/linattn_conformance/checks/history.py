@@ -14,6 +14,7 @@ from typing import Any
 from ..adapters.base import Arrays
 from ..calls import Failure, Run
 from .leak import SETTLING, given_back, in_use
+from .parts import each
 from .values import compare_gradients
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
 OFTEN = 30
 """Calls of one shape."""
 THREADS = 4
+WIDER = (("K", 328), ("V", 515), ("D", 2056))
+"""More than factors have: keys of a model may be 512 channels wide."""
 PATIENCE = 60
 """Seconds for a child process."""
 ROUNDS = 3
@@ -112,13 +115,13 @@ def often(run: Run) -> None:
 
 
 def shapes(run: Run) -> None:
-    """Many shapes in turn, and the first of them again."""
+    """Many shapes in turn, wider ones than any other case has among them, and the first of them again."""
     T = run.case.size["T"]
     sizes = [{"T": T}, {"T": 1}, {"T": T + 31}, {"T": 2}, {"B": 1}, {"B": 3}, {"T": 64}]
-    sizes += [{symbol: n} for symbol, n in (("K", 9), ("V", 24), ("D", 5)) if symbol in run.case.size]
+    sizes += [{symbol: n} for symbol, n in (("K", 9), ("V", 24), ("D", 5), *WIDER) if symbol in run.case.size]
     calls = [other(run, **{**{"B": 2}, **size}) for size in sizes]
-    for one in (*calls, calls[0], calls[2], calls[0]):
-        right(run, one, one.call(one.arrays()))
+    order = (*calls, calls[0], calls[2], calls[0])
+    each(run, ((f"of {one.case.sizes}", one) for one in order), lambda one, _: right(run, one, one.call(one.arrays())))
 
 
 def unwatched(run: Run) -> None:
