@@ -283,7 +283,7 @@ def values(rng: np.random.Generator, case: Case, name: str, shape: tuple[int, ..
     if name.startswith("gate."):
         return 0.3 * x - (2.5 if name == LONGEST[mapping_gate(flags)] else 0.0)
     if name == "g" and mapping_gate(flags):
-        return x
+        return far(rng, x, *((-FAR, FAR) if mapping_gate(flags) == "Softplus" else (-FAR,)))
     if name in ("g", "gv"):
         return gate(rng, x, case, name)
     if case.op == "ssd" and name in ("dt", "dt_bias"):
@@ -350,6 +350,17 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "f
 
 LONGEST = {"Softplus": "gate.A_log", "BoundedSigmoid": "gate.dt_bias", "NegExp": "gate.bias"}
 """Of each gate object, the parameter that makes memories long."""
+
+
+FAR = 100.0
+"""Float32 does not hold the exponential of it."""
+
+
+def far(rng: np.random.Generator, x: Array, *ends: float) -> Array:
+    """Projections, some of them at ends where a map overflows that is not careful. A sigmoid near one is no such end: of its
+    slope, a difference, nothing is left.
+    """
+    return np.where(rng.random(x.shape) < 0.04, rng.choice(ends, x.shape), x)
 
 
 def mapping_gate(flags: tuple[str, ...]) -> str | None:

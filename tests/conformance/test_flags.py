@@ -76,6 +76,13 @@ def test_magnitudes_are_of_values_and_states():
     assert np.abs(sums[..., :-1]).min() > 2.0**60
 
 
+@pytest.mark.parametrize(("gate", "ends"), [("Softplus", {-100.0, 100.0}), ("LogSigmoid", {-100.0}), ("NegExp", {-100.0})])
+def test_some_projections_are_so_large_that_float32_does_not_hold_their_exponential(gate, ends):
+    g = problem(f"gate.{gate}").arrays["g"]
+    assert set(g[np.abs(g) > 10].tolist()) == ends
+    assert np.mean(np.abs(g) > 10) < 0.1
+
+
 def test_zeros_subnormals_and_repetition():
     zeros = problem("zeros.k").arrays["k"]
     assert (zeros[:, 1::3] == 0).all()
