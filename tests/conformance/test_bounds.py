@@ -158,7 +158,7 @@ def test_without_noise_only_the_exact_value_will_do():
 
 def test_gradients_in_float64_may_be_those_of_float32():
     """Which flushes what is left of a state after many tokens."""
-    case = named("gla/chunk/fp32/fp64.initial_state-long-state/T400-K4-V4/gradient")
+    case = named("gla/chunk/fp32/fp64.initial_state-loss.state-state/T4000-K2-V2/gradient")
     quantity = truth(case, adapter_for("numpy", "cpu")).gradients["initial_state"]
     assert quantity.dtype == "float64"
     assert quantity.noise.min() >= bounds.FLUSHED["float32"]
