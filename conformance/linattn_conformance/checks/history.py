@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -120,8 +120,10 @@ def shapes(run: Run) -> None:
     sizes = [{"T": T}, {"T": 1}, {"T": T + 31}, {"T": 2}, {"B": 1}, {"B": 3}, {"T": 64}]
     sizes += [{symbol: n} for symbol, n in (("K", 9), ("V", 24), ("D", 5), *WIDER) if symbol in run.case.size]
     calls = [other(run, **{**{"B": 2}, **size}) for size in sizes]
-    order = (*calls, calls[0], calls[2], calls[0])
-    each(run, ((f"of {one.case.sizes}", one) for one in order), lambda one, _: right(run, one, one.call(one.arrays())))
+    again = (calls[0], calls[2], calls[0])
+    for mode, order in ((nullcontext(), (*calls, *again)), (run.adapter.mode("no_grad"), again)):  # which may have buffers
+        with mode:
+            each(run, ((f"of {one.case.sizes}", one) for one in order), lambda one, _: right(run, one, one.call(one.arrays())))
 
 
 def unwatched(run: Run) -> None:
