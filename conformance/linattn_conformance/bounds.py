@@ -28,9 +28,10 @@ multiplied by ``1 ± amplitude``, signs at random:
   inaccurate about.
 
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
-reaches small ones through shared sums); for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is
-the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums which
-they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
+reaches small ones through shared sums); for the gradient of an initial state, the rounding of the running sum of all gates
+with each token of a chunk, which the cap leaves out; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that
+it is the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums
+which they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise. An element's own rounding is granted to it where that is more, as in a
@@ -66,6 +67,8 @@ CHUNK = 64
 """Tokens of a chunk."""
 GONE = -1e3
 """A gate after which nothing is left, and with which sums can be made."""
+LEFT = 88.0
+"""Gates in sum after which float32 holds nothing of a number near one."""
 SHARED = 2
 """Roundings of a chunk's largest gradient that the others share."""
 CHANGES = 12
@@ -231,6 +234,7 @@ def _truth_of(
     for quantity in result.values():  # one of float64 may have been computed in float32
         quantity.noise = np.maximum(quantity.noise, FLUSHED[accumulation(low)])
     _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
+    _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
     _add_noise_of_neighbours(problem, low, arrays, result)
     _add_noise_of_sums(problem, low, arrays, result)
     if problem.options.get("normalize") and "o" in cotangents:
@@ -445,9 +449,15 @@ def _amplitude(problem: Problem, dtype: str, low: str) -> float:
     return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + width)
 
 
-def _solving(problem: Problem, wide: str) -> float:
-    """What the solution of a chunk's system adds to the amplitude of keys."""
-    return ROUNDOFF[wide] * SOLVED / problem.sizes["K"] ** 2
+def _solving(problem: Problem, wide: str, arrays: Mapping[str, Array]) -> Array:
+    """What the solution of a chunk's system adds to the amplitude of each head of keys."""
+    return ROUNDOFF[wide] * SOLVED / _channels_in_use(problem, arrays) ** 2
+
+
+def _channels_in_use(problem: Problem, arrays: Mapping[str, Array]) -> Array:
+    """How many channels of each head of keys hold anything, or all where none does."""
+    used = arrays["a" if "a" in arrays else "k"].any((0, 1)).sum(-1)
+    return np.where(used, used, problem.sizes["K"])
 
 
 def rows_of_inverses(arrays: Mapping[str, Array]) -> Array:
@@ -500,7 +510,7 @@ def _copies(problem: Problem, arrays: Mapping[str, Array], operand: str) -> dict
             carried = name == "initial_state" or name.endswith(".kv")
             amplitude = _amplitude(problem, wide if carried else operand, low)
             if name == ("a" if "a" in arrays else "k" if "beta" in arrays else ""):
-                amplitude += _solving(problem, wide)
+                amplitude = amplitude + _solving(problem, wide, arrays)[:, None]
             if name == "k" and "beta" in arrays:
                 amplitude = np.hypot(amplitude, ROUNDOFF[operand] * rows_of_inverses(arrays))
             copies[name] = _perturbed(x, amplitude, axis, name, count)
@@ -568,7 +578,8 @@ def _add_noise_of_what_is_left(
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
     kept = carried * _left_by_gates(problem, arrays)
-    quantity.noise = np.hypot(quantity.noise, _share(problem, low) * _rms(kept, axis=(-1, -2), keepdims=True))
+    share = _share(problem, low, arrays)[:, None, None]
+    quantity.noise = np.hypot(quantity.noise, share * _rms(kept, axis=(-1, -2), keepdims=True))
 
 
 def _add_noise_of_reading_what_is_left(
@@ -584,13 +595,16 @@ def _add_noise_of_reading_what_is_left(
     for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
         kept = np.exp(np.cumsum(_weakest(arrays)[:, own], 1)) if "g" in arrays else np.ones(())
         read[:, own] *= kept * (size[n] if "cu_seqlens" in arrays else size[:, None])
-    o.noise = np.hypot(o.noise, _share(problem, low) * np.abs(scale) * read[..., None])
+    o.noise = np.hypot(o.noise, (_share(problem, low, arrays) * np.abs(scale) * read)[..., None])
 
 
-def _share(problem: Problem, low: str) -> float:
-    """What rounding does to the share of a state that is left: the solution of systems, and sums in the accumulation dtype."""
-    wide = accumulation(low)
-    return (_amplitude(problem, wide, low) + _solving(problem, wide)) / problem.sizes["K"] ** 2
+def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
+    """What rounding does to the share of a state that is left, of each head of values: the solution of systems, and sums in the
+    accumulation dtype.
+    """
+    wide, used = accumulation(low), _channels_in_use(problem, arrays)
+    of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays)) / used**2
+    return np.repeat(of_keys, problem.sizes["HV"] // len(of_keys))
 
 
 def _weakest(arrays: Mapping[str, Array]) -> Array:
@@ -610,6 +624,24 @@ def _left_by_gates(problem: Problem, arrays: Mapping[str, Array]) -> Array:
         return np.ones(())
     sums = [_weakest(arrays)[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
     return np.exp(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])[..., None, None]
+
+
+def _add_noise_of_all_gates(problem: Problem, low: str, arrays: Mapping[str, Array], quantity: Quantity | None) -> None:
+    """What comes back to a state has passed all gates: each token of a chunk rounds their running sum, as far down as anything
+    is left.
+    """
+    if quantity is None or "g" not in arrays or not quantity.value.size:
+        return
+    T, g = problem.sizes["T"], np.abs(arrays["g"])
+    if g.ndim == 1:
+        sums = g[None] * T
+    else:
+        found = [g[:, own].sum(1) for own in _sequences(T, arrays)]
+        sums = np.concatenate(found) if "cu_seqlens" in arrays else found[0]
+        sums = np.repeat(sums, quantity.value.shape[1] // sums.shape[1], 1)
+    sums = sums.reshape(*sums.shape[:2], -1, 1)  # [N, HV, K or 1, 1]
+    moved = ROUNDOFF[accumulation(low)] * np.minimum(sums, LEFT) * np.sqrt(min(T, CHUNK))
+    quantity.noise = np.hypot(quantity.noise, moved * _rms(quantity.value, axis=-1, keepdims=True))
 
 
 def _add_noise_of_neighbours(
