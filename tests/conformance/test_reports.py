@@ -635,7 +635,8 @@ def join(tmp_path, *parts):
     return done, " ".join(done.stderr.replace("│", " ").split()).replace(str(tmp_path) + "/", "")
 
 
-def test_parts_of_a_run_are_joined(tmp_path):
+def test_parts_of_a_run_are_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "variables", lambda backend: GOOD["variables"])  # which other tests set and unset
     done, _ = join(tmp_path, *halves())
     assert done.exit_code == 0, done.output
     assert done.stdout.strip().endswith(f"whole.json: {len(GOOD['results'])} results; conformant: core")
