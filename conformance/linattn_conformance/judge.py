@@ -16,8 +16,6 @@ from .sealed import Claim, Sealed, opened
 
 __all__ = ["Judge"]
 
-KEPT = 64
-"""Truths that the claims of a case can be about."""
 SILENT = frozenset({"bad-input", "leak", "leak-backward", "repeat-backward", "fake", "eval-shape", "keeps"})
 """Checks that compare nothing with the truth."""
 SAID = ("passed", "failed", "declared-unsupported")
@@ -66,10 +64,12 @@ class Judge:
         self.paper: Any = Paper(framework, device)
         self.tighten = tighten
         self.truths: dict[int, Truth] = {}
+        self.truths_before: dict[int, Truth] = {}
         self.numbers: dict[Any, int] = {}
 
     def begin(self, case: Case) -> None:
-        """A case is to be judged."""
+        """A case is to be judged, by truths that are asked for from now on or were while the case before was."""
+        self.truths_before, self.truths = self.truths, {}
         self.case, self.worst, self.wrong, self.began = case, 0.0, "", time.perf_counter()
         self.shown: set[tuple[str, str]] = set()
         self.claims = 0
@@ -82,10 +82,7 @@ class Judge:
         """The truth of a case, sealed, but for the gradients that go in."""
         found = truth(case, self.paper)
         number = self.numbers.setdefault(key("truth", case), len(self.numbers))
-        self.truths.pop(number, None)
-        self.truths[number] = found  # the last of them, which goes last
-        while len(self.truths) > KEPT:
-            del self.truths[next(iter(self.truths))]
+        self.truths[number] = found
         sealed = {
             group: {name: self._sealed(number, group, name, quantity) for name, quantity in getattr(found, group).items()}
             for group in self.groups
@@ -120,7 +117,7 @@ class Judge:
 
     def _quantity(self, place: tuple[int, str, str, str]) -> Quantity:
         number, group, name, _ = place
-        return getattr(self.truths[number], group)[name]
+        return getattr(self.truths.get(number) or self.truths_before[number], group)[name]
 
     def asked(self, told: Result) -> Result:
         """The result of a case that was asked about."""

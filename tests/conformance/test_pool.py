@@ -557,6 +557,25 @@ def forged(case, **changes):
     return judge.end(Result(case.id, "passed"))
 
 
+def test_what_was_foreseen_of_a_case_stays_however_much_the_case_before_asks_for():
+    """A case of many widths has forty truths, and so may the one before it have."""
+    from linattn_conformance.judge import Judge
+    from linattn_conformance.sealed import Claim
+
+    before, case = (named(f"gated_rms_norm/direct/fp32/{flags}/T6-D40-B2/forward") for flags in ("plain", "plain-seed.1"))
+    judge = Judge("numpy", "cpu", 1.0)
+    judge.begin(before)
+    sealed = judge.truth(case).outputs["o"]
+    value = judge.truths[0].outputs["o"].value
+    for one in (before, case):
+        for D in range(1, 41):
+            judge.truth(replace(one, sizes=tuple({**one.size, "D": D}.items())))
+        if one is before:
+            judge.begin(case)
+    judge.hear(Claim(value, sealed.value, sealed.noise, sealed.dtype, name="o"))
+    assert judge.wrong == ""
+
+
 def at(*place):
     """A sealed array of another place; the dots stand for what it has there."""
     return lambda x: replace(x, place=tuple(old if new is ... else new for old, new in zip(x.place, place, strict=True)))
