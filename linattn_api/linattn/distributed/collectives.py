@@ -159,21 +159,14 @@ def _handed_on(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group
     return entering
 
 
-@torch.library.custom_op("linattn::chain", mutates_args=())
-def _chain(
-    A: Tensor,
-    b: Tensor,
-    tokens: int,
-    order: list[int],
-    enters: list[bool],
-    starts: list[bool],
-    group_name: str,
-    label: str,
-    ring: bool,
-) -> tuple[Tensor, Tensor]:
+@functools.wraps(carried)  # of which the op has its signature
+def _owned(*args: Any) -> tuple[Tensor, Tensor]:
     """As :func:`carried`, in memory of its own."""
-    entering, transitions = carried(A, b, tokens, order, enters, starts, group_name, label, ring)
+    entering, transitions = carried(*args)
     return entering, transitions.clone(memory_format=torch.contiguous_format)
+
+
+_chain = torch.library.custom_op("linattn::chain", _owned, mutates_args=())
 
 
 @_chain.register_fake
