@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import linattn
 import pytest
 import torch
 from linattn_backends.triton.diagonal import backward
@@ -33,6 +36,19 @@ def test_gates(family, kind):
 @pytest.mark.parametrize("family", FAMILIES[1:])
 def test_gates_in_the_default_chunk(family, kind):
     check(family, arrays(family, T=70, kind=kind))
+
+
+@pytest.mark.parametrize(("family", "tiny"), [("simple_gla", {"v": 2.0**-80}), ("gla", {"k": 2.0**-52})])
+def test_tiny_numbers_keep_their_bits_beside_strong_gates(family, tiny):
+    """Gates of a chunk that add up to ``2^-160``: half of that, either way, would leave nothing of such numbers."""
+    torch.manual_seed(3)
+    given = {name: torch.randn(1, 64, 1, 20).bfloat16() * tiny.get(name, 1.0) for name in "qkv"}
+    g = torch.full((1, 64, 1) if family == "simple_gla" else (1, 64, 1, 20), -160 / 64 * math.log(2))
+    chunk = getattr(linattn, f"chunk_{family}")
+    found = chunk(**given, g=g, chunk_size=64, backend="triton")[0].double()
+    wanted = chunk(**{name: x.double() for name, x in given.items()}, g=g.double(), backend="torch")[0]
+    rows = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert rows.max() < 0.02
 
 
 @pytest.mark.parametrize("kind", ["-inf", "mixed"])

@@ -146,13 +146,15 @@ def scores_tile(facts: Facts) -> Tile:
 def common_numbers(facts: Facts, device: Properties) -> dict[str, object]:
     """The numbers of a variant."""
     full = facts.dtype == torch.float32
-    # A longer sum is less exact in float32. With u, neighbours have no gate between them: they cancel in the gate's gradient,
-    # and where gates are strong they are most of its terms.
-    limit = {torch.float16: 10.0, torch.float32: 40.0}.get(facts.dtype, 180.0)
+    # Operands are multiplied by up to 2^(limit/2) either way, and tiny ones must keep their bits: values and states, where the
+    # gate is theirs, may be smaller still than queries and keys. A longer sum is less exact in float32. With u, neighbours
+    # have no gate between them: they cancel in the gate's gradient, and where gates are strong they are most of its terms.
+    of_values = facts.family in ("simple_gla", "gla with gv")
+    limit = 10.0 if facts.dtype == torch.float16 else 40.0 if full or of_values else 100.0
     return dict(
         chunk=facts.chunk,
         split=3 if full else 2,
-        range=min(limit, 100.0) if facts.family == "rwkv6" else limit,
+        range=limit,
         precision=precision_of(facts.dtype, facts.K),
         num_sms=device.num_sms,
     )
