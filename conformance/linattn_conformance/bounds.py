@@ -152,6 +152,11 @@ def _rms(x: Array, **axes: Any) -> Any:
     return np.sqrt(np.mean(np.square(x), **axes))
 
 
+def _rms_of_held(states: Array) -> Array:
+    """Of each state's numbers, without channels that hold nothing."""
+    return np.sqrt(np.square(states).sum((-1, -2)) / np.maximum(np.count_nonzero(states, (-1, -2)), 1))
+
+
 # -- truth -----------------------------------------------------------------------------------------------------------
 
 
@@ -361,15 +366,22 @@ def noise_through_maps(
         return noise * maps.inverse_length(arrays[name])
     if name == "beta" and options.get("beta_map"):
         s = maps.sigmoid(arrays[name])
-        return noise * _rms(maps.factor(options) * s * (1 - s), axis=-1, keepdims=True)
+        return _rms(_through_slope(gradients[name], maps.factor(options) * s * (1 - s)), axis=-1, keepdims=True)
     if options.get("gate") is None or not (name == "g" or name.startswith("gate.")):
         return noise
-    slope = maps.gate_of(arrays, options).slopes[name]
-    each = gradients["g"].noise * np.broadcast_to(slope, arrays["g"].shape)
+    each = _through_slope(gradients["g"], np.broadcast_to(maps.gate_of(arrays, options).slopes[name], arrays["g"].shape))
     if name == "g":
         return _rms(each, axis=-1, keepdims=True)
     total = np.sqrt(maps.over_tokens(np.square(each), arrays[name].shape))
     return _rms(total, axis=-1, keepdims=True)
+
+
+def _through_slope(gradient: Quantity, slope: Array) -> Array:
+    """The noise of a gradient times a map's slope, element by element. A slope is made of exponentials, of which the smallest
+    may be flushed to zero before a gradient larger than one is multiplied by them.
+    """
+    flushed = FLUSHED[gradient.dtype] * max(1.0, np.abs(slope).max(initial=0.0))
+    return np.hypot(gradient.noise * slope, flushed * gradient.value)
 
 
 def truth_of_decoding(problem: Problem, op: str, arrays: Mapping[str, Array]) -> Truth:
@@ -579,7 +591,7 @@ def _add_noise_of_what_is_left(
         return
     kept = carried * _left_by_gates(problem, arrays)
     share = _share(problem, low, arrays)[:, None, None]
-    quantity.noise = np.hypot(quantity.noise, share * _rms(kept, axis=(-1, -2), keepdims=True))
+    quantity.noise = np.hypot(quantity.noise, share * _rms_of_held(kept)[..., None, None])
 
 
 def _add_noise_of_reading_what_is_left(
@@ -589,7 +601,7 @@ def _add_noise_of_reading_what_is_left(
     state = arrays.get("initial_state")
     if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
         return
-    size = _rms(state, axis=(-1, -2))
+    size = _rms_of_held(state)
     lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
     read = np.repeat(lengths, size.shape[1] // lengths.shape[2], axis=2)
     for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
@@ -603,7 +615,7 @@ def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
     accumulation dtype.
     """
     wide, used = accumulation(low), _channels_in_use(problem, arrays)
-    of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays)) / used**2
+    of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays)) / used
     return np.repeat(of_keys, problem.sizes["HV"] // len(of_keys))
 
 

@@ -266,12 +266,38 @@ def rows(beta, k, **more):
         "scale.tiny-small-state-strided.cotangents-zeros.g/T16-K8-V256-B5-H2/parts-backward",
         # gradients are fed into one of 256 channels
         "mixed_attn/recurrent/fp32/parts.10/T16-K8-L8-V256-C16-B5-H2/parts-backward",
+        # slopes of gates of about e^-100, times gradients of 1e16 and of 1e12
+        "kda/parallel/fp32/gate.BoundedSigmoid-only.g-varlen.one-vast/T63-K1-V4-C9-B1-H7/gradient",
+        "simple_gla/parallel/fp32/final-gate.Softplus-large.k-misaligned.g-only.g-scale.large-varlen.adjacent-zeros.d_state-"
+        "zeros.q/T512-K8-V16-C256-B1-H2/gradient",
+        # betas beside long keys, which would be subnormal times the scale if they were smaller still
+        "delta_rule/chunk/fp32/beta.BTHVV-expanded.cotangents-final-fp64.beta-grouped.3-large.k-loss.o-misaligned.v-only.q-"
+        "parts-retained-scale.tiny-subnormal.q-tiny.beta-zeros.q-seed.4/T40-K32-V32-B5-H9/parts-backward",
     ],
 )
 def test_a_right_backend_is_well_within_bounds(name):
     (result,) = Runner("torch").run([named(name)])
     assert (result.status, result.message) == ("passed", "")
     assert result.error < 0.5
+
+
+def test_what_is_left_of_a_gradient_is_as_far_off_as_what_the_channels_that_hold_some_were_fed():
+    """Two channels of eight keys and seven of 256 values hold any, and sixteen strong betas leave a fiftieth of them."""
+    name = (
+        "gated_delta_rule/parallel/fp32/constant.q-deep-grouped.5-inference-loss.state-parts.2-scale.tiny-small-state-strided.q-"
+        "strong-subnormal.v/T16-K8-V256-B5-H2/parts-backward"
+    )
+    (result,) = Runner("torch").run([named(name)])
+    assert result.status == "passed", result.message
+    assert 0.3 < result.error < 0.9
+
+
+def test_what_may_be_flushed_of_a_slope_hides_no_other():
+    """Slopes of e^-100 stand beside those of other tokens."""
+    g = truth(named("kda/chunk/fp32/gate.BoundedSigmoid/T65-K24-V40/gradient"), adapter_for("numpy", "cpu")).gradients["g"]
+    size = np.abs(g.value)
+    assert size.min() < 1e-35 < 1e-3 < np.median(size)
+    assert distance(np.where(size > 1e-3, g.value * (1 + 2.0**-12), g.value), g) > 1
 
 
 def test_rows_of_inverses_are_those_of_the_system():
