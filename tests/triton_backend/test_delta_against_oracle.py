@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linattn_backends.triton.delta import gradients_launch, scores_launch
 from linattn_backends.triton.delta.call import ChunkedCall, DeltaCall
 from linattn_backends.triton.delta.config import DeltaVariant, forward_variant
 from linattn_backends.triton.delta.gradients_launch import turns_of
@@ -193,6 +194,25 @@ def test_no_tokens(family):
     assert torch.equal(final, given["initial_state"])
     (found,) = torch.autograd.grad(final.sum(), [given["initial_state"]])
     assert torch.equal(found, torch.ones_like(found))
+
+
+@pytest.mark.parametrize("family", FAMILIES[:3])
+def test_of_no_rows_kernels_have_lengths_all_the_same(family, monkeypatch):
+    """An interpreter does not mind if they have none; a compiler does."""
+    given = arrays(family, T=0, cu=[0, 0, 0])
+    there = []
+
+    def look(kernel, count, where, *args, **config):
+        there.extend(args[kernel.arg_names.index(name)] is not None for name in ("uq", "uk") if config.get("UNIT"))
+
+    for module in (scores_launch, gradients_launch):
+        monkeypatch.setattr(module, "launch", look)
+    for name in given.keys() - {"cu_seqlens"}:
+        given[name].requires_grad_()
+    _, final = call(family, given, output_final_state=True, qk_norm="l2")
+    final.sum().backward()
+    assert there
+    assert all(there)
 
 
 @pytest.mark.parametrize("family", ["gated_delta_rule", "dplr"])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
 from ..host.chunks import Cut, cut, places, room_for, rows_contiguous
-from ..host.lengths import Lengths, empty_lengths, lengths_of
+from ..host.lengths import Lengths, empty_lengths, kept_lengths, lengths_of
 from ..host.maps import NO_MAPS, Maps
 from ..host.variant import Facts
 from ..runtime.device import Properties, properties
@@ -212,9 +212,9 @@ class Scores(NamedTuple):
         )
 
     @property
-    def lengths(self) -> Lengths:
-        """Reciprocal lengths of queries and keys, where they are to be unit rows."""
-        return Lengths(self.uq, self.uk)
+    def lengths(self) -> Lengths | None:
+        """Reciprocal lengths of queries and keys, where there are any."""
+        return kept_lengths(self.uq, self.uk)
 
 
 class Kept(NamedTuple):

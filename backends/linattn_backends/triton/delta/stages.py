@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous
-from ..host.lengths import NO_LENGTHS, Lengths
+from ..host.lengths import NO_LENGTHS, Lengths, kept_lengths
 from ..host.maps import GateMap, Maps
 from ..host.parts import Part
 from ..host.stages import Arrays, Core
@@ -104,7 +104,7 @@ def forward_call(given: DeltaCall, lengths: Lengths | None = NO_LENGTHS) -> Chun
     return ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), lengths)
 
 
-def backward_call(given: DeltaCall, do: Tensor | None, lengths: Lengths = NO_LENGTHS) -> ChunkedCall:
+def backward_call(given: DeltaCall, do: Tensor | None, lengths: Lengths | None = NO_LENGTHS) -> ChunkedCall:
     """The call with the kernels of the backward pass, from the outputs' gradient, if that is there yet."""
     return ChunkedCall.cut(given, given.backward_variant(do, kept="scores", staged=True), lengths)
 
@@ -219,7 +219,7 @@ def input_gradients(do: Tensor, *args: Any) -> list[Tensor]:
     count = len(States._fields)
     states, (made, inputs, options) = States(*args[:count]), taken(args[count:])
     do = rows_contiguous(do)
-    call = backward_call(given_of(inputs, options, None), do, Lengths(made.uq, made.uk))
+    call = backward_call(given_of(inputs, options, None), do, kept_lengths(made.uq, made.uk))
     found = operand_gradients(call, do, made.operands(call), states)
     zero_behind(call, options.cu, *map(found.get, ("q", "k", "v", "g", "beta", "a", "b")))
     names = ("q", "k", "v", "g", "beta", "a", "b", "A_log", "bias")

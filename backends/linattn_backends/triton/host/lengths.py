@@ -14,7 +14,7 @@ from .maps import Maps
 from .sums import add_heads
 from .tiles import power_of_two, programs
 
-__all__ = ["NO_LENGTHS", "Lengths", "empty_lengths", "key_gradients", "lengths_of"]
+__all__ = ["NO_LENGTHS", "Lengths", "empty_lengths", "kept_lengths", "key_gradients", "lengths_of"]
 
 
 class Keyed(Launched, Protocol):
@@ -33,6 +33,11 @@ class Lengths(NamedTuple):
 
 
 NO_LENGTHS = Lengths(None, None)
+
+
+def kept_lengths(q: Tensor | None, k: Tensor | None) -> Lengths | None:
+    """Those that the forward pass left; ``None`` if it left none, as where there are no rows."""
+    return None if q is None else Lengths(q, k)
 
 
 def empty_lengths(call: Keyed) -> Lengths:
