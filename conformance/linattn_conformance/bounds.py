@@ -29,7 +29,9 @@ multiplied by ``1 ± amplitude``, signs at random:
 
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
 reaches small ones through shared sums); for the gradient of an initial state, the rounding of the running sum of all gates
-with each token of a chunk, which the cap leaves out; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that
+with each token of a chunk, which the cap leaves out; for what the delta families read of an initial state and leave of it, and
+its gradient, what rounding does to the solved system by which they do, though next to nothing may be left; for the gradient of
+an input that is mapped, a slope that is flushed to zero; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that
 it is the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums
 which they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
 
@@ -239,6 +241,7 @@ def _truth_of(
     for quantity in result.values():  # one of float64 may have been computed in float32
         quantity.noise = np.maximum(quantity.noise, FLUSHED[accumulation(low)])
     _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
+    _add_noise_of_being_read(problem, low, arrays, result.get("initial_state"), cotangents.get("o"), options.get("scale", 1.0))
     _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
     _add_noise_of_neighbours(problem, low, arrays, result)
     _add_noise_of_sums(problem, low, arrays, result)
@@ -601,21 +604,40 @@ def _add_noise_of_reading_what_is_left(
     state = arrays.get("initial_state")
     if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
         return
-    size = _rms_of_held(state)
-    lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
-    read = np.repeat(lengths, size.shape[1] // lengths.shape[2], axis=2)
+    size, read = _rms_of_held(state), _reach_of_queries(problem, arrays)
     for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
-        kept = np.exp(np.cumsum(_weakest(arrays)[:, own], 1)) if "g" in arrays else np.ones(())
-        read[:, own] *= kept * (size[n] if "cu_seqlens" in arrays else size[:, None])
+        read[:, own] *= size[n] if "cu_seqlens" in arrays else size[:, None]
     o.noise = np.hypot(o.noise, (_share(problem, low, arrays) * np.abs(scale) * read)[..., None])
+
+
+def _add_noise_of_being_read(
+    problem: Problem, low: str, arrays: Mapping[str, Array], d_state: Quantity | None, do: Array | None, scale: float
+) -> None:
+    """What an initial state gets from outputs is as far off as they are by reading it."""
+    if d_state is None or do is None or not {"beta", "a"}.intersection(arrays) or not do.size:
+        return
+    fed = np.square(_reach_of_queries(problem, arrays) * _rms(do, axis=-1))
+    sums = [fed[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
+    fed = np.sqrt(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])
+    d_state.noise = np.hypot(d_state.noise, (_share(problem, low, arrays) * np.abs(scale) * fed)[..., None, None])
+
+
+def _reach_of_queries(problem: Problem, arrays: Mapping[str, Array]) -> Array:
+    """How much each token's query takes of a state that has passed gates alone: ``[B, T, HV]``."""
+    lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
+    read = np.repeat(lengths, problem.sizes["HV"] // lengths.shape[2], axis=2)
+    if "g" in arrays:
+        for own in _sequences(problem.sizes["T"], arrays):
+            read[:, own] *= np.exp(np.cumsum(_weakest(arrays)[:, own], 1))
+    return read
 
 
 def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
     """What rounding does to the share of a state that is left, of each head of values: the solution of systems, and sums in the
-    accumulation dtype.
+    accumulation dtype; and each number of the solution by itself, to the dtype of the operands.
     """
     wide, used = accumulation(low), _channels_in_use(problem, arrays)
-    of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays)) / used
+    of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays) + ROUNDOFF[low]) / used
     return np.repeat(of_keys, problem.sizes["HV"] // len(of_keys))
 
 

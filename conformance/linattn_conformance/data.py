@@ -321,9 +321,9 @@ def flagged(x: Array, name: str, symbols: tuple[str, ...], case: Case, dtype: st
     for flag in set(MAGNITUDES).intersection(flags) if scaled else ():
         if name.rpartition(".")[2] not in ("k_quad", "k_lin"):
             x = sums_kept(x, x * MAGNITUDES[flag], case)
-    balances = any(f"{size}.{BALANCES.get(name)}" in flags for size in ALONE if ALONE[size] > 1)
-    for size in ALONE:  # betas beside long keys are tiny already: more so, their products with scales are subnormal
-        x = x * ALONE[size] if f"{size}.{name}" in flags and not balances else x
+    small = name in BALANCES and ("tiny" in flags or f"large.{BALANCES[name]}" in flags)
+    for size in ALONE:  # what is small beside long keys, or multiplies tiny values, is no smaller: products were subnormal
+        x = x * ALONE[size] if f"{size}.{name}" in flags and not small else x
         x = x / ALONE[size] ** 2 if f"{size}.{BALANCES.get(name)}" in flags and ALONE[size] > 1 else x
     if f"blank.{name}" in flags:
         x = np.zeros_like(x)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import linattn
 import numpy as np
 import pytest
+import torch
 from linattn_conformance import bounds, calls
 from linattn_conformance.adapters import adapter_for
 from linattn_conformance.bounds import Quantity, Truth, distance
@@ -290,6 +291,40 @@ def test_what_is_left_of_a_gradient_is_as_far_off_as_what_the_channels_that_hold
     (result,) = Runner("torch").run([named(name)])
     assert result.status == "passed", result.message
     assert 0.3 < result.error < 0.9
+
+
+def test_what_a_state_gets_from_outputs_is_as_far_off_as_what_they_read():
+    """Of a hundred tokens of two channels, the last ones read nothing of it: what chunks in bfloat16 leave is rounding."""
+    adapter = adapter_for("torch", "cpu")
+    case = named("delta_rule/chunk/bf16/bf16.beta-bf16.initial_state-state/T127-K2-V18-B2-H3/gradient")
+    values = {name: torch.tensor(x).transpose(1, 2) for name, x in drawn(case, adapter).items()}
+    q, k, v, beta, state = (values[name] for name in ("q", "k", "v", "beta", "initial_state"))
+    state = state.transpose(1, 2).requires_grad_()
+    o, end = [], state
+    for own in (slice(0, 64), slice(64, 127)):
+        of, strength = k[:, :, own], beta[:, :, own, None]
+        system = torch.eye(of.shape[2], dtype=torch.float64) + torch.tril(of @ of.mT * strength, -1)
+        inverse = Low.apply(torch.linalg.inv(system))
+        written = inverse @ Low.apply(v[:, :, own] * strength) - Low.apply(inverse @ Low.apply(of * strength)) @ Low.apply(end)
+        scores = Low.apply(torch.tril(q[:, :, own] @ of.mT))
+        o.append((q[:, :, own] @ Low.apply(end) + scores @ Low.apply(written)) * 2**-0.5)
+        end = end + of.mT @ Low.apply(written)
+    true = truth(case, adapter)
+    fed = [torch.tensor(true.cotangents[name]) for name in ("o", "final_state")]
+    (found,) = torch.autograd.grad([torch.cat(o, 2).transpose(1, 2), end], [state], fed)
+    assert 0.1 < distance(found.numpy(), true.gradients["initial_state"]) < 0.5
+
+
+class Low(torch.autograd.Function):
+    """Rounds to bfloat16, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.bfloat16().double()
+
+    @staticmethod
+    def backward(ctx, d):
+        return d.bfloat16().double()
 
 
 def test_what_may_be_flushed_of_a_slope_hides_no_other():
