@@ -31,9 +31,10 @@ Added to it, in quadrature: rounding to the dtype of the result; a quarter of th
 reaches small ones through shared sums); for the gradient of an initial state, the rounding of the running sum of all gates
 with each token of a chunk, which the cap leaves out; for what the delta families read of an initial state and leave of it, and
 its gradient, what rounding does to the solved system by which they do, though next to nothing may be left; for the gradient of
-an input that is mapped, a slope that is flushed to zero; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that
-it is the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two sums
-which they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to zero.
+an input that is mapped, a slope that is flushed to zero; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk``
+that it is the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two
+sums which they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to
+zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise. An element's own rounding is granted to it where that is more, as in a
