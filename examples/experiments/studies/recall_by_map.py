@@ -34,7 +34,7 @@ def learned(name: str):
 
 STUDY = Study(
     name="recall_by_map",
-    question="Which feature maps learn to recall, with as many channels a head as pairs or fewer?",
+    question="Which feature maps learn to recall, fewer pairs than a head has channels or more, with or without a convolution?",
     task=lambda s: Recall(s.pairs, s.batch),
     models={
         "softmax": of(rows.softmax),
@@ -50,6 +50,5 @@ STUDY = Study(
     },
     score="recalled",
     higher=True,
-    shown=("recalled", "entropy, layer 1", "entropy, layer 2"),
     solved_by="softmax",
 )
