@@ -15,7 +15,7 @@ from .record import COLOURS, DOCS, Tables, axes, runs_of, table
 
 Summary = dict[str, dict[str, Any]]
 ACROSS = 3
-"""Panels in a row."""
+"""Panels in a row, at most."""
 LETTER = 0.085
 """Inches that a letter of a model's name takes beside a panel."""
 
@@ -98,9 +98,9 @@ def row(summary: Summary, model: str, columns: list[tuple[str, str]]) -> list[An
     return [*found, *(", ".join(dict.fromkeys(number(cell[what]) for cell in of)) for what in ("parameters", "rate", "steps"))]
 
 
-def number(x: float | None) -> str:
-    """Without a needless zero; a count that was not kept is left out."""
-    return "" if x is None else f"{x:,}" if isinstance(x, int) else f"{x:g}"
+def number(x: float) -> str:
+    """Without a needless zero."""
+    return f"{x:,}" if isinstance(x, int) else f"{x:g}"
 
 
 def spread(found: list[float] | None) -> str:
@@ -121,8 +121,10 @@ def dots(study: Study, summary: Summary) -> Figure:
     Dots are hollow where another model of a panel had a longer schedule, unless the task is one that can be solved.
     """
     models = list(dict.fromkeys(model for of in summary.values() for model in of))
-    beside = LETTER * max(map(len, models)) / min(len(summary), ACROSS)
-    figure, found = axes(len(summary), width=3 + beside, height=1.2 + 0.3 * len(models), across=ACROSS)
+    rows = -(-len(summary) // ACROSS)
+    across = -(-len(summary) // rows)
+    beside = LETTER * max(map(len, models)) / across
+    figure, found = axes(len(summary), width=3 + beside, height=1.2 + 0.3 * len(models), across=across)
     for ax, (setting, of) in zip(found, summary.items(), strict=True):
         longest = max(cell["steps"] for cell in of.values())
         for place, model in enumerate(models):
