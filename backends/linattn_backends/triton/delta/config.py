@@ -353,7 +353,7 @@ class Choice:
             why,
             chunk=self.facts.chunk,
             split=3 if dtype == torch.float32 else 2,
-            range={torch.float16: 10.0, torch.float32: 40.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
+            range={torch.float16: 10.0, torch.float32: 16.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
             precision=precision_of(dtype, self.facts.K),
             num_sms=self.device.num_sms,
             scores_chunks=4 if self.gate < 2 and why is None else 1,

@@ -150,7 +150,7 @@ def common_numbers(facts: Facts, device: Properties) -> dict[str, object]:
     # gate is theirs, may be smaller still than queries and keys. A longer sum is less exact in float32. With u, neighbours
     # have no gate between them: they cancel in the gate's gradient, and where gates are strong they are most of its terms.
     of_values = facts.family in ("simple_gla", "gla with gv")
-    limit = 10.0 if facts.dtype == torch.float16 else 40.0 if full or of_values else 100.0
+    limit = {torch.float16: 10.0, torch.float32: 16.0}.get(facts.dtype, 40.0 if of_values else 100.0)
     return dict(
         chunk=facts.chunk,
         split=3 if full else 2,
