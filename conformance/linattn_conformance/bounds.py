@@ -12,9 +12,10 @@ number beside 255 of them would be held to a sixteenth of its noise.
 With ``u(d)`` the unit roundoff of a dtype, ``d`` the dtype of the operands and ``a`` that of accumulation, every element is
 multiplied by ``1 ± amplitude``, signs at random:
 
-* operands, ``a`` and ``b`` of ``dplr``, ``beta``, ``u``, ``bias`` and incoming gradients: ``u(d) + u(a)·√(T+K)``. The chunk
-  algorithm rounds ``q e^G``, ``k e^{-G}``, the weights, the solved system and the state to ``d`` before a matrix product;
-  each of these is as large an effect as rounding the operand. Sums of ``T`` or ``K`` terms in ``a`` add ``√(T+K)`` roundings.
+* operands, ``a`` and ``b`` of ``dplr``, ``beta``, ``u``, ``bias`` and incoming gradients: ``u(d) + u(a)·√(T+K)``, of gradients
+  ``√(T+K+V)``. The chunk algorithm rounds ``q e^G``, ``k e^{-G}``, the weights, the solved system and the state to ``d``
+  before a matrix product; each of these is as large an effect as rounding the operand. Sums of ``T`` or ``K`` terms in ``a``
+  add ``√(T+K)`` roundings.
 * keys of the delta families, and ``a`` of ``dplr``: ``32 u(a)/K²`` more. Each of the weights ``k·k`` of a chunk's system is
   rounded by itself, and a moved key moves all of its token together, of which little is left where ``K`` is small.
 * keys beside ``beta``, in quadrature: ``u(d)`` times the length of the token's row of ``A X β``, of a chunk of 64, where ``A``
@@ -37,9 +38,10 @@ sums which they are the difference of. On top of all stands the smallest normal 
 zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
-over all rows) by more than ``OVERALL`` times its noise. An element's own rounding is granted to it where that is more, as in a
-wide row of which the rest is zero. The row bound is relative to the noise at that row, so a few bad rows cannot hide in a good
-average; each array is held to its own noise, so a small gradient cannot hide behind a large one.
+over all rows) by more than ``OVERALL`` times its noise, or nearly ``ROW`` times if it has few numbers. An element's own
+rounding is granted to it where that is more, as in a wide row of which the rest is zero. The row bound is relative to the
+noise at that row, so a few bad rows cannot hide in a good average; each array is held to its own noise, so a small gradient
+cannot hide behind a large one.
 A fault much smaller than the rounding noise of its own array stays invisible, in this and any other test.
 """
 
@@ -72,7 +74,7 @@ GONE = -1e3
 """A gate after which nothing is left, and with which sums can be made."""
 LEFT = 88.0
 """Gates in sum after which float32 holds nothing of a number near one."""
-SHARED = 2
+SHARED = 4
 """Roundings of a chunk's largest gradient that the others share."""
 CHANGES = 12
 """In the noise of a row, at least."""
@@ -143,7 +145,8 @@ def distance(got: Array, want: Quantity, rows: Any = ...) -> Any:
         return np.inf
     noise = np.broadcast_to(want.noise, want.value.shape)[rows]
     each = np.where(noise > 0, np.maximum(ROW * noise, ROUNDOFF[want.dtype] * np.abs(value)), 0.0)
-    return max(_ratio(error, each).max(), _ratio(_rms(error), OVERALL * _rms(noise)))
+    overall = OVERALL + (ROW - OVERALL) / np.sqrt(value.size)  # few numbers are no average
+    return max(_ratio(error, each).max(), _ratio(_rms(error), overall * _rms(noise)))
 
 
 def _ratio(error: Any, bound: Any) -> Any:
@@ -226,7 +229,8 @@ def _truth_of(
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
     moved = {
-        name: _perturbed(x, _amplitude(problem, operand, low), outputs[name][1], name, count) for name, x in cotangents.items()
+        name: _perturbed(x, _amplitude(problem, operand, low, "V"), outputs[name][1], name, count)
+        for name, x in cotangents.items()
     }
     d_state = structured({name: x for name, x in moved.items() if name != "o"}, "final_state").get("final_state")
     pulled = oracle.vjp(op, structured(copies), options, moved.get("o"), complete(d_state, state))
@@ -343,6 +347,8 @@ def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Trut
     if "initial_state" in noise:
         squares["initial_state"] = noise["initial_state"]
     rows = {name: np.sqrt(x.mean(-1, keepdims=True)) for name, x in squares.items()}
+    if "z" in arrays:  # channels are products with what is made of z, which is not of one size
+        rows["x"] = np.hypot(rows["x"], ROUNDOFF[low] * np.abs(values["x"]))
     return {
         name: Quantity(value, _noise_of(value, problem.dtypes[name], rows[name]), problem.dtypes[name])
         for name, value in values.items()
@@ -458,11 +464,11 @@ def _head_axis_of_state(name: str) -> int:
     return {"k_quad": 2, "k_lin": 2, "v": 2, "length": -1}.get(name.partition(".")[2], 1)
 
 
-def _amplitude(problem: Problem, dtype: str, low: str) -> float:
-    """Of an array that the algorithm may round to ``dtype``."""
+def _amplitude(problem: Problem, dtype: str, low: str, more: str = "") -> float:
+    """Of an array that the algorithm may round to ``dtype``, and of which sums are made over tokens, ``K`` and ``more``."""
     sizes = problem.sizes
     width = next(sizes[symbol] for symbol in ("K", "W", "D") if symbol in sizes)
-    return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + width)
+    return ROUNDOFF[dtype] + ROUNDOFF[accumulation(low)] * np.sqrt(sizes["T"] + width + sizes.get(more, 0))
 
 
 def _solving(problem: Problem, wide: str, arrays: Mapping[str, Array]) -> Array:

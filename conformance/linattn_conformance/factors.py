@@ -375,7 +375,7 @@ def calls_of(spec: OpSpec, form: str) -> list[Dimension]:
     names = [arg.name for arg in (*spec.args, *spec.keyword_args)]
     names += ["initial_state"] if "output_final_state" in spec.option_names else []
     trains = optional("trains", *(choice(f"only.{name}") for name in names), *(choice(f"constant.{name}") for name in names))
-    kinds = [f"{kind}.cotangents" for kind in ("expanded", "strided", "reversed", "zeros")]
+    kinds = [f"{kind}.cotangents" for kind in (*LAYOUTS, "zeros")]
     kinds += [f"zeros.{name}" for name in COTANGENTS] if "output_final_state" in spec.option_names else []
     cotangents = optional("cotangents", *map(choice, kinds))
     loss = [optional("loss", choice("loss.o"), choice("loss.state"))] if "output_final_state" in spec.option_names else []

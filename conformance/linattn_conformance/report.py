@@ -91,7 +91,8 @@ def log_of(digests: Sequence[str]) -> str:
 def variables_of(runs: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The environment variables of several runs; where they differ, all values."""
     names = sorted({name for found in runs for name in found})
-    return {name: " or ".join(dict.fromkeys(found[name] for found in runs if name in found)) for name in names}
+    values = {name: [value for found in runs if name in found for value in found[name].split(" or ")] for name in names}
+    return {name: " or ".join(dict.fromkeys(found)) for name, found in values.items()}
 
 
 @functools.cache

@@ -127,7 +127,9 @@ WANT = Quantity(VALUE, np.full((20, 1), 1e-3), "float32")
 
 def test_distance_is_relative_to_the_bound():
     assert distance(VALUE, WANT) == 0
-    assert distance(VALUE + 2e-3, WANT) == pytest.approx(0.5)  # as a whole: 4 times the noise
+    assert distance(VALUE + 2e-3, WANT) == pytest.approx(2 / (4 + 8 / 80**0.5))  # as a whole
+    whole = Quantity(np.ones((2000, 4)), np.full((2000, 1), 1e-3), "float32")
+    assert distance(whole.value + 2e-3, whole) == pytest.approx(0.5, rel=0.03)
     one = VALUE.copy()
     one[7, 2] += 6e-3
     assert distance(one, WANT) == pytest.approx(0.5)  # a row: 12 times the noise
@@ -274,6 +276,11 @@ def rows(beta, k, **more):
         # betas beside long keys, which would be subnormal times the scale if they were smaller still
         "delta_rule/chunk/fp32/beta.BTHVV-expanded.cotangents-final-fp64.beta-grouped.3-large.k-loss.o-misaligned.v-only.q-"
         "parts-retained-scale.tiny-subnormal.q-tiny.beta-zeros.q-seed.4/T40-K32-V32-B5-H9/parts-backward",
+        # a sum over 256 channels of values, for one token of three keys
+        "simple_gla/parallel/fp32/plain-seed.55103/T1-K3-V256-C16-B3-H16/gradient",
+        # two numbers, each the sum of what a head's tokens have
+        "ssd/chunk/fp64/expanded.initial_state-fp32.initial_state-inference-initial-only.A-readonly.cotangents-tiny-varlen.ones-"
+        "zeros.A/T705-K3-V4-C32-B1-H2/gradient",
     ],
 )
 def test_a_right_backend_is_well_within_bounds(name):
