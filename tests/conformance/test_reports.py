@@ -713,6 +713,7 @@ def test_variables_of_all_parts_are_told(tmp_path):
     parts = [with_new_hashes({**half, "variables": mine}) for half, mine in zip(halves(), found, strict=True)]
     join(tmp_path, *parts)
     assert read(tmp_path / "whole.json")["variables"] == {"ACME_EXACT": "0 or 1", "ACME_TILE": "64"}
+    assert report.variables_of([{"ACME_EXACT": "0 or 1"}, found[1]])["ACME_EXACT"] == "0 or 1"
 
 
 def test_complaints_of_all_parts_stay(tmp_path):
