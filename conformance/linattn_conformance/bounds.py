@@ -31,11 +31,11 @@ multiplied by ``1 ± amplitude``, signs at random:
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
 reaches small ones through shared sums); for the gradient of an initial state, the rounding of the running sum of all gates
 with each token of a chunk, which the cap leaves out; for what the delta families read of an initial state and leave of it, and
-its gradient, what rounding does to the solved system by which they do, though next to nothing may be left; for the gradient of
-an input that is mapped, a slope that is flushed to zero; for the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk``
-that it is the small difference of; and, under ``normalize``, for the gradients of queries and keys, that of one of the two
-sums which they are the difference of. On top of all stands the smallest normal number: below it, results may be flushed to
-zero.
+its gradient, and for what a token gets of both, what rounding does to the solved system by which they do, though next to
+nothing may be left; for the gradient of an input that is mapped, a slope that is flushed to zero; for the gradient of a gate,
+the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; and, under ``normalize``, for the gradients of
+queries and keys, that of one of the two sums which they are the difference of. On top of all stands the smallest normal
+number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise, or nearly ``ROW`` times if it has few numbers. An element's own
@@ -249,6 +249,7 @@ def _truth_of(
     _add_noise_of_being_read(problem, low, arrays, result.get("initial_state"), cotangents.get("o"), options.get("scale", 1.0))
     _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
     _add_noise_of_neighbours(problem, low, arrays, result)
+    _add_noise_of_passing_states(problem, low, arrays, result, cotangents.get("final_state"))
     _add_noise_of_sums(problem, low, arrays, result)
     if problem.options.get("normalize") and "o" in cotangents:
         _add_noise_of_quotient(problem, op, low, arrays, cotangents["o"], result)
@@ -700,6 +701,49 @@ def _add_noise_of_neighbours(
             for own in _sequences(problem.sizes["T"], arrays):
                 largest[:, own] = rows[:, own].max(1, keepdims=True, initial=0.0)
             quantity.noise = np.hypot(quantity.noise, SHARED * ROUNDOFF[accumulation(low)] * largest)
+
+
+def _add_noise_of_passing_states(
+    problem: Problem, low: str, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity], d_state: Array | None
+) -> None:
+    """A token of the delta families gets what is left of the initial state times what is left of the final one's gradient, each
+    as far off as the share of it that is left, though next to nothing may be left of either.
+    """
+    state = arrays.get("initial_state")
+    if "beta" not in arrays or state is None or d_state is None or not state.size or not arrays["v"].size:
+        return
+    HV, V = problem.sizes["HV"], problem.sizes["V"]
+    keys = np.sqrt(np.square(arrays["k"]).sum(-1))
+    keys = np.repeat(keys, HV // keys.shape[2], axis=2)
+    strengths = arrays["beta"] if arrays["beta"].ndim == 3 else np.abs(arrays["beta"]).max(-1)
+    before, after = _passing(problem, arrays, _rms_of_held(state), _rms_of_held(d_state))
+    through = _share(problem, low, arrays) * keys * after
+    found = {"v": through * strengths, "k": through * strengths * before * np.sqrt(V), "beta": through * keys * before}
+    if arrays["beta"].ndim == 3:
+        found["beta"] = found["beta"] * np.sqrt(V)
+    for name, noise in found.items():
+        if name in gradients:
+            quantity = gradients[name]
+            squares = np.square(noise)
+            if name == "k":
+                squares = squares.reshape(*noise.shape[:2], arrays["k"].shape[2], -1).sum(-1)
+            added = np.sqrt(squares.reshape(*squares.shape, *[1] * (quantity.value.ndim - 3)))
+            quantity.noise = np.hypot(quantity.noise, added)
+
+
+def _passing(problem: Problem, arrays: Mapping[str, Array], before: Array, after: Array) -> tuple[Array, Array]:
+    """What gates alone leave of something that comes before each token, and of something that comes back to it: from
+    ``[N, HV]``, ``[B, T, HV]`` each.
+    """
+    shape = (*arrays["v"].shape[:2], problem.sizes["HV"])
+    sizes = np.zeros((2, *shape))
+    gates = np.broadcast_to(np.maximum(_weakest(arrays), GONE), shape) if "g" in arrays else np.zeros(shape)
+    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
+        passed = np.cumsum(gates[:, own], 1)
+        row = np.s_[n] if "cu_seqlens" in arrays else np.s_[:, None]
+        sizes[0, :, own] = before[row] * np.exp(passed - gates[:, own])
+        sizes[1, :, own] = after[row] * np.exp(passed[:, -1:] - passed)
+    return sizes[0], sizes[1]
 
 
 def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], gradients: dict[str, Quantity]) -> None:

@@ -281,6 +281,9 @@ def rows(beta, k, **more):
         # two numbers, each the sum of what a head's tokens have
         "ssd/chunk/fp64/expanded.initial_state-fp32.initial_state-inference-initial-only.A-readonly.cotangents-tiny-varlen.ones-"
         "zeros.A/T705-K3-V4-C32-B1-H2/gradient",
+        # what tokens before one leave of a state, times what those after it leave of a gradient: nearly nothing of either
+        "delta_rule/chunk/fp64/constant.initial_state-edges-fp32.initial_state-large.k-misaligned.beta-scale.one-state-tracked-"
+        "zeros.d_o-zeros.k-seed.20261/T127-K3-V256-B2-H2/gradient",
     ],
 )
 def test_a_right_backend_is_well_within_bounds(name):
