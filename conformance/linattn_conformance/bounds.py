@@ -690,10 +690,14 @@ def _add_noise_of_neighbours(
     problem: Problem, low: str, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity]
 ) -> None:
     """The delta families solve for the gradients of a chunk's tokens together: each is as far off as the largest of its
-    sequence, be it next to nothing itself.
+    sequence, be it next to nothing itself. The gradient of a chunk's system, times betas, may be flushed to zero, and keys
+    larger than one would have lifted it.
     """
     if not {"beta", "a"}.intersection(arrays):
         return
+    for name in {"k", "a", "b"}.intersection(gradients):
+        lifted = FLUSHED[accumulation(low)] * np.abs(arrays[name]).max(initial=1.0)
+        gradients[name].noise = np.hypot(gradients[name].noise, lifted)
     for name, quantity in gradients.items():
         if problem.symbols[name][1:2] == ("T",) and quantity.value.size:
             rows = _rms(quantity.value, axis=-1, keepdims=True)

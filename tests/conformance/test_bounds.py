@@ -292,6 +292,22 @@ def test_a_right_backend_is_well_within_bounds(name):
     assert result.error < 0.5
 
 
+def test_a_backend_may_flush_what_long_keys_would_have_lifted():
+    """Betas of 2^-60 square, times outputs of 2^-40, are subnormal, and keys of 2^28 come after them."""
+    name = (
+        "kda/recurrent/fp32/beta.BTHVV-final-gate.Softplus-gate.dt_bias.GK-large.k-loss.o-only.k-reversed.beta-scale.tiny-strong-"
+        "subnormal.v-varlen.many-zeros.k/T15-K66-V16-C16-B1-H4/gradient"
+    )
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormal numbers")
+    try:
+        (result,) = Runner("torch").run([named(name)])
+    finally:
+        torch.set_flush_denormal(False)
+    assert (result.status, result.message) == ("passed", "")
+    assert result.error < 0.5
+
+
 def test_what_is_left_of_a_gradient_is_as_far_off_as_what_the_channels_that_hold_some_were_fed():
     """Two channels of eight keys and seven of 256 values hold any, and sixteen strong betas leave a fiftieth of them."""
     name = (
