@@ -84,6 +84,8 @@ def facts(job: Job) -> Row:
 def first_calls(jobs: Sequence[Job], device: str, backend: str | None, sets: int, until: float | None) -> int:
     """Make the call of every row once, in so many sets of ranks side by side: what they compile lies in the caches then.
 
+    One that fails, for want of memory beside the others above all, fails again where it is timed, and is reported there.
+
     Returns:
         How many were made.
     """
@@ -91,8 +93,16 @@ def first_calls(jobs: Sequence[Job], device: str, backend: str | None, sets: int
     made = itertools.count()
 
     def share(number: int) -> None:
-        for _ in rows(calls[number::sets], device, backend, 0.0, until):
-            next(made)
+        left = calls[number::sets]
+        while left and not (until and time.time() > until):
+            tried = 0
+            try:
+                for _ in rows(left, device, backend, 0.0, until):
+                    tried += 1
+                    next(made)
+                return
+            except OptionError:
+                left = left[tried + 1 :]
 
     with ThreadPoolExecutor(sets) as pool:
         list(pool.map(share, range(sets)))
@@ -195,6 +205,8 @@ def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float)
     call = _exchange(nbytes, ranks, group, device) if told is None else _call(Case.from_json(told), backend, ranks, group)
     if not seconds:
         call()
+        del call
+        Torch(device).release()
         return facts(job)
     row = facts(job) | {"ms": spread(_times(call, device, seconds, group))}
     if (peak := None if told is None else _peak(call, device, group)) is not None:

@@ -17,7 +17,7 @@ FAR = (8, 16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1 << 20, 10_000_000, 100_000_000)
 """Of a whole sequence."""
 SIZES = {"cpu": {"H": 2, "K": 32, "V": 32}, "cuda": {"H": 64, "K": 128, "V": 128}}
-LENGTHS = {"cpu": (512, 2048), "cuda": (16384, 65536, 262144)}
+LENGTHS = {"cpu": (512, 2048), "cuda": (8192, 65536, 262144)}
 """Tokens of a rank."""
 WHATS = ("fwd", "fwdbwd")
 

@@ -197,6 +197,23 @@ def test_what_a_run_wrote_before_it_failed_is_there(run, tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "scale.json").read_text())["results"]["rows"]) == 1
 
 
+def test_first_calls_go_on_behind_one_that_fails(monkeypatch):
+    cases = scale.cases(["gla"], parse_shape("B=1,T=16/32,H=1,K=8,V=8"), SETTINGS)[0]
+    jobs = on_ranks.jobs(cases, [1])
+    heard = []
+
+    def rows(jobs, *args):
+        for job in jobs:
+            heard.append(job)
+            if len(heard) == 2:
+                raise OptionError("scale: rank 0 of 1: out of memory")
+            yield on_ranks.facts(job)
+
+    monkeypatch.setattr(on_ranks, "rows", rows)
+    assert on_ranks.first_calls(jobs, "cpu", None, 1, None) == len(jobs) - 1
+    assert heard == jobs
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
