@@ -70,6 +70,7 @@ def serve(connection: Connection, setting: Setting, log: str, parent: int) -> No
         os.environ["OMP_NUM_THREADS"] = "1"  # read by frameworks when they are imported, which is now
     if ":" not in setting.device:
         os.environ.update(one_accelerator(setting.turn))  # likewise
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share an accelerator
     from linattn.errors import LinattnError
 
     from .runner import Runner, resolve
@@ -108,6 +109,7 @@ def run(connection: Connection, runner: Runner, output: Output, desk: Desk) -> N
         desk.had = {key: desk.had[key] if answer is None else answer for key, answer in foreseen.items()}
         result = act(case)
         runner.adapter.wait()  # a fault that shows late is of this case, and the end of this process
+        runner.adapter.give_back()
         printed = output.printed()
         if printed and result.status == "passed":
             result = replace(result, status="failed", message=f"prints to standard output: {printed!r}")

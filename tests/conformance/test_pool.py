@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hanging import leap
 from linattn.registry import registry
+from linattn_conformance.adapters.torch import TorchAdapter
 from linattn_conformance.broken import on_process
 from linattn_conformance.cases import every_case, named
 from linattn_conformance.memory import GIB
@@ -648,3 +649,13 @@ def test_a_message_of_a_backend_runs_no_code_of_its_own(struck):
     results = struck(body)
     assert statuses(results) == ONE_FAILS
     assert results[HIT].message == "the process sent the suite what is no message: it was ended"
+
+
+def test_what_a_framework_keeps_of_a_gpu_goes_back_between_cases(monkeypatch):
+    given = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append(1))
+    for reserved, device, expected in ((2**29, "cuda", 1), (2**20, "cuda", 0), (2**29, "cpu", 0)):
+        given.clear()
+        monkeypatch.setattr("torch.cuda.memory_reserved", lambda _, reserved=reserved: reserved)
+        TorchAdapter(device).give_back()
+        assert len(given) == expected

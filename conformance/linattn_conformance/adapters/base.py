@@ -245,6 +245,9 @@ class Adapter:
     def wait(self) -> None:
         """Until the device has done what it was asked for; raise what it could not do."""
 
+    def give_back(self) -> None:
+        """Memory that the framework keeps for later, between two cases: other processes share the device."""
+
     def transforms(self) -> Mapping[str, Callable[[Any], None]]:
         """Checks of the framework's own transforms by name: each takes a ``Run``."""
         return {}

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchAdapter"]
 
+KEPT = 2**28
+"""Bytes of a GPU that a process may keep between two cases."""
+
 
 def _autocast() -> dict[str, Any]:
     return {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
@@ -182,6 +185,10 @@ class TorchAdapter(Adapter):
     def wait(self) -> None:
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def give_back(self) -> None:
+        if torch.device(self.device).type == "cuda" and torch.cuda.memory_reserved(self.device) > KEPT:
+            torch.cuda.empty_cache()
 
     def transforms(self) -> Any:
         from .torch_transforms import TRANSFORMS
