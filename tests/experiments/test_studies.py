@@ -770,11 +770,15 @@ def test_cells_without_runs_go_first_and_before_all_what_ends_in_time(tmp_path, 
 
 
 def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(tmp_path):
-    running = runner.Running(STUDIES["gates"], tmp_path, "cuda", False)
-    assert running.record.parts == json.loads(packed.read(DOCS / "gates.runs.json.gz"))
-    assert {rate for work in running.due() for rate in work.some.rates} == {0.02, 0.04}
-    assert 0 < sum(map(running.seconds, running.due())) < 60 * protocol.minutes(STUDIES["gates"])[1]
-    assert runner.Running(STUDIES["gates"], tmp_path, "cpu", True).record.parts == {}
+    running = runner.Running(STUDIES["mqar"], tmp_path, "cuda", False)
+    assert running.record.parts == json.loads(packed.read(DOCS / "mqar.runs.json.gz"))
+    due = {(work.model, work.column, work.some.steps) for work in running.due()}
+    assert ("Mamba-2", "width 64, 8 pairs", 16000) in due
+    assert ("softmax", "width 64, 8 pairs", 2000) not in due
+    assert (
+        0 < sum(map(running.seconds, running.due())) <= 60 * protocol.minutes(STUDIES["mqar"], running.record.parts.values())[1]
+    )
+    assert runner.Running(STUDIES["mqar"], tmp_path, "cpu", True).record.parts == {}
 
 
 def test_a_check_ends_in_time(tmp_path, capsys):
