@@ -265,11 +265,12 @@ AT_AN_END = {
     ),
     "extrapolation": (set(), "no model's best rate is the highest that was tried"),
     "masked": (set(), ""),
+    "size": (set(), "Of the four rates that were tried none that was chosen is at an end."),
     "mqar": ({"linear attention"}, "at the highest rate that is tried, as its best rate is with 16 and 32 pairs"),
     "recall_by_map": (
         {"cosformer", "elu1", "relu", "exp, t=1", "hedgehog, eq. 3"},
-        "In seven cells, of four of the seven fixed maps and of Hedgehog without its negated half, the best rate is the highest "
-        "that is tried.",
+        "In seven cells, of four of the seven fixed maps and of Hedgehog without its negated half, the best rate is the "
+        "highest that is tried.",
     ),
 }
 

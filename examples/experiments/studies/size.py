@@ -13,7 +13,7 @@ from .flash import units
 
 STUDY = Study(
     name="size",
-    question="At 85M parameters outside the embedding and as many bytes of text, which mixer costs the fewest bits?",
+    question="At 85M parameters outside the embedding, which mixer costs the fewest bits after 8.2M bytes of text?",
     task=lambda s: Text(s.length, s.batch, packages=s.packages, scored=s.scored, twice=True),
     models={
         "Transformer++": of(rows.softmax),
