@@ -38,7 +38,9 @@ def state(study: Study, summary: Summary | None, small: bool = False) -> str:
     lacks = lacking(cells)
     lacks += [f"{done} of {len(asked)} cells are on it"] * (done < len(asked)) + ["in small, to try the program"] * small
     lacks += unsolved(study, summary)
-    return f"*Not yet on the protocol*: {'; '.join(lacks)}." if lacks else "*On the protocol.*"
+    if lacks:
+        return f"*Not yet on the protocol*: {'; '.join(lacks)}."
+    return f"*On the protocol*{', with one seed, and rates chosen in small' * (study.scout is not None)}."
 
 
 def lacking(cells: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
@@ -147,7 +149,7 @@ def courses(study: Study, summary: Summary) -> Figure:
         for (model, cell), colour in zip(of.items(), COLOURS * 2, strict=False):
             marks = range(1, len(cell["course"]) + 1)
             ax.plot([at / max(len(marks), 1) for at in marks], cell["course"], marker=".", color=colour, label=model)
-        ax.set_title(setting, loc="left", fontsize=9)
+        ax.set_title(setting or "in full", loc="left", fontsize=9)
         ax.set_xlabel("share of the steps")
         ax.set_ylabel(f"{study.score}, validation data")
     found[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -447,7 +447,10 @@ def test_what_a_run_lacks_is_said():
     del whole["r2_20"]
     assert protocol.lacks(STUDY, made_up(**whole))[1:] == ["the best rate has no longer schedule"]
     whole["r2_20"] = (0.1, 0.1, 0.1)
-    assert pages.state(STUDY, runner.results(STUDY, {"a": {"found": made_up(**whole)}})["summary"]) == "*On the protocol.*"
+    summary = runner.results(STUDY, {"a": {"found": made_up(**whole)}})["summary"]
+    assert pages.state(STUDY, summary) == "*On the protocol*."
+    scouted = replace(STUDY, scout={})
+    assert pages.state(scouted, summary) == "*On the protocol*, with one seed, and rates chosen in small."
     assert pages.state(STUDY, None).startswith("*Not run yet on this protocol*: 1 cells")
     lacking = {("a", "x"): {"lacks": ["2 of 3 seeds", "late"]}, ("a", "y"): {"lacks": ["1 of 3 seeds", "late", "odd"]}}
     assert pages.lacking(lacking) == ["1 of 3 seeds", "late (2 cells)", "odd (1 cell)"]
