@@ -772,16 +772,15 @@ def test_cells_without_runs_go_first_and_before_all_what_ends_in_time(tmp_path, 
     assert [length for length, *_ in order] == [32, 32, 16, 16]
 
 
-def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(tmp_path):
-    running = runner.Running(STUDIES["mqar"], tmp_path, "cuda", False)
-    assert running.record.parts == json.loads(packed.read(DOCS / "mqar.runs.json.gz"))
-    due = {(work.model, work.column, work.some.steps) for work in running.due()}
-    assert ("Mamba-2", "width 64, 8 pairs", 16000) in due
-    assert ("softmax", "width 64, 8 pairs", 2000) not in due
-    assert (
-        0 < sum(map(running.seconds, running.due())) <= 60 * protocol.minutes(STUDIES["mqar"], running.record.parts.values())[1]
-    )
-    assert runner.Running(STUDIES["mqar"], tmp_path, "cpu", True).record.parts == {}
+@pytest.mark.parametrize("name", ["mqar", "gates"])
+def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(name, tmp_path):
+    running, published = runner.Running(STUDIES[name], tmp_path, "cuda", False), packed.read(DOCS / f"{name}.runs.json.gz")
+    assert running.record.parts == json.loads(published)
+    due, left = running.due(), protocol.minutes(STUDIES[name], running.record.parts.values())[1]
+    assert not {str(work) for work in due} & set(running.record.parts)
+    assert bool(due) == (left > 0)
+    assert sum(map(running.seconds, due)) <= 60 * left * (1 + 1e-9)
+    assert runner.Running(STUDIES[name], tmp_path, "cpu", True).record.parts == {}
 
 
 def test_a_check_ends_in_time(tmp_path, capsys):
