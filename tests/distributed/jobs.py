@@ -23,6 +23,8 @@ def jobs_of(world: int) -> list[Job]:
         linked = [name for name, (family, flags) in VARIANTS.items() if family in LINKED and "normalize" not in flags]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking")) for v in linked]
         jobs += [("compare", dict(name="chunk", variant=v, backend="linking", state=False)) for v in ("gla", "kda")]
+        others = [("gather", [0, 4, 16]), ("gather", [0, 8, 16]), ("ring", [0, 4, 16])]
+        jobs += [("other_offsets", dict(exchange=exchange, offsets=offsets)) for exchange, offsets in others]
         jobs += [("hold_nothing", {}), ("wait_for_no_offsets", {})]
         states = [f"initial_state.{name}" for name in ("kv", "k_quad", "v")]
         jobs += [("compare", dict(name="chunk", variant="mixed", wanted=[name])) for name in states]

@@ -267,6 +267,49 @@ def wait_for_no_offsets() -> None:
         function(**arguments(case, own, function), context=plan)[0].sum().backward()
 
 
+def other_offsets(exchange: str, offsets: list[int]) -> None:
+    """Rank 1 packs other sequences, in calls that both ranks know: both say so, or of a device that they do not wait for, in a
+    later call, and what they have until then is NaN.
+    """
+    from unittest import mock
+
+    import linattn
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from linattn.distributed import collectives, context_parallel
+    from linattn.errors import ContextError
+
+    rank = dist.get_rank()
+    packings, group = ([0, 16], offsets), dist.new_group()
+    plans = [context_parallel(group, cu_seqlens=own, exchange=exchange, check=False) for own in packings]  # type: ignore[arg-type]
+
+    def call(plan: Any) -> torch.Tensor:
+        x = torch.ones(1, 8, 1, 2, device=here())
+        return linattn.chunk_linear_attn(x, x, x, context=plan)[0]
+
+    def refused() -> str:
+        with pytest.raises(ContextError) as error:
+            call(plans[rank])
+        return str(error.value)
+
+    expected = call(plans[0])
+    if here() == "cpu":
+        summary = "8 tokens, with states and summaries of [1, 1, 1] float32, [1, 1, 1, 2, 2] float32"
+        said = f"chunk_linear_attn of {summary}; layout 'contiguous', exchange {exchange!r}, states of their own"
+        rows = "".join(f"\n  rank {i}: {said}, packed sequences at {own}" for i, own in enumerate(packings))
+        assert refused() == f"chunk_linear_attn: the ranks do not agree{rows}"
+    assert torch.equal(call(plans[0]), expected), "ranks that agree again are in step"
+    with mock.patch.object(collectives, "_is_waited_for", return_value=True):
+        assert call(plans[rank])[:, :4].isnan().all()
+        if here() == "cuda":
+            torch.cuda.synchronize()  # and has told it
+        with pytest.raises(ContextError) as error:
+            call(plans[0])
+    earlier = "in an earlier exchange the ranks did not agree, and what came of it is NaN"
+    assert str(error.value) == f"chunk_linear_attn: {earlier}"
+
+
 def dtensors(variant: str, heads: int = 1, H: int = 2) -> None:
     """Distributed tensors, their heads over another axis of the mesh, but for a single key head, against one device."""
     import torch
@@ -472,6 +515,22 @@ def other_shape_later() -> None:
     for heads in (1, 1 + dist.get_rank()):
         x = torch.ones(1, 4, heads, 2, device=here())
         linattn.chunk_linear_attn(x, x, x, context=plan)
+
+
+def other_offsets_of_fla() -> None:
+    """Rank 1 writes other offsets into a context of fla's that all ranks have planned by."""
+    import torch
+    import torch.distributed as dist
+    from linattn.integrations import fla
+
+    rank = dist.get_rank()
+    context = SimpleNamespace(group=dist.group.WORLD, cu_seqlens=torch.tensor([0, 8, 8]), is_first_rank=rank == 0)
+    x = {key: torch.full((1, 8, 2, 4), 0.4, device=here()) for key in "qkv"}
+    x |= {key: torch.full((1, 8, 2), value, device=here()) for key, value in (("g", -0.1), ("beta", 0.5))}
+    fla.chunk_gated_delta_rule(**x, cp_context=context)
+    if rank == 1:
+        context.cu_seqlens[1] = 5
+    fla.chunk_gated_delta_rule(**x, cp_context=context)
 
 
 def transformed() -> None:

@@ -52,6 +52,13 @@ def test_a_call_that_others_do_not_make_ends_all_of_them():
         assert said.startswith(f"ContextError: chunk_linear_attn: rank {rank} waited for the 2 ranks of its group, and one of")
 
 
+def test_offsets_of_fla_that_one_rank_changes_end_all_of_them():
+    waited = "rank {0} waited for the 2 ranks of its group, and one of"
+    told = last_lines("other_offsets_of_fla", timeout=2)
+    for rank, (said, what) in enumerate(zip(told, ("gated_delta_rule", "cp_context"), strict=True)):
+        assert said.startswith(f"ContextError: {what}: {waited.format(rank)}")
+
+
 def test_a_dead_rank_ends_the_others():
     alive, dead = last_lines("dead_rank")
     assert "gone" in dead

@@ -55,7 +55,7 @@ def stand_in(rank=1, ranks=3):
     launch.COMPILED, launch.directly = Anything(), lambda where: True
     backend._device_complaint = lambda kind: None
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-    on_torch._cpu_group = lambda group, timeout: group
+    on_torch.cpu_group_of = lambda group, timeout: group
     on_torch.agree = collectives.agree = lambda *said: None
     torch.set_num_threads(1)
     for option in (-1, -3):  # how much free memory goes back to the system, and from where on it is asked for by itself

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..errors import ContextError
 
-__all__ = ["agree", "rank_is_gone"]
+__all__ = ["agree", "rank_is_gone", "told_by_all"]
 
 
 def agree(group: Any, what: str, mine: str) -> None:
@@ -23,17 +23,37 @@ def agree(group: Any, what: str, mine: str) -> None:
     Raises:
         ContextError: They differ; names every rank and what it said. Or a rank did not answer within the group's timeout.
     """
-    said: list[Any] = [None] * dist.get_world_size(group)
+    said = told_by_all(group, what, mine)
+    if len(set(said)) > 1:
+        raise _disagreement(what, said)
+
+
+def told_by_all(group: Any, what: str, mine: Any) -> list[Any]:
+    """What each rank says, who ask each other for the same.
+
+    Args:
+        group: A process group of CPU tensors.
+        what: What is asked for, for the message.
+        mine: What this rank says.
+
+    Raises:
+        ContextError: Another rank asks for something else. Or one did not answer within the group's timeout.
+    """
+    found: list[Any] = [None] * dist.get_world_size(group)
     try:
-        dist.all_gather_object(said, mine, group=group)
+        dist.all_gather_object(found, (what, mine), group=group)
     except RuntimeError as error:
         if gone := rank_is_gone(what, group, error):
             raise gone from error
         raise
-    if len(set(said)) == 1:
-        return
+    if len({asked for asked, _ in found}) > 1:
+        raise _disagreement(what, [f"{asked}: {said}" for asked, said in found])
+    return [said for _, said in found]
+
+
+def _disagreement(what: str, said: list[Any]) -> ContextError:
     rows = "".join(f"\n  rank {_ranks(said, one)}: {one}" for one in dict.fromkeys(said))
-    raise ContextError(f"{what}: the ranks do not agree{rows}")
+    return ContextError(f"{what}: the ranks do not agree{rows}")
 
 
 GONE = ("timed out", "timeout", "connection closed", "connection re", "broken pipe", "remote error", "remote process")

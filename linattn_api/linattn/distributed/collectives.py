@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ..affine import act, act_transposed, gradient_of
+from ..errors import ContextError
 from ..frameworks import framework_of
 from .agreement import agree, rank_is_gone
+from .digests import Doubt, differ, digest, signed, spoilt
 from .layout import remembered
 
 __all__ = ["carried", "chain", "combine", "crossed", "flowing_back", "total", "watch"]
@@ -30,24 +32,74 @@ _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 _all_gather: Any = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Into one tensor; the second name is that of older PyTorch."""
 
-_watched: dict[str, tuple[Any, set[tuple[Any, ...]]]] = {}
-"""For each group by name, that of CPU tensors over which its ranks compare calls, and what they agreed on there."""
+
+class _Watch:
+    """What the ranks of a group compare.
+
+    Attributes:
+        cpu_group: That of CPU tensors, over which they do.
+        agreed: By what tells the kinds of calls apart that they have compared, what they said of them.
+        doubts: By device, whether an exchange there was of ranks that do not agree.
+    """
+
+    def __init__(self, cpu_group: Any) -> None:
+        self.cpu_group = cpu_group
+        self.agreed: dict[tuple[Any, ...], str] = {}
+        self.doubts: dict[torch.device, Doubt] = {}
+
+    def doubt(self, device: torch.device) -> Doubt:
+        """That of exchanges of a device."""
+        if device not in self.doubts:
+            self.doubts[device] = Doubt(device)
+        return self.doubts[device]
+
+
+_watched: dict[str, _Watch] = {}
+"""By name of a group."""
 
 
 def watch(name: str, cpu_group: Any) -> None:
     """Compare the first call of each signature over ``cpu_group``; ``name`` is that of the group which the calls use."""
-    if name not in _watched or _watched[name][0] is not cpu_group:
-        _watched[name] = cpu_group, set()
+    if name not in _watched or _watched[name].cpu_group is not cpu_group:
+        _watched[name] = _Watch(cpu_group)
 
 
-def _first_time(name: str, label: str, tokens: int, *tensors: Tensor) -> None:
+class _Said(NamedTuple):
+    """What a rank says of a call.
+
+    Attributes:
+        group: The group of the exchange.
+        watch: What its ranks compare.
+        label: What messages call the call.
+        call: What the rank contributes.
+        plan: Who has which tokens.
+    """
+
+    group: Any
+    watch: _Watch
+    label: str
+    call: str
+    plan: str
+
+    def is_doubted(self) -> None:
+        """Ranks that do not agree say so, all of them."""
+        agree(self.watch.cpu_group, self.label, f"{self.call}; {self.plan}")
+        raise ContextError(f"{self.label}: in an earlier exchange the ranks did not agree, and what came of it is NaN")
+
+
+def _said(group_name: str, label: str, tokens: int, plan: str, *tensors: Tensor) -> _Said:
     """The ranks compare what they contribute to a call of a kind that they have not made yet."""
-    cpu_group, agreed = _watched[name]
+    watch = _watched[group_name]
     key = (label, tokens, *((x.shape, x.dtype) for x in tensors))
-    if key not in agreed:
+    if key not in watch.agreed:
         facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-        agree(cpu_group, label, f"{label} of {tokens} tokens, with states and summaries of {facts}")
-        agreed.add(key)
+        call = f"{label} of {tokens} tokens, with states and summaries of {facts}"
+        agree(watch.cpu_group, label, call)
+        watch.agreed[key] = call
+    said = _Said(_resolve_process_group(group_name), watch, label, watch.agreed[key], plan)
+    if any(doubt.told for doubt in watch.doubts.values()):
+        said.is_doubted()
+    return said
 
 
 class _waiting:
@@ -79,16 +131,25 @@ def _gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
     return arrived
 
 
-def _gathered(x: Tensor, group: Any, label: str) -> Tensor:
-    """``[ranks, ...]``: what every rank has."""
-    return _gathering(x, group, label)()
+def _gathered(said: _Said, *parts: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Of every part ``[ranks, ...]``: what every rank has, by one collective; and whether the ranks do not agree, which is an
+    error here, or if a device would be waited for, in a later call.
+    """
+    number, ranks = digest(said.call, said.plan), said.group.size()
+    flat = [*(x.reshape(-1) for x in parts), signed(number, parts[-1])]
+    found = _gathering(torch.cat(flat), said.group, said.label)()
+    *columns, digests = torch.split_with_sizes(found, [x.numel() for x in flat], dim=1)
+    odd = differ(digests, number)
+    if _is_waited_for(found.device):
+        said.watch.doubt(found.device).add(odd)
+    elif odd:
+        said.is_doubted()
+    return [of_ranks.view(ranks, *x.shape) for of_ranks, x in zip(columns, parts, strict=True)], odd
 
 
-def _gathered_at_once(group: Any, label: str, *parts: Tensor) -> list[Tensor]:
-    """Of every part ``[ranks, ...]``: what every rank has, by one collective."""
-    found = _gathered(torch.cat([x.reshape(-1) for x in parts]), group, label)
-    columns = torch.split_with_sizes(found, [x.numel() for x in parts], dim=1)
-    return [of_ranks.view(group.size(), *x.shape) for of_ranks, x in zip(columns, parts, strict=True)]
+def _is_waited_for(device: torch.device) -> bool:
+    """Whether the host would wait for what is read of a device."""
+    return device.type != "cpu"
 
 
 # -- chain -----------------------------------------------------------------------------------------------------------
@@ -117,6 +178,7 @@ def carried(
     A: Tensor,
     b: Tensor,
     tokens: int,
+    plan: str,
     order: list[int],
     enters: list[bool],
     starts: list[bool],
@@ -125,12 +187,12 @@ def carried(
     ring: bool,
 ) -> tuple[Tensor, Tensor]:
     """What enters this rank's spans, and the ``A`` of all spans ``[ranks, spans, ...]``, or in a ring of its own."""
-    group = _resolve_process_group(group_name)
-    _first_time(group_name, label, tokens, A, b)
+    said = _said(group_name, label, tokens, plan, A, b)
     if ring:
-        return _handed_on(A, b, order, enters, starts, group, label), A
-    all_A, all_b = _gathered_at_once(group, label, A, b)
-    me, xp = group.rank(), framework_of(b)
+        _, odd = _gathered(said, b[:0])
+        return spoilt(_handed_on(A, b, order, enters, starts, said.group, label), odd), A
+    (all_A, all_b), odd = _gathered(said, A, b)
+    me, xp = said.group.rank(), framework_of(b)
     state: Any = None
     entering: list[Tensor] = []
     for j, (rank, number) in enumerate(_rounds(order)):
@@ -139,7 +201,7 @@ def carried(
         if len(entering) == b.shape[0]:
             break
         state = all_b[rank, number] if starts[j] else act(xp, all_A[rank, number], state) + all_b[rank, number]
-    return torch.stack(entering), all_A
+    return spoilt(torch.stack(entering), odd), all_A
 
 
 def _handed_on(A: Tensor, b: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:
@@ -170,7 +232,7 @@ _chain = torch.library.custom_op("linattn::chain", _owned, mutates_args=())
 
 
 @_chain.register_fake
-def _(A: Tensor, b: Tensor, tokens: int, order: Any, *rest: Any) -> Any:
+def _(A: Tensor, b: Tensor, tokens: int, plan: str, order: Any, *rest: Any) -> Any:
     ranks = len(order) // A.shape[0]
     return torch.empty_like(b), A.new_empty(A.shape if rest[-1] else (ranks, *A.shape))
 
@@ -281,13 +343,13 @@ def _(d: Tensor, entering: Tensor, A: Tensor, *rest: Any) -> Any:
 
 
 def _keep_chain(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.rest = inputs[3:]
+    ctx.rest = inputs[4:]
     ctx.save_for_backward(*output)
 
 
 def _chain_vjp(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
     entering, A = ctx.saved_tensors
-    return *_chain_backward(d.contiguous(), entering, A, *ctx.rest), None, *(None for _ in ctx.rest)
+    return *_chain_backward(d.contiguous(), entering, A, *ctx.rest), None, None, *(None for _ in ctx.rest)
 
 
 _chain.register_autograd(_chain_vjp, setup_context=_keep_chain)
@@ -297,6 +359,7 @@ def chain(
     A: Tensor,
     b: Tensor,
     tokens: int,
+    plan: str,
     order: list[int],
     enters: list[bool],
     starts: list[bool],
@@ -310,6 +373,7 @@ def chain(
         A: Transitions of its spans ``[spans, ...]``.
         b: What they leave behind ``[spans, ..., K, V]``.
         tokens: How many this rank has; every one must have as many.
+        plan: What this rank says of its plan; every one must say as much.
         order: For every span of all ranks, in order, its rank.
         enters: For every span, whether a state comes in.
         starts: For every span, whether what leaves it started in it.
@@ -317,7 +381,7 @@ def chain(
         label: What messages call the call.
         ring: Hand one state from span to span, instead of gathering all summaries.
     """
-    return _chain(A, b, tokens, order, enters, starts, group_name, label, ring)[0]
+    return _chain(A, b, tokens, plan, order, enters, starts, group_name, label, ring)[0]
 
 
 # -- combine ---------------------------------------------------------------------------------------------------------
@@ -346,38 +410,38 @@ def _added(x: Tensor, pairs: Sequence[int], count: int) -> Tensor:
 
 @torch.library.custom_op("linattn::combine", mutates_args=())
 def _combine(
-    x: Tensor, tokens: int, wanted: list[int], given: list[int], outputs: int, group_name: str, label: str
+    x: Tensor, tokens: int, plan: str, wanted: list[int], given: list[int], outputs: int, group_name: str, label: str
 ) -> Tensor:  # fmt: skip
     """``wanted``: pairs of this rank's output, and part of all ranks. ``given``: pairs of its part, and output of all ranks."""
-    group = _resolve_process_group(group_name)
-    _first_time(group_name, label, tokens, x)
-    return _added(_gathered(x, group, label).flatten(0, 1), wanted, outputs)
+    (found,), odd = _gathered(_said(group_name, label, tokens, plan, x), x)
+    return spoilt(_added(found.flatten(0, 1), wanted, outputs), odd)
 
 
 @_combine.register_fake
-def _(x: Tensor, tokens: int, wanted: Any, given: Any, outputs: int, group_name: str, label: str) -> Tensor:
+def _(x: Tensor, tokens: int, plan: str, wanted: Any, given: Any, outputs: int, group_name: str, label: str) -> Tensor:
     return x.new_empty((outputs, *x.shape[1:]))
 
 
 def _keep_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.tokens, ctx.wanted, ctx.given, _, ctx.group_name, ctx.label = inputs
+    x, ctx.tokens, ctx.plan, ctx.wanted, ctx.given, _, *ctx.names = inputs
     ctx.parts = x.shape[0]
 
 
 def _combine_vjp(ctx: Any, d: Tensor) -> tuple[Any, ...]:
-    dx = _combine(d.contiguous(), ctx.tokens, ctx.given, ctx.wanted, ctx.parts, ctx.group_name, ctx.label)
-    return dx, None, None, None, None, None, None
+    dx = _combine(d.contiguous(), ctx.tokens, ctx.plan, ctx.given, ctx.wanted, ctx.parts, *ctx.names)
+    return dx, None, None, None, None, None, None, None
 
 
 _combine.register_autograd(_combine_vjp, setup_context=_keep_combine)
 
 
-def combine(x: Tensor, tokens: int, sources: Any, rank: int, group_name: str, label: str) -> Tensor:
+def combine(x: Tensor, tokens: int, plan: str, sources: Any, rank: int, group_name: str, label: str) -> Tensor:
     """This rank's sums of what all ranks contribute, differentiable.
 
     Args:
         x: What it contributes ``[parts, ...]``.
         tokens: How many this rank has; every one must have as many.
+        plan: What this rank says of its plan; every one must say as much.
         sources: For every rank and output, the parts that it is the sum of, as ``rank · parts + part``.
         rank: This rank.
         group_name: Name of the process group.
@@ -385,7 +449,7 @@ def combine(x: Tensor, tokens: int, sources: Any, rank: int, group_name: str, la
     """
     parts, outputs = x.shape[0], len(sources[rank])
     wanted, given = _pairs(sources, rank, parts)
-    return _combine(x, tokens, list(wanted), list(given), outputs, group_name, label)
+    return _combine(x, tokens, plan, list(wanted), list(given), outputs, group_name, label)
 
 
 @remembered
@@ -402,7 +466,7 @@ def _pairs(sources: Any, rank: int, parts: int) -> tuple[tuple[int, ...], tuple[
     return tuple(wanted), tuple(given)
 
 
-def total(x: Tensor, tokens: int, ranks: int, rank: int, group_name: str, label: str) -> Tensor:
+def total(x: Tensor, tokens: int, plan: str, ranks: int, rank: int, group_name: str, label: str) -> Tensor:
     """The sum over all ranks, in their order, differentiable."""
     everyone = ((tuple(range(ranks)),),) * ranks
-    return combine(x[None], tokens, everyone, rank, group_name, label)[0]
+    return combine(x[None], tokens, plan, everyone, rank, group_name, label)[0]

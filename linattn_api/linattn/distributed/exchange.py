@@ -38,6 +38,10 @@ class Exchange:
         """The sum over all ranks, of arrays that are zero wherever another rank's is not."""
         raise NotImplementedError
 
+    def crosses(self, call: ShardCall) -> bool:
+        """Whether spans have anything to tell each other; the same on every rank."""
+        return call.shard.chain.needed
+
     def link(self, call: ShardCall) -> Any:
         """What crosses between spans apart from the operator's own gradients, if a backend knows how; else None."""
         return None

@@ -194,10 +194,14 @@ class Link(Exchange):
     def chain(self, call: ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
         self.way = self.plan.way_of(call, A, b)
-        entering, transitions = collectives.carried(A, b, call.length, *self.way)
+        entering, transitions = collectives.carried(A, b, call.length, self.plan.said, *self.way)
         order, *_, ring = self.way
         self.transitions = transitions if ring else collectives.crossed(transitions, order, self.plan.rank)
         return entering
+
+    def crosses(self, call: ShardCall) -> bool:
+        """As the plan's."""
+        return self.plan.crosses(call)
 
     def combine(self, call: ShardCall, x: Tensor, sources: Sources) -> Tensor:
         """As the plan's."""

@@ -28,7 +28,7 @@ from .layout import LAYOUTS, Layout, Shard, plain_offsets, shard_of
 from .linked import Link, link_of
 from .rules import each
 
-__all__ = ["ContextPlan", "context_parallel"]
+__all__ = ["ContextPlan", "context_parallel", "cpu_group_of"]
 
 Way = Literal["auto", "gather", "ring"]
 GATHERED = 1 << 28
@@ -45,6 +45,7 @@ class ContextPlan(Context, Exchange):
         cu_seqlens: Offsets of packed sequences among the tokens of all ranks, or None.
         replicate_states: Whether every rank gets every final state.
         way: ``"auto"``, ``"gather"`` or ``"ring"``.
+        said: All that every rank must say of its plan alike.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class ContextPlan(Context, Exchange):
         self.cu_seqlens = cu_seqlens
         self.replicate_states, self.way = replicate_states, way
         self.group_name, self.mesh = group.group_name, mesh
+        packed = "no packed sequences" if cu_seqlens is None else f"packed sequences at {_shown(cu_seqlens)}"
+        states = "replicated states" if replicate_states else "states of their own"
+        self.said = f"layout {layout!r}, exchange {way!r}, {states}, {packed}"
         self._offsets: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
     def __repr__(self) -> str:
@@ -136,7 +140,7 @@ class ContextPlan(Context, Exchange):
 
     def chain(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> Tensor:
         """The states that enter this rank's spans."""
-        return collectives.chain(A, _of_inputs(call, b), call.length, *self.way_of(call, A, b))
+        return collectives.chain(A, _of_inputs(call, b), call.length, self.said, *self.way_of(call, A, b))
 
     def way_of(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> tuple[Any, ...]:
         """How summaries go from span to span, as :mod:`.collectives` takes it."""
@@ -146,19 +150,24 @@ class ContextPlan(Context, Exchange):
         order = [rank for rank, _ in chain.order]
         return order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring
 
+    def crosses(self, call: lowering.ShardCall) -> bool:
+        """Whether anything is exchanged; also where no state crosses, since by another rank's offsets one might."""
+        return self.ranks > 1 or super().crosses(call)
+
     def link(self, call: lowering.ShardCall) -> Link | None:
         """What crosses apart from the operator's own gradients, where a backend makes gradients of entering states alone."""
         return link_of(self, call)
 
     def combine(self, call: lowering.ShardCall, x: Tensor, sources: Sources) -> Tensor:
         """This rank's sums of what all ranks contribute."""
-        return collectives.combine(_of_inputs(call, x), call.length, sources, self.rank, self.group_name, call.label)
+        return collectives.combine(_of_inputs(call, x), call.length, self.said, sources, self.rank, self.group_name, call.label)
 
     def total(self, call: lowering.ShardCall, x: Tensor) -> Tensor:
         """The sum over all ranks."""
         if self.ranks == 1:
             return x
-        return collectives.total(_of_inputs(call, x), call.length, self.ranks, self.rank, self.group_name, call.label)
+        names = self.group_name, call.label
+        return collectives.total(_of_inputs(call, x), call.length, self.said, self.ranks, self.rank, *names)
 
     def rows(self, call: lowering.ShardCall, x: Tensor, fact: Callable[[Shard], Sequence[int]], axis: int = 0) -> Tensor:
         """The rows that have the rank's numbers, and zeros for −1; with a gradient wherever ``x`` has one, though all be
@@ -374,13 +383,11 @@ def context_parallel(
         )
     offsets = plain_offsets("context_parallel", cu_seqlens)
     group: Any = mesh.get_group() if mesh is not None else mesh_or_group or dist.group.WORLD
-    cpu_group = _cpu_group(group, timeout)
+    cpu_group = cpu_group_of(group, timeout)
     collectives.watch(group.group_name, cpu_group)
     plan = ContextPlan(group, layout, offsets, replicate_states, exchange, mesh)
     if check:
-        packed = "no packed sequences" if offsets is None else f"packed sequences at {_shown(offsets)}"
-        states = "replicated states" if replicate_states else "states of their own"
-        agree(cpu_group, "context_parallel", f"layout {layout!r}, exchange {exchange!r}, {states}, {packed}")
+        agree(cpu_group, "context_parallel", plan.said)
     return plan
 
 
@@ -392,10 +399,10 @@ def _shown(offsets: tuple[int, ...]) -> str:
 
 
 _groups: dict[tuple[str, timedelta | None], tuple[Any, Any]] = {}
-"""By name and timeout, a group and that of :func:`_cpu_group`; a later group may have the name of one that is gone."""
+"""By name and timeout, a group and that of :func:`cpu_group_of`; a later group may have the name of one that is gone."""
 
 
-def _cpu_group(group: Any, timeout: timedelta | None) -> Any:
+def cpu_group_of(group: Any, timeout: timedelta | None = None) -> Any:
     """A group of the same ranks that talks through the CPU, about nothing but plans and calls: of ranks that do not make the
     same call, one waits here, and none reads what another meant for something else.
     """

@@ -74,7 +74,7 @@ def operate_on_packed(call: ShardCall, enter: Callable[[ShardCall], Any], operat
     """
     shard, rows = call.shard, call.exchange.rows
     states = initial_rows(call, lambda shard: [s.sequence if s.first else -1 for s in shard.segments])
-    if shard.chain.needed:
+    if call.exchange.crosses(call):
         entering = enter(call)
         for i in range(len(shard.spans)):
             states = plus(_arriving(call, entering, i), states)
@@ -168,7 +168,7 @@ def _wide(call: ShardCall, x: Any) -> Any:
 
 def matrix_state(call: ShardCall) -> tuple[Any, Any]:
     """Every family that is affine in its state: spans tell each other their summaries."""
-    link = call.exchange.link(call) if call.shard.chain.needed else None
+    link = call.exchange.link(call) if call.exchange.crosses(call) else None
     if call.shard.packed:
         return operate_on_packed(call, *(link.around(_chained_tails) if link else (_chained_tails,)))
     return operate_on_rows(call, *(link.around(_chained_rows) if link else (_chained_rows,)))
@@ -220,7 +220,7 @@ def everywhere(call: ShardCall) -> tuple[Any, Any]:
 def _whole_sequences(call: ShardCall, own: Any) -> Any:
     """For each of a rank's segments, the sum over its whole sequence, from those over the segments ``own [segments, …]``."""
     shard = call.shard
-    if not shard.chain.needed:
+    if not call.exchange.crosses(call):
         return own
     most = 2 * len(shard.spans)  # a span has one segment that comes in, and one that goes on
 

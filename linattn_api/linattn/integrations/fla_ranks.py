@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ..errors import ContextError, Unsupported
 
@@ -63,14 +63,12 @@ def plan_of(context: Any, tokens: int) -> Any:
         raise Unsupported(f"cp_context: layout={layout!r} is not served by linattn, only 'contiguous'")
     planned: Planned | None = getattr(context, KEPT, None)
     if planned is None or not planned.holds(context, tokens):
-        import torch
+        from linattn.distributed.agreement import told_by_all
+        from linattn.distributed.on_torch import context_parallel, cpu_group_of
 
-        from linattn.distributed import context_parallel
-
-        dist = cast("Any", torch.distributed)
         offsets, begins = context.cu_seqlens, bool(context.is_first_rank)
-        told: list[Any] = [None] * dist.get_world_size(context.group)
-        dist.all_gather_object(told, (offsets.tolist(), begins, tokens), group=context.group)
+        # not over the context's own group: where the others exchange states already, they would take this for one
+        told = told_by_all(cpu_group_of(context.group), "cp_context", (tuple(offsets.tolist()), begins, tokens))
         _check([counted for *_, counted in told], [own[-1] for own, *_ in told], told[0][1])
         plan = context_parallel(context.group, cu_seqlens=offsets_of_all([(own, first) for own, first, _ in told]))
         planned = Planned(offsets, _version(offsets), tokens, context.group, begins, plan)
