@@ -56,6 +56,14 @@ def jobs_of(world: int) -> list[Job]:
     if world == 4:
         jobs += [("dtensors", dict(variant=v, heads=2)) for v in ("value_gate", "mapped_delta", "mixed")]
         jobs += [("dtensors", dict(variant="simple_gla", heads=2, H=1)), ("misplaced", {})]
+        sizes = dict(num_heads=2, head_dim=4)
+        layers = {"GatedDeltaNet": sizes | dict(num_v_heads=4), "KimiDeltaAttention": sizes}
+        meshes = [
+            ("GatedDeltaNet", (1, 2, 2), [0, 3, 3, 11, 14]),
+            ("KimiDeltaAttention", (1, 2, 2), None),
+            ("GatedDeltaNet", (2, 2, 1), None),
+        ]
+        jobs += [("fully_sharded", dict(layer=n, options=layers[n], axes=axes, cu_seqlens=c)) for n, axes, c in meshes]
     return named(world, jobs)
 
 

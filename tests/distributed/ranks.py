@@ -355,6 +355,63 @@ def dtensors(variant: str, heads: int = 1, H: int = 2) -> None:
             torch.testing.assert_close(gradient, x.grad, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def fully_sharded(layer: str, options: dict[str, Any], axes: tuple[int, int, int], cu_seqlens: list[int] | None = None) -> None:
+    """Two layers with heads over one axis of a mesh, their tokens over another, sequences over a third, and parameters over the
+    last two (FSDP2), against one device.
+    """
+    import copy
+
+    import torch
+    from linattn import nn
+    from linattn.distributed import context_parallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = init_device_mesh(here(), axes, mesh_dim_names=("dp", "cp", "tp"))
+    everywhere, plan = [Replicate()], context_parallel(mesh["cp"], cu_seqlens)
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = torch.nn.Linear(16, 16, dtype=torch.float64, device=here())
+            self.layer = getattr(nn, layer)(16, **options, dtype=torch.float64, device=here())
+
+        def forward(self, x: Any, **call: Any) -> Any:
+            x = self.before(x)
+            if "context" not in call:
+                return x + self.layer(x, **call)
+            y = self.layer(DTensor.from_local(x, mesh["tp"], everywhere), **call)
+            return x + y.redistribute(placements=everywhere).to_local()
+
+    torch.manual_seed(0)
+    whole = torch.nn.Sequential(Block(), Block())
+    spread, axis = copy.deepcopy(whole), mesh["dp", "cp"]._flatten("dp_cp")
+    for block in spread:
+        nn.shard_by_heads(block.layer, mesh["tp"])
+        fully_shard(block, mesh=axis)
+        block.set_gradient_divide_factor(1.0)  # the loss is the sum of what ranks compute
+        block.set_force_sum_reduction_for_comms(True)
+    sequences = torch.randn(axes[0], 1 if cu_seqlens else 2, 16, 16, dtype=torch.float64).to(here())
+    tokens = slice(mesh.get_local_rank("cp") * 16 // axes[1], (mesh.get_local_rank("cp") + 1) * 16 // axes[1])
+
+    def gradients(x: Any, blocks: Any, **call: Any) -> Any:
+        y = x.requires_grad_()
+        for block in blocks:
+            y = block(y, **call)
+        y.square().sum().backward()
+        return y.detach(), x.grad
+
+    packed = None if cu_seqlens is None else torch.tensor(cu_seqlens, device=here())
+    expected = [gradients(x.clone(), whole, cu_seqlens=packed) for x in sequences][mesh.get_local_rank("dp")]
+    found = gradients(sequences[mesh.get_local_rank("dp"), :, tokens].clone(), spread, context=plan)
+    for what, x, y in zip(("y", "gradient of x"), found, expected, strict=True):
+        torch.testing.assert_close(x, y[:, tokens], rtol=1e-9, atol=1e-9, msg=lambda text, what=what: f"{what}: {text}")
+    for (name, p), q in zip(spread.named_parameters(), whole.parameters(), strict=True):
+        say = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad, rtol=1e-8, atol=1e-8, msg=say)
+
+
 def misplaced() -> None:
     """Distributed tensors that do not lie as the values do are refused on every rank: each would read heads of others."""
     import linattn

@@ -46,11 +46,13 @@ def compare(layer, x, split, inputs):
 
 def by_heads(mesh):
     for name, options in SPLIT.items():
-        layer, x = getattr(nn, name)(WIDTH, **options, dtype=torch.float64), torch.randn(4, T, WIDTH, dtype=torch.float64)
+        layer = getattr(nn, name)(WIDTH, **options, dtype=torch.float64)
         split = nn.shard_by_heads(copy.deepcopy(layer), mesh)
         local = split.q_proj.weight.to_local()
         assert 2 * len(local) == len(layer.q_proj.weight), name
-        compare(layer, x, split, distribute_tensor(x, mesh, [Replicate()]))
+        for sequences in (4, 1):
+            x = torch.randn(sequences, T, WIDTH, dtype=torch.float64)
+            compare(layer, x, split, distribute_tensor(x, mesh, [Replicate()]))
 
 
 def by_batch(mesh):

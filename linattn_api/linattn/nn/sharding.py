@@ -54,7 +54,8 @@ class Split:
 
     Attributes:
         settings: Its static options, defaults included.
-        roles: For each axis of the mesh, ``"batch"``, ``"heads"`` or ``None`` where every device computes the same.
+        roles: For each axis of the mesh, ``"batch"``, ``"heads"``, the symbol of a leading axis where the operator takes any
+            number of them, or ``None`` where every device computes the same.
     """
 
     def __init__(self, function: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -70,11 +71,13 @@ class Split:
         self.roles = [self._role(placement) for placement in arrays[0].placements]
 
     def _role(self, placement: Any) -> str | None:
-        if not placement.is_shard():
+        if not placement.is_shard() or self.arrays[0].shape[placement.dim] == 1:
             return None
         symbols = self._symbols(self.spec.args[0], self.arrays[0])
         symbol = symbols[placement.dim]
-        if symbol in BATCH or symbol == "...":
+        if symbol.startswith("..."):
+            return symbol
+        if symbol in BATCH:
             return "batch" if self.options.get("cu_seqlens") is None else None
         return "heads" if symbol in self.heads else None
 
@@ -112,13 +115,12 @@ class Split:
 
         found: list[Any] = []
         for axis, role in enumerate(self.roles):
-            wanted = {"batch": (*BATCH, "..."), "heads": self.heads, None: ()}[role]
-            place = next((i for i, symbol in enumerate(symbols) if symbol in wanted), None)
+            place = self._place(role, symbols)
             devices = self.mesh.size(axis)
             if place is None or shape[place] == 1:  # one head, or one row of positions, serves all
                 found.append(Replicate())
             elif shape[place] % devices:
-                what = "sequences" if role == "batch" else "heads"
+                what = {"batch": "sequences", "heads": "heads"}.get(str(role), "rows")
                 raise ShapeError(f"{self.op}: {shape[place]} {what} cannot be split over {devices} devices")
             else:
                 found.append(Shard(place))
@@ -145,10 +147,14 @@ class Split:
 
         placements: list[Any] = []
         for role in self.roles:
-            wanted = {"batch": (*BATCH, "..."), "heads": self.heads, None: ()}[role]
-            place = next((i for i, symbol in enumerate(symbols) if symbol in wanted), None)
+            place = self._place(role, symbols)
             placements.append(Replicate() if place is None else Shard(place))
         return DTensor.from_local(x, self.mesh, placements, run_check=False)
+
+    def _place(self, role: str | None, symbols: tuple[str, ...]) -> int | None:
+        """The axis of an array that a role splits."""
+        wanted = {"batch": BATCH, "heads": self.heads, None: ()}.get(role, (role,))
+        return next((i for i, symbol in enumerate(symbols) if symbol in wanted), None)
 
     def _symbols_of(self, name: str, x: Tensor) -> tuple[str, ...]:
         if name.startswith("map."):  # the parameters of a feature map: one set a head
@@ -161,7 +167,7 @@ class Split:
         """The axes of an argument, of the alternatives that fit its number of axes the one whose heads fit."""
         for symbols in arg.shapes:
             if symbols and symbols[0] == "...":
-                return ("...",) * (x.ndim - len(symbols) + 1) + tuple(symbols[1:])
+                return (*(f"...{i}" for i in range(x.ndim - len(symbols) + 1)), *symbols[1:])
         return next(tuple(symbols) for symbols in arg.shapes if len(symbols) == x.ndim)
 
 
