@@ -50,7 +50,7 @@ def jobs_of(world: int) -> list[Job]:
     if world == 3:
         functions = {"chunk_gated_delta_rule": "gated_delta_rule", "chunk_kda": "kda", "chunk_dplr_delta_rule": "dplr"}
         jobs += [("through_fla", dict(name=name, variant=v, cu_seqlens=[0, 5, 8, 24])) for name, v in functions.items()]
-        jobs += [("refused_through_fla", {})]
+        jobs += [("refused_through_fla", {}), ("compiled_through_fla", {})]
     if world == 2:
         jobs += [("dtensors", dict(variant="simple_gla"))]
     if world == 4:

@@ -505,6 +505,30 @@ def refused_through_fla() -> None:
         assert torch.equal(run(8, 8, rank == 0), expected)
 
 
+def compiled_through_fla() -> None:
+    """A compiled function that plans by a context of fla's breaks its graph there, and as one graph is refused."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from linattn.integrations import fla
+
+    context = SimpleNamespace(group=dist.group.WORLD, cu_seqlens=torch.tensor([0, 8]), is_first_rank=dist.get_rank() == 0)
+    x = {key: torch.full((1, 8, 2, 4), 0.4).requires_grad_() for key in "qkv"}
+
+    def run() -> torch.Tensor:
+        return fla.chunk_gated_delta_rule(**x, g=-x["k"][..., 0], beta=x["k"][..., 1], cp_context=context)[0] * 2
+
+    with pytest.raises(torch._dynamo.exc.Unsupported) as error:  # type: ignore[attr-defined]
+        torch.compile(run, backend="eager", fullgraph=True)()
+    assert "cp_context: offsets are read on the host: pass fullgraph=False, or linattn's own context=" in str(error.value)
+    found = torch.compile(run, backend="eager")()
+    gradients = torch.autograd.grad(found.square().sum(), list(x.values()))
+    expected = run()
+    assert torch.equal(found, expected)
+    for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), list(x.values())), strict=True):
+        assert torch.equal(a, b)
+
+
 def convolve(cu_seqlens: list[int] | None = None, W: int = 4, **options: Any) -> None:
     """``short_conv`` against one device."""
     import numpy as np

@@ -1,3 +1,4 @@
+# pyright: basic
 """Plans of ranks that fla's context parallelism means, for the functions that take its ``cp_context``.
 
 fla's context tells a rank where sequences lie among its own tokens; a plan of linattn's knows all of them. Ranks tell each
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+import torch
 
 from ..errors import ContextError, Unsupported
 
@@ -48,6 +51,7 @@ def _version(x: Any) -> int | None:
     return None if x.is_inference() else x._version
 
 
+@torch.compiler.disable(reason="cp_context: offsets are read on the host: pass fullgraph=False, or linattn's own context=")
 def plan_of(context: Any, tokens: int) -> Any:
     """The plan of a context made by ``fla.ops.cp.build_cp_context``, for ``context=`` of linattn's operators.
 
