@@ -612,9 +612,7 @@ def _add_noise_of_reading_what_is_left(
     state = arrays.get("initial_state")
     if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
         return
-    size, read = _rms_of_held(state), _reach_of_queries(problem, arrays)
-    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
-        read[:, own] *= size[n] if "cu_seqlens" in arrays else size[:, None]
+    read = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, _rms_of_held(state))
     o.noise = np.hypot(o.noise, (_share(problem, low, arrays) * np.abs(scale) * read)[..., None])
 
 
@@ -624,20 +622,35 @@ def _add_noise_of_being_read(
     """What an initial state gets from outputs is as far off as they are by reading it."""
     if d_state is None or do is None or not {"beta", "a"}.intersection(arrays) or not do.size:
         return
-    fed = np.square(_reach_of_queries(problem, arrays) * _rms(do, axis=-1))
+    reach = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, np.ones(d_state.value.shape[:2]))
+    fed = np.square(reach * _rms(do, axis=-1))
     sums = [fed[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
     fed = np.sqrt(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])
     d_state.noise = np.hypot(d_state.noise, (_share(problem, low, arrays) * np.abs(scale) * fed)[..., None, None])
 
 
-def _reach_of_queries(problem: Problem, arrays: Mapping[str, Array]) -> Array:
-    """How much each token's query takes of a state that has passed gates alone: ``[B, T, HV]``."""
-    lengths = np.sqrt(np.square(arrays["q"]).sum(-1))
-    read = np.repeat(lengths, problem.sizes["HV"] // lengths.shape[2], axis=2)
-    if "g" in arrays:
-        for own in _sequences(problem.sizes["T"], arrays):
-            read[:, own] *= np.exp(np.cumsum(_weakest(arrays)[:, own], 1))
-    return read
+def _lengths(problem: Problem, x: Array) -> Array:
+    """Those of a token's queries or keys, for each head of values: ``[B, T, HV]``."""
+    lengths = np.sqrt(np.square(x).sum(-1))
+    return np.repeat(lengths, problem.sizes["HV"] // lengths.shape[2], axis=2)
+
+
+def _left_at_tokens(problem: Problem, arrays: Mapping[str, Array], whole: Array, back: bool = False) -> Array:
+    """What gates alone leave of something of each sequence, ``[N, HV]``, once it has passed each token's, or as it comes
+    ``back`` to each token from the end: ``[B, T, HV]``.
+    """
+    left = np.zeros((*arrays["v"].shape[:2], problem.sizes["HV"]))
+    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
+        left[:, own] = whole[n] if "cu_seqlens" in arrays else whole[:, None]
+        if "g" in arrays:
+            gates = _weakest(arrays)[:, own]
+            if back:
+                later = np.concatenate([gates[:, 1:], np.zeros_like(gates[:, :1])], 1)
+                passed = np.cumsum(later[:, ::-1], 1)[:, ::-1]
+            else:
+                passed = np.cumsum(gates, 1)
+            left[:, own] *= np.exp(passed)
+    return left
 
 
 def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
@@ -716,11 +729,10 @@ def _add_noise_of_passing_states(
     state = arrays.get("initial_state")
     if "beta" not in arrays or state is None or d_state is None or not state.size or not arrays["v"].size:
         return
-    HV, V = problem.sizes["HV"], problem.sizes["V"]
-    keys = np.sqrt(np.square(arrays["k"]).sum(-1))
-    keys = np.repeat(keys, HV // keys.shape[2], axis=2)
+    V, keys = problem.sizes["V"], _lengths(problem, arrays["k"])
     strengths = arrays["beta"] if arrays["beta"].ndim == 3 else np.abs(arrays["beta"]).max(-1)
-    before, after = _passing(problem, arrays, _rms_of_held(state), _rms_of_held(d_state))
+    before = _left_at_tokens(problem, arrays, _rms_of_held(state))
+    after = _left_at_tokens(problem, arrays, _rms_of_held(d_state), back=True)
     through = _share(problem, low, arrays) * keys * after
     found = {"v": through * strengths, "k": through * strengths * before * np.sqrt(V), "beta": through * keys * before}
     if arrays["beta"].ndim == 3:
@@ -733,21 +745,6 @@ def _add_noise_of_passing_states(
                 squares = squares.reshape(*noise.shape[:2], arrays["k"].shape[2], -1).sum(-1)
             added = np.sqrt(squares.reshape(*squares.shape, *[1] * (quantity.value.ndim - 3)))
             quantity.noise = np.hypot(quantity.noise, added)
-
-
-def _passing(problem: Problem, arrays: Mapping[str, Array], before: Array, after: Array) -> tuple[Array, Array]:
-    """What gates alone leave of something that comes before each token, and of something that comes back to it: from
-    ``[N, HV]``, ``[B, T, HV]`` each.
-    """
-    shape = (*arrays["v"].shape[:2], problem.sizes["HV"])
-    sizes = np.zeros((2, *shape))
-    gates = np.broadcast_to(np.maximum(_weakest(arrays), GONE), shape) if "g" in arrays else np.zeros(shape)
-    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
-        passed = np.cumsum(gates[:, own], 1)
-        row = np.s_[n] if "cu_seqlens" in arrays else np.s_[:, None]
-        sizes[0, :, own] = before[row] * np.exp(passed - gates[:, own])
-        sizes[1, :, own] = after[row] * np.exp(passed[:, -1:] - passed)
-    return sizes[0], sizes[1]
 
 
 def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], gradients: dict[str, Quantity]) -> None:
