@@ -81,8 +81,8 @@ class _Said(NamedTuple):
     call: str
     plan: str
 
-    def is_doubted(self) -> None:
-        """Ranks that do not agree say so, all of them."""
+    def refuse(self) -> None:
+        """Raise what every rank said, which do not agree; all of them must come here."""
         agree(self.watch.cpu_group, self.label, f"{self.call}; {self.plan}")
         raise ContextError(f"{self.label}: in an earlier exchange the ranks did not agree, and what came of it is NaN")
 
@@ -98,7 +98,7 @@ def _said(group_name: str, label: str, tokens: int, plan: str, *tensors: Tensor)
         watch.agreed[key] = call
     said = _Said(_resolve_process_group(group_name), watch, label, watch.agreed[key], plan)
     if any(doubt.told for doubt in watch.doubts.values()):
-        said.is_doubted()
+        said.refuse()
     return said
 
 
@@ -143,7 +143,7 @@ def _gathered(said: _Said, *parts: Tensor) -> tuple[list[Tensor], Tensor]:
     if _is_waited_for(found.device):
         said.watch.doubt(found.device).add(odd)
     elif odd:
-        said.is_doubted()
+        said.refuse()
     return [of_ranks.view(ranks, *x.shape) for of_ranks, x in zip(columns, parts, strict=True)], odd
 
 
