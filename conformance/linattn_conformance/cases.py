@@ -42,7 +42,7 @@ The list itself is checked in, as the manifest. Flags mean:
                         that are fed in are; ``zeros.d_o``, ``zeros.d_state``: those of one output
 ``subnormal.NAME``      some numbers of it are the smallest that there are
 ``zero``                every gate is 0
-``reset``               some gates are -inf
+``reset``               some gates are -inf, the first of all among them
 ``huge``                some gates are -1e4 to -1e9
 ``long``                gates add up to some -1e3 in a chunk, -1e2 a token among small ones
 ``mixed``               gates of every size from 0 to -inf
@@ -434,18 +434,25 @@ def both(
 
 def landmarks(spec: OpSpec) -> Iterator[Case]:
     """The calls that an operator cannot lack: float32, with and without a state, over chunk boundaries. Beside them a few that
-    nobody should have to look for: lengths around a chunk size that is given, packed sequences, and whatever is optional.
+    nobody should have to look for: lengths around a chunk size that is given, no tokens, packed sequences, resets, and
+    whatever is optional.
     """
     kinds = ["plain", *(["state"] if has_state(spec) else [])]
     given = [arg.name for arg in (*spec.args, *spec.keyword_args) if arg.optional]
     given += ["grouped"] if "grouped" in atoms(spec) else []
+    values = [f"reset-{kinds[-1]}"] if "g" in {arg.name for arg in spec.args} else []
+    values += [f"limits-{kinds[-1]}"] if "limits" in atoms(spec) else []
     for form in forms_of(spec):
         for flags in kinds:
             yield from both(spec, form, "fp32", flags, core=True)
         yield from both(spec, form, "fp32", kinds[-1], {"T": 131}, core=True)
         yield from both(spec, form, "fp32", kinds[-1], {"T": 97})
+        for T in (0, 127):
+            yield from both(spec, form, "fp32", kinds[-1], {"T": T}, within="core")
         for T in (15, 16, 17) if form == "chunk" else ():
             yield from both(spec, form, "fp32", "state", {"T": T, "C": 16})
+        for flags in ("tail-state-varlen", *values) if has_state(spec) else ():
+            yield from both(spec, form, "fp32", flags, within="core")
         for flags in ("state-varlen", "-".join([*given, "state-varlen"])) if has_state(spec) else given:
             yield from both(spec, form, "fp32", flags, within="core")
     for sizes in ({"T": 97, "K": 128, "V": 128}, {"T": 70, "K": 256, "V": 96}) if spec.name in FAMILIES else ():

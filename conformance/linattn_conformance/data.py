@@ -392,6 +392,7 @@ def gate(rng: np.random.Generator, x: Array, case: Case, name: str) -> Array:
         return np.where(draw < 0.1, -30.0 - 100.0 * rng.random(x.shape), g)
     # a whole token, and single channels
     token = rng.random(x.shape[:3] + (1,) * (x.ndim - 3)) < 0.1
+    token[:1, :1, :1] = True  # a state that is forgotten before anything is read of it
     if "reset" in flags or case.check == "large":
         return np.where(token | (draw < 0.02), -np.inf, g)
     if "mixed" in flags:

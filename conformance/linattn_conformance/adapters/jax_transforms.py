@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from ..checks.derivatives import compare_second, compare_tangents, direction
+from ..checks.derivatives import compare_second, compare_tangents, direction, directions, values_of
 
 if TYPE_CHECKING:
     from ..calls import Run
@@ -69,9 +69,9 @@ def shapes(run: Run) -> None:
         run.check_kind(name, empty, quantity)
 
 
-def along(run: Run) -> tuple[Arrays, Arrays, Arrays]:
-    """Float arrays, the direction of values and states among them, and the other arrays."""
-    arrays, moved = run.compact(), direction(run)
+def moving(run: Run, along: tuple[str, ...]) -> tuple[Arrays, Arrays, Arrays]:
+    """Float arrays, the direction of some of them, and the other arrays."""
+    arrays, moved = run.compact(), direction(run, along)
     floats = {name: arrays[name] for name in run.problem.floats}
     others = {name: x for name, x in arrays.items() if name not in floats}
     return floats, {name: jnp.asarray(moved[name], x.dtype) for name, x in floats.items()}, others
@@ -79,7 +79,7 @@ def along(run: Run) -> tuple[Arrays, Arrays, Arrays]:
 
 def tangents(run: Run) -> None:
     """``jax.jvp``."""
-    floats, moved, others = along(run)
+    floats, moved, others = moving(run, values_of(run))
 
     def call(floats: Arrays) -> Arrays:
         return {name: x for name, x in run.outputs({**floats, **others}).items() if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -88,8 +88,14 @@ def tangents(run: Run) -> None:
 
 
 def twice(run: Run) -> None:
+    """Second derivatives along each direction whose truth is known."""
+    for along in directions(run):
+        twice_along(run, along)
+
+
+def twice_along(run: Run, along: tuple[str, ...]) -> None:
     """The tangents of gradients, and the gradient of a product with gradients."""
-    floats, moved, others = along(run)
+    floats, moved, others = moving(run, along)
     cotangents = run.cotangents()
 
     def loss(floats: Arrays) -> Any:
@@ -100,8 +106,8 @@ def twice(run: Run) -> None:
         found = jax.grad(loss)(floats)
         return sum((found[name].astype(float) * moved[name].astype(float)).sum() for name in floats)
 
-    compare_second(run, lambda: jax.jvp(jax.grad(loss), (floats,), (moved,))[1], forward=True)
-    compare_second(run, lambda: jax.grad(product)(floats), forward=False)
+    compare_second(run, along, lambda: jax.jvp(jax.grad(loss), (floats,), (moved,))[1], forward=True)
+    compare_second(run, along, lambda: jax.grad(product)(floats), forward=False)
 
 
 TRANSFORMS: dict[str, Callable[[Any], None]] = {

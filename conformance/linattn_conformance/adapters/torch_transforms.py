@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..calls import Failure
 from ..cases import has_state
-from ..checks.derivatives import compare_second, compare_tangents, direction
+from ..checks.derivatives import compare_second, compare_tangents, direction, directions, values_of
 
 if TYPE_CHECKING:
     from ..calls import Run
@@ -131,23 +131,29 @@ def call_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda floats: run.outputs({**others, **floats})
 
 
-def along(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every float tensor of a case, in no layout of its own, which PyTorch's tangents have not, and a direction."""
+def moving(run: Run, along: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every float tensor of a case, in no layout of its own, which PyTorch's tangents have not, and the direction of some."""
     arrays = run.compact()
     floats = {name: arrays[name] for name in run.problem.floats}
-    moved = direction(run)
+    moved = direction(run, along)
     return floats, {name: run.adapter.from_float64(moved[name], run.adapter.dtype(x)) for name, x in floats.items()}
 
 
 def tangents(run: Run) -> None:
     """``torch.func.jvp``."""
-    floats, moved = along(run)
+    floats, moved = moving(run, values_of(run))
     compare_tangents(run, lambda: torch.func.jvp(call_of(run), (floats,), (moved,))[1])
 
 
 def twice(run: Run) -> None:
+    """Second derivatives along each direction whose truth is known."""
+    for along in directions(run):
+        twice_along(run, along)
+
+
+def twice_along(run: Run, along: tuple[str, ...]) -> None:
     """The tangents of gradients, and the gradient of a product with gradients."""
-    floats, moved = along(run)
+    floats, moved = moving(run, along)
     call, cotangents = call_of(run), run.cotangents()
 
     def loss(floats: dict[str, Any]) -> Any:
@@ -158,8 +164,8 @@ def twice(run: Run) -> None:
         found = torch.func.grad(loss)(floats)
         return sum((found[name].double() * moved[name].double()).sum() for name in floats)
 
-    compare_second(run, lambda: torch.func.jvp(torch.func.grad(loss), (floats,), (moved,))[1], forward=True)
-    compare_second(run, lambda: torch.func.grad(product)(floats), forward=False)
+    compare_second(run, along, lambda: torch.func.jvp(torch.func.grad(loss), (floats,), (moved,))[1], forward=True)
+    compare_second(run, along, lambda: torch.func.grad(product)(floats), forward=False)
 
 
 TRANSFORMS: dict[str, Callable[[Any], None]] = {
