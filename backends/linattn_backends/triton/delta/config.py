@@ -354,12 +354,20 @@ class Choice:
             chunk=self.facts.chunk,
             split=3 if dtype == torch.float32 else 2,
             range={torch.float16: 10.0, torch.float32: 16.0}.get(dtype, 160.0),  # a longer sum is less exact in float32
-            precision=precision_of(dtype, self.facts.K),
+            precision=precision_of_delta(dtype, self.facts.K),
             num_sms=self.device.num_sms,
             scores_chunks=4 if self.gate < 2 and why is None else 1,
             state_programs=1 if self.state_sm90("v") else 2,
             makes_lengths=self.facts.family == "kda" and why is None,
         )
+
+
+def precision_of_delta(dtype: torch.dtype, K: int) -> str:
+    """How products of float32 tiles are done: in float16, which is no coarser than tf32, what a solved system makes of factors
+    that are cut off shows, so that they are rounded there.
+    """
+    precision = precision_of(dtype, K)
+    return "nearest" if dtype == torch.float16 and precision == "tf32" else precision
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,19 +25,36 @@ def accumulate(p, x, keep, TURN, TURNS: tl.constexpr):
 
 
 @triton.jit
+def nearest(x):
+    """The number of tf32 that is nearest to ``x``: hardware cuts off what a product in tf32 does not take, toward zero."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # no NaN, to which nothing may be added
+
+
+@triton.jit
+def factor(x, PREC: tl.constexpr):
+    """``x`` as a product in ``PREC`` is to have it."""
+    if PREC == "nearest" and x.dtype == tl.float32:
+        return nearest(x)
+    return x
+
+
+@triton.jit
 def dot_add(a, b, acc, PREC: tl.constexpr):
-    """``acc + a b`` in float32."""
+    """``acc + a b`` in float32; of the ``"nearest"`` factors, in tf32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(a, b, acc, input_precision=PREC)
+    WAY: tl.constexpr = "tf32" if PREC == "nearest" else PREC
+    return tl.dot(factor(a, PREC), factor(b, PREC), acc, input_precision=WAY)
 
 
 @triton.jit
 def dot(a, b, PREC: tl.constexpr):
-    """``a b`` in float32."""
+    """``a b`` in float32; of the ``"nearest"`` factors, in tf32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b, input_precision=PREC)
+    WAY: tl.constexpr = "tf32" if PREC == "nearest" else PREC
+    return tl.dot(factor(a, PREC), factor(b, PREC), input_precision=WAY)
 
 
 @triton.jit
@@ -55,7 +72,6 @@ def smallest(x):
 @triton.jit
 def to_operand(x, DT: tl.constexpr, PREC: tl.constexpr):
     """``x`` as a product takes it: where two products must cancel to more than that, both take the same numbers."""
-    if DT == tl.float32 and PREC == "tf32":  # noqa: SIM300 - an argument, for all its capitals
-        nearest = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-        return tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)  # no NaN, to which nothing may be added
+    if DT == tl.float32 and (PREC == "tf32" or PREC == "nearest"):  # noqa: SIM300 - an argument, for all its capitals
+        return nearest(x)
     return x.to(DT)
