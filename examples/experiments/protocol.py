@@ -7,6 +7,8 @@
   where training stops: a model may stand on a plateau for as long as it likes and leave it, and seeds that leave it at
   different times are no sign of an end. Another is doubled as often as the study says: bits of text go on falling for as long
   as anybody trains, and what must not change is which of two models is ahead. What is reported is the longest.
+* No schedule is doubled more often than its study says, and no rate lies beyond :data:`WIDEST`: what a cell lacks there is
+  said of it, and it is left.
 * Models of one study have the same embeddings, positions, convolution and number of parameters, but for what it varies.
 """
 
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 
 SEEDS = 3
 RATES = (1e-3, 2e-3, 5e-3, 1e-2)
-WIDEST = (2.5e-4, 4e-2)
+WIDEST = (1.25e-4, 8e-2)
 """The least and the greatest rate that is tried where the best is at an end."""
 MORE = ("device", "seeds", "first_seed", "rates", "doublings", "together")
 """Options that say how many runs there are, and on what, and not what one run is: with others of these a study goes on."""

@@ -40,8 +40,9 @@ class Work(NamedTuple):
 def run(of: list[Study], out: Path, device: str, small: bool = False, jobs: int = 1, seconds: float = math.inf) -> None:
     """Run some studies, ``jobs`` parts at a time on each device, and write each one's results, tables and plot into ``out``.
 
-    Cells without any run go first, in the order of the studies, then rates beyond an end, then long schedules; and before those
-    whatever by its estimate ends within ``seconds``. What does not end by then is left and said.
+    Cells without any run go first, in the order of the studies, then rates beyond an end, then long schedules, last of cells
+    whose schedule is long enough as it is; and before those whatever by its estimate ends within ``seconds``. What does not end
+    by then is left and said.
     """
     deadline = time.time() + seconds
     running = {study.name: Running(study, out, device, small) for study in of}
@@ -100,11 +101,15 @@ class Running:
         self.record.add(str(work), found, spent)
         self.pace = protocol.pace(self.study, list(self.record.parts.values()))
 
-    def turn(self, work: Work) -> int:
-        """When a work is taken, beside those of other studies: 0 for a cell that has no runs, then by the length."""
+    def turn(self, work: Work) -> tuple[bool, int]:
+        """When a work is taken, beside those of other studies: whether it prolongs a schedule that was shown to be long enough;
+        0 for a cell that has no runs, then by the length."""
         setting = self.study.cells(self.small, work.scout)[work.model, work.column]
         there = self.runs(work.model).get(SCOUT if work.scout else work.column)
-        return 1 + work.some.steps // setting.steps if there else 0
+        if not there:
+            return False, 0
+        prolongs = work.some.steps > max(run["steps"] for run in there)
+        return prolongs and protocol.long_enough(self.study, there), 1 + work.some.steps // setting.steps
 
     def seconds(self, work: Work) -> float:
         """An estimate of its share of a GPU's time, by the pace of what was run."""

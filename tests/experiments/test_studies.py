@@ -524,11 +524,40 @@ def test_where_the_best_rate_is_at_an_end_one_beyond_is_tried():
     while due := protocol.due(STUDY, setting, runs):
         taken += [(some.steps, some.rates) for some in due]
         runs += [run for some in due for run in best(0.1, some.steps, some.rates)]
-    assert taken == [(10, RATES), (10, (0.02,)), (10, (0.04,)), (20, (0.02, 0.04))]
+    assert taken == [(10, RATES), (10, (0.02,)), (10, (0.04,)), (10, (0.08,)), (20, (0.04, 0.08))]
     assert "the best rate is at an end of those tried" in protocol.lacks(STUDY, runs)
     runs = best(0.0055, 10, RATES) + best(0.01, 20, (0.002, 0.005, 0.01))
     assert protocol.due(STUDY, setting, runs) == [(20, (0.02,), (0, 1, 2))]
     assert protocol.due(SOLVABLE, setting, best(0.01, 10, RATES)) == []  # solved: a better score is none
+
+
+def test_at_its_limits_a_cell_is_left_and_what_it_lacks_is_said():
+    """Seeds that each doubling brings elsewhere, and rates that are the better the higher they are."""
+    setting, runs = Setting(steps=10, doublings=2), []
+    while due := protocol.due(SOLVABLE, setting, runs):
+        some, score = due[0], lambda rate, steps: 9 - 10 * rate - steps / 10
+        made = {rate: made_up(**{f"r1_{some.steps}": (score(rate, some.steps),) * 3}) for rate in some.rates}
+        runs += [run | {"rate": rate} for rate, of in made.items() for run in of]
+    assert max(run["steps"] for run in runs) == 40
+    assert max(run["rate"] for run in runs) == protocol.WIDEST[1]
+    assert protocol.lacks(SOLVABLE, runs) == [
+        "the best rate is at an end of those tried",
+        "schedule not shown to be long enough",
+    ]
+    assert pages.state(SOLVABLE, {"": {"a": protocol.summary(SOLVABLE, runs)._asdict()}}).startswith(
+        "*Not yet on the protocol*"
+    )
+
+
+def test_what_prolongs_a_schedule_that_is_long_enough_comes_last(tmp_path):
+    models = dict.fromkeys(("stands still", "learns", "new"), of(rows.softmax))
+    study = replace(SOLVABLE, models=models, full=Setting(steps=10, doublings=2, rates=(1e-3, 2e-3)))
+    running = runner.Running(study, tmp_path, "cpu", False)
+    for model, after in {"stands still": 3.0, "learns": 2.7}.items():
+        runs = made_up(r1_10=(3.0,) * 3, r2_10=(3.5,) * 3, r1_20=(after,) * 3)
+        running.record.add(model, [run | {"model": model} for run in runs], 1.0)
+    waiting = sorted(running.due(), key=running.turn)
+    assert [(work.model, work.some.steps) for work in waiting] == [("new", 10), ("learns", 40), ("stands still", 40)]
 
 
 def test_of_a_doubled_schedule_only_rates_without_runs_are_trained():
@@ -772,7 +801,7 @@ def test_cells_without_runs_go_first_and_before_all_what_ends_in_time(tmp_path, 
     assert [length for length, *_ in order] == [32, 32, 16, 16]
 
 
-@pytest.mark.parametrize("name", ["mqar", "gates"])
+@pytest.mark.parametrize("name", ["mqar", "recall_by_map", "gates", "flash"])
 def test_what_is_published_in_the_documentation_is_gone_on_with_elsewhere(name, tmp_path):
     running, published = runner.Running(STUDIES[name], tmp_path, "cuda", False), packed.read(DOCS / f"{name}.runs.json.gz")
     assert running.record.parts == json.loads(published)

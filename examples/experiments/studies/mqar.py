@@ -18,7 +18,7 @@ STUDY = Study(
         "DeltaNet": of(rows.delta_net),
         "Gated DeltaNet": of(rows.gated_delta_net),
     },
-    full=Setting(steps=2000, doublings=3, batch=32),
+    full=Setting(steps=2000, doublings=5, batch=32),
     small={"width": 32, "pairs": 4, "steps": 4, "batch": 4, "doublings": 1, "seeds": 2, "rates": (3e-3, 1e-2)},
     settings={
         f"width {width}, {pairs} pairs{'' if convolution else ', no convolution'}": {

@@ -41,7 +41,7 @@ STUDY = Study(
         **{name: mapped(make) for name, make in FIXED.items()},
         **{name: of(learned(name)) for name in LEARNED},
     },
-    full=Setting(heads=4, steps=2000, doublings=2, batch=32),
+    full=Setting(heads=4, steps=2000, doublings=5, batch=32),
     small={"width": 32, "pairs": 4, "steps": 4, "batch": 4, "doublings": 0, "seeds": 2, "rates": (3e-3, 1e-2)},
     settings={
         f"{pairs} pairs{'' if convolution else ', no convolution'}": {"pairs": pairs, "convolution": convolution}
