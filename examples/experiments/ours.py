@@ -37,6 +37,7 @@ SMALL = {
 }  # fmt: skip
 """What ``--small 1`` sets: a try of the program in seconds, on a CPU."""
 K = 64
+collected = smollm.collected
 
 
 def fresh(sizes: Sizes, hidden: int, device: str) -> Arrays:

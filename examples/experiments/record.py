@@ -27,7 +27,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
-PLACES = ("weights", "tokens", "results")
+PLACES = ("weights", "tokens")
 """Options that say where files lie. A run goes on only with the same, but what it publishes is the same wherever they lay."""
 Tables = dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]] | str]
 """Header and rows of each table, or its text, by what its file has between the experiment's name and ``.table.md``."""
@@ -86,7 +86,7 @@ class Record:
 
     def arrays(self, key: str, work: Callable[[], tuple[dict[str, torch.Tensor], Any]]) -> tuple[dict[str, torch.Tensor], Any]:
         """The same for a part that finds arrays too, which are kept in a file of their own."""
-        path = self.folder / f"{self.name}.partial.{zlib.crc32(key.encode()):08x}.pt"
+        path = self.kept(key)
         if not path.exists():
             self.parts.pop(key, None)
 
@@ -97,6 +97,10 @@ class Record:
 
         rest = self.once(key, save)
         return torch.load(path), rest
+
+    def kept(self, key: str) -> Path:
+        """The file of the arrays of a part, which is there until the record is whole."""
+        return self.folder / f"{self.name}.partial.{zlib.crc32(key.encode()):08x}.pt"
 
     def take_up(self) -> None:
         """Go on from what was published, in the folder or else in the documentation; of other options nothing is mixed in, nor
@@ -210,13 +214,20 @@ def again(path: Path, folder: Path) -> None:
     """Publish what was found once more, from the ``NAME.json`` that a run wrote, and from its runs where they were kept."""
     whole = json.loads(path.read_text(encoding="utf-8"))
     if runs_of(path).exists():
-        from . import runner, studies
-
         parts = json.loads(packed.read(runs_of(path)))
-        whole["results"] = runner.results(studies.study(whole["experiment"]), parts)
+        whole["results"] = maker(whole["experiment"])(parts)
         made = {"codes": those(parts, "code"), "devices": those(parts, "device")}
         whole |= {name: found for name, found in made.items() if found}
     print(publish(folder, whole, shower(whole["experiment"])))
+
+
+def maker(name: str) -> Callable[[dict[str, Any]], Any]:
+    """What makes the results of an experiment of its parts."""
+    from . import runner, studies
+
+    if name in studies.NAMES:
+        return functools.partial(runner.results, studies.study(name))
+    return importlib.import_module(f"experiments.{name}").collected
 
 
 def shower(name: str) -> Shown:

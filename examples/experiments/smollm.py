@@ -17,7 +17,7 @@ import platform
 import sysconfig
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -28,13 +28,14 @@ import torch
 from linattn import feature_maps
 from linattn.feature_maps import Cosformer, Exp, FeatureMap, Hedgehog, Performer, T2r
 from linattn.progress import bars
+from linattn_conformance import packed
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from .graphs import record
 from .mixers import one_sided
-from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, publish, whole_run
+from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, runs_of
 from .schedule import rise_and_fall
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -432,7 +433,7 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 TUNED = "softmax;hedgehog, softmax;t2r;t2r, not distilled;hedgehog, eq. 3;hedgehog;elu1;relu;cosformer;performer"
 DEFAULTS: dict[str, Any] = {
-    "small": 0, "weights": "", "tokens": "", "results": "", "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "small": 0, "weights": "", "tokens": "", "device": "cuda" if torch.cuda.is_available() else "cpu",
     "maps": ";".join(("softmax", *LEARNED, *FIXED)), "tuned": TUNED,
     "length": 512, "long": 2048, "test_tokens": 24576, "rank": 8, "seed": 0, "marks": 6, "graphs": 1,
     "distil_steps": 300, "distil_seconds": 30.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
@@ -447,6 +448,8 @@ SMALL = {
 """What ``--small 1`` sets: minutes of one core."""
 
 
+MORE = ("small", "maps", "tuned")
+"""Options that say how many parts there are: with others of these a run goes on. ``small`` sets those that are left."""
 QUESTION = "How near does a language model come to itself, converted with each map, distilled and finetuned?"
 
 
@@ -467,17 +470,21 @@ def state() -> str:
 def pace() -> tuple[str, str]:
     """Minutes that the documentation's run took, and at most what learning is left."""
     spent = json.loads((DOCS / "smollm.json").read_text(encoding="utf-8"))["seconds"] / 60
-    new, tuned = missing()
-    names = ";".join([*new, *tuned])
-    left = minutes(argparse.Namespace(**DEFAULTS | {"maps": names, "tuned": names}))
-    return f"{spent:.0f}", f"{left:.0f}"
+    parts = json.loads(packed.read(runs_of(DOCS / "smollm.json")))
+    return f"{spent:.0f}", f"{minutes(argparse.Namespace(**DEFAULTS), parts):.0f}"
 
 
-def minutes(chosen: Any) -> float:
-    """The most that learning takes; loading and scoring come on top."""
-    distilled = [name for name in chosen.maps.split(";") if name in LEARNED and name not in FINETUNED_ALONE]
-    tuned = [name for name in chosen.maps.split(";") if name in chosen.tuned.split(";")]
+def minutes(chosen: Any, parts: Container[str] = ()) -> float:
+    """The most that learning takes where some parts are there; loading and scoring come on top."""
+    names = chosen.maps.split(";")
+    tuned = [name for name in names if name in chosen.tuned.split(";") and f"finetuned {name}" not in parts]
+    distilled = [name for name in names if distils(name) and (name in tuned or f"distilled {name}" not in parts)]
     return (len(distilled) * chosen.distil_seconds + len(tuned) * chosen.tune_seconds) / 60
+
+
+def distils(name: str) -> bool:
+    """Whether a map is distilled before it is finetuned."""
+    return name in LEARNED and name not in FINETUNED_ALONE
 
 
 def settings() -> Any:
@@ -515,17 +522,10 @@ def streams(encode: Callable[[str], list[int]], kept: str) -> list[np.ndarray]:
 
 def main() -> None:
     chosen = settings()
-    if chosen.results:
-        redraw(Path(chosen.results), Path(chosen.out))
-    else:
-        print(f"learning takes {minutes(chosen):.0f} minutes or less")
-        run(Record("smollm", chosen, shown), chosen, *prepare(chosen))
-
-
-def redraw(path: Path, out: Path) -> None:
-    """What a run writes at its end, from the partial file of one that was cut off."""
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    print(publish(out, whole_run("smollm", saved, collected(saved["parts"])), shown))
+    record = Record("smollm", chosen, shown, MORE)
+    record.take_up()
+    print(f"learning takes {minutes(chosen, record.parts):.0f} minutes or less")
+    run(record, chosen, *prepare(chosen))
 
 
 def packaged() -> Path:
@@ -554,35 +554,47 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
     def score(conversion: Conversion) -> float:
         return perplexity(decoder, conversion, tests[chosen.length])
 
-    def about() -> dict[str, Any]:
-        tokens = {"trained on": len(training), "held out": len(held_out)}
-        where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
-        found = {"tokens": tokens, "device": where, "floor": floor(decoder, short[: chosen.distil_batch])}
-        return found | {"ran": {name: ran(decoder, name) for name in names if name != "softmax"}}
+    tokens = {"trained on": len(training), "held out": len(held_out)}
 
-    record.once(ABOUT, about)
+    def about() -> dict[str, Any]:
+        where = torch.cuda.get_device_name() if decoder.device.type == "cuda" else "CPU"
+        return {"tokens": tokens, "device": where, "floor": floor(decoder, short[: chosen.distil_batch])}
+
+    if (there := record.once(ABOUT, about)["tokens"]) != tokens:
+        raise SystemExit(f"what was found is of another text, {there} tokens, here are {tokens}: give --tokens its file")
     with bars(count=False) as progress:
 
         def learn(stage: str, name: str, work: Callable[[Show], Found]) -> Arrays:
             task = progress.add_task(f"{stage}: {name}", total=1.0)
-            learned, _ = record.arrays(
-                f"{stage} {name}{COURSE}", lambda: work(lambda share: progress.update(task, completed=share))
-            )
+            key = f"{stage} {name}{COURSE}"
+            if not record.kept(key).exists():  # what was measured of it is not of what is learned now
+                for measured in (f"{stage} {name}", f"kl {name}" if stage == "distilled" else ""):
+                    record.parts.pop(measured, None)
+            learned, _ = record.arrays(key, lambda: work(lambda share: progress.update(task, completed=share)))
             learned = {key: p.to(decoder.device) for key, p in learned.items()}
             measure(stage, Conversion(name, learned))
             return learned
 
-        for name in progress.track(names, description="attention"):
+        def convert(name: str) -> None:
             learned = initial(name, decoder).learned
+            if name != "softmax" and f"converted {name}" not in record.parts:
+                once(f"ran {name}", ran, decoder, name)
             measure("converted", Conversion(name, learned))
-            if name in LEARNED and name not in FINETUNED_ALONE and chosen.distil_steps:
-                learned = learn("distilled", name, lambda show, n=name: distil(decoder, n, short, *distilling, score, show))
+            tunes = name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts
+            if distils(name) and chosen.distil_steps:
+                if not tunes and f"distilled {name}" in record.parts and not record.kept(f"distilled {name}{COURSE}").exists():
+                    return  # its map was not published, and only its divergence would ask for it
+                learned = learn("distilled", name, lambda show: distil(decoder, name, short, *distilling, score, show))
             if name != "softmax":
                 once(f"kl {name}", divergence, decoder, Conversion(name, learned), tests[chosen.length][:8])
-            if name in chosen.tuned.split(";") and f"finetuned {name}" not in record.parts:
+            if tunes:
                 whole = Conversion(name, learned | adapters(decoder, chosen.rank, chosen.seed))
-                learn("finetuned", name, lambda show, c=whole: finetune(decoder, c, long, *tuning, score, show))
-    record.finish(collected(record.parts))
+                learn("finetuned", name, lambda show: finetune(decoder, whole, long, *tuning, score, show))
+
+        for name in progress.track(names, description="attention"):
+            convert(name)
+            record.publish(collected(record.parts), with_runs=True)
+    record.finish(collected(record.parts), with_runs=True)
 
 
 ABOUT, COURSE = "about", ", course"
@@ -591,9 +603,12 @@ ABOUT, COURSE = "about", ", course"
 def collected(parts: dict[str, Any]) -> dict[str, Any]:
     """The parts of a run, named ``STAGE MAP``, by map and stage."""
     found: dict[str, Any] = {"maps": {}, **parts[ABOUT]["found"]}
+    found["ran"] = dict(found.get("ran", {}))
     for key, part in parts.items():
-        if key != ABOUT:
-            stage, _, name = key.removesuffix(COURSE).partition(" ")
+        stage, _, name = key.removesuffix(COURSE).partition(" ")
+        if stage == "ran":
+            found["ran"][name] = part["found"]
+        elif key != ABOUT:
             found["maps"].setdefault(name, {})[stage + COURSE * key.endswith(COURSE)] = part["found"]
     return found
 

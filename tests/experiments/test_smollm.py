@@ -111,13 +111,18 @@ def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder)
 MAPS = "softmax;relu;hedgehog;t2r, not distilled;t2r"
 
 
-def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    options = argparse.Namespace(
-        out=str(out), maps=MAPS, tuned="softmax;hedgehog;relu;t2r, not distilled", length=16, long=32, rank=2, seed=0,
+def chosen(out, maps, tuned):
+    """Two steps of everything."""
+    return argparse.Namespace(
+        out=str(out), maps=maps, tuned=tuned, length=16, long=32, rank=2, seed=0,
         distil_steps=2, distil_seconds=60.0, distil_length=16, distil_batch=2, distil_rate=1e-2, marks=2, graphs=1,
         tune_steps=2, tune_seconds=60.0, tune_length=32, tune_batch=1, tune_rate=1e-3,
     )  # fmt: skip
+
+
+def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    options = chosen(out, MAPS, "softmax;hedgehog;relu;t2r, not distilled")
     training, held_out = streams()
     distil = smollm.distil
     with monkeypatch.context() as context:
@@ -125,14 +130,12 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         with pytest.raises(pytest.fail.Exception):
             smollm.run(Record("smollm", options, smollm.shown), options, decoder, training, held_out)
     assert len(list(out.glob("smollm.partial.*.pt"))) == 5
-    smollm.redraw(out / "smollm.partial.json", tmp_path / "cut off")
-    half = json.loads((tmp_path / "cut off" / "smollm.json").read_text())["results"]["maps"]
+    half = json.loads((out / "smollm.json").read_text())["results"]["maps"]
     assert {name: list(of) for name, of in half.items()} == {
         "softmax": ["converted", "finetuned, course", "finetuned"],
         "relu": ["converted", "kl", "finetuned, course", "finetuned"],
         "hedgehog": ["converted", "distilled, course", "distilled", "kl", "finetuned, course", "finetuned"],
         "t2r, not distilled": ["converted", "kl", "finetuned, course", "finetuned"],
-        "t2r": ["converted"],
     }
     (out / f"smollm.partial.{zlib.crc32(b'finetuned hedgehog, course'):08x}.pt").unlink()  # of no use any more
     monkeypatch.setattr(smollm, "finetune", lambda *given: pytest.fail("finetuned twice"))
@@ -140,9 +143,11 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
         smollm, "distil", lambda *given: pytest.fail("distilled twice") if given[1] != "t2r" else distil(*given)
     )
     smollm.run(Record("smollm", options, smollm.shown), options, decoder, training, held_out)
-    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.table.md", "smollm.png"}
+    assert {path.name for path in out.iterdir()} == {"smollm.json", "smollm.runs.json.gz", "smollm.table.md", "smollm.png"}
     again(out / "smollm.json", tmp_path / "again")
-    assert all(path.read_bytes() == (tmp_path / "again" / path.name).read_bytes() for path in out.iterdir())
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == {
+        path.name: path.read_bytes() for path in out.iterdir() if path.suffix != ".gz"
+    }
     found = json.loads((out / "smollm.json").read_text())["results"]
     assert found["ran"] == dict.fromkeys(MAPS.split(";")[1:], "torch.chunk_linear_attn")
     assert list(found["maps"]) == MAPS.split(";")
@@ -154,6 +159,75 @@ def test_the_whole_of_it_and_going_on_where_it_stopped(decoder, tmp_path, monkey
             assert [(mark["steps"], mark["tokens"]) for mark in of[f"{stage}, course"]] == [(1, 32), (2, 64)]
             assert of[f"{stage}, course"][-1]["score"] == of[stage]["16"]
         assert all(1 < of[stage][n] < 1e4 for stage in stages for n in ("16", "32"))
+
+
+def test_what_is_published_is_gone_on_with_elsewhere(decoder, tmp_path, monkeypatch):
+    """Without the maps that were learned, which are not published: nothing is learned twice."""
+
+    def run(folder, text, *maps_and_tuned):
+        options = chosen(tmp_path / folder, *maps_and_tuned)
+        record = Record("smollm", options, smollm.shown, smollm.MORE)
+        record.take_up()
+        smollm.run(record, options, decoder, *text)
+        return json.loads((tmp_path / folder / "smollm.json").read_text())
+
+    def watched(stage, work):
+        def learn(decoder, what, *given):
+            learned.append((stage, what if stage == "distil" else what.name))
+            return work(decoder, what, *given)
+
+        monkeypatch.setattr(smollm, stage, learn)
+
+    text, learned = list(streams()), []
+    monkeypatch.setattr("experiments.record.DOCS", tmp_path / "docs")
+    first = run("docs", text, "softmax;hedgehog;relu", "softmax;hedgehog")
+    watched("distil", smollm.distil)
+    watched("finetune", smollm.finetune)
+    more = "softmax;t2r;hedgehog;relu", "softmax;t2r;hedgehog;relu"
+    found = run("elsewhere", text, *more)
+    assert learned == [("distil", "t2r"), ("finetune", "t2r"), ("finetune", "relu")]
+    for name, of in first["results"]["maps"].items():
+        assert {stage: found["results"]["maps"][name][stage] for stage in of} == of
+    assert set(found["results"]["ran"]) == {"t2r", "hedgehog", "relu"}
+    assert all({"finetuned", "kl"} <= set(of) for name, of in found["results"]["maps"].items() if name != "softmax")
+    assert found["seconds"] >= first["seconds"]
+    shorter = (
+        r"^what was found is of another text, \{'trained on': 600, 'held out': 200\} tokens, "
+        r"here are \{'trained on': 500, 'held out': 200\}: give --tokens its file$"
+    )
+    with pytest.raises(SystemExit, match=shorter):
+        run("of another", [text[0][:500], text[1]], *more)
+    learned.clear()
+    run("elsewhere", text, *more)
+    assert learned == []
+    run("elsewhere", text, *(f"{names};hedgehog, eq. 3" for names in more))
+    assert learned == [("distil", "hedgehog, eq. 3"), ("finetune", "hedgehog, eq. 3")]
+
+
+def test_a_map_that_is_distilled_again_is_measured_again(decoder, tmp_path, monkeypatch):
+    """One that was published, but not finetuned."""
+    monkeypatch.setattr("experiments.record.DOCS", tmp_path)
+    for tuned in ("softmax", "softmax;hedgehog"):
+        options = chosen(tmp_path, "softmax;hedgehog", tuned)
+        record = Record("smollm", options, smollm.shown, smollm.MORE)
+        record.take_up()
+        if tuned != "softmax":
+            record.parts["distilled hedgehog"]["found"], record.parts["kl hedgehog"]["found"] = {"16": 0.0, "32": 0.0}, 0.0
+        smollm.run(record, options, decoder, *streams())
+    of = json.loads((tmp_path / "smollm.json").read_text())["results"]["maps"]["hedgehog"]
+    assert of["distilled"]["16"] == of["distilled, course"][-1]["score"]
+    assert of["kl"] > 0
+
+
+def test_what_the_documentation_has_is_gone_on_with(tmp_path):
+    options = argparse.Namespace(out=str(tmp_path), **smollm.DEFAULTS | {"device": "cuda"})
+    record = Record("smollm", options, smollm.shown, smollm.MORE)
+    record.take_up()
+    new, tuned = smollm.missing()
+    assert record.parts
+    assert {f"converted {name}" for name in smollm.DEFAULTS["maps"].split(";") if name not in new} <= set(record.parts)
+    left = len(list(filter(smollm.distils, new))) * 30 + len([*new, *tuned]) * 45
+    assert smollm.minutes(options, record.parts) == pytest.approx(left / 60)
 
 
 @pytest.mark.parametrize("name", ["hedgehog", "hedgehog, softmax", "hedgehog, eq. 3"])
