@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import itertools
 import json
 import math
 import platform
@@ -661,18 +662,18 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
     """Perplexity against seconds of learning; dashed while a map is distilled, then on with finetuning."""
-    for name, colour in zip(maps, COLOURS * 2, strict=False):
+    for name, (marker, colour) in zip(maps, itertools.product(".x", COLOURS), strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
         stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
         for stage in stages:
             points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in maps[name][stage + COURSE])]
             style, label = "--" if stage == "distilled" else "-", LABELS.get(name, name) if stage == stages[-1] else None
-            ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
+            ax.plot(*zip(*points, strict=True), style, marker=marker, color=colour, label=label)
             spent, last = points[-1]
     ax.set_yscale("log")
     ax.set_xlabel("seconds of learning, dashed: distillation")
     ax.set_ylabel(f"perplexity, {length} tokens")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 if __name__ == "__main__":
