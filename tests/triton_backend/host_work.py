@@ -3,8 +3,9 @@
 Kernels are chosen as for a Hopper GPU, on arrays of the CPU, and launched by a function that does nothing, to which every
 kernel is taken to have been compiled. So a call does all that the host does for one on a GPU, but for what the driver, the
 allocator and collectives take there. Prints of each family processor microseconds of a call, in the fastest of many rounds,
-how many functions of Python it calls, those of libraries included, and how many operations of PyTorch. A ``staged`` call is
-that of one of several ranks.
+how many functions of Python it calls, those of libraries included, how many operations of PyTorch, and how much a GPU is given
+to do: kernels, operations that are more than memory or another view of it, and collectives. A ``staged`` call is that of one of
+several ranks.
 """
 
 import argparse
@@ -34,13 +35,23 @@ NOT_STAGED = ("mixed_attn",)
 RANKED = host.SIZES | {"T": 1024, "H": 1}
 """Sizes on each rank: few heads, since what ranks do to states is done here, on a device that they fill."""
 OPERATIONS = "aten::", "c10d::", "linattn::"
+IDLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand", "is_nonzero", "item", "new_empty",
+        "permute", "reshape", "select", "slice", "split_with_sizes", "t", "transpose", "unbind", "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Operations that give a device nothing to do."""
+LAUNCHED = "".format
+"""What launches: a function that takes anything, and is seen when it is called."""
 
 
 class Anything(dict):
     """Compiled kernels: whichever is asked for, launched by a function that takes anything."""
 
     def get(self, key, default=None):
-        return launch.Ready(None, itertools.chain, (0, False, True, None, None, (4, 1, 0), None, None, None), (64, 64, 2, True))
+        return launch.Ready(None, LAUNCHED, (0, False, True, None, None, (4, 1, 0), None, None, None), (64, 64, 2, True))
 
 
 def stand_in(rank=1, ranks=3):
@@ -56,6 +67,7 @@ def stand_in(rank=1, ranks=3):
     backend._device_complaint = lambda kind: None
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     on_torch.cpu_group_of = lambda group, timeout: group
+    collectives._is_waited_for = lambda where: True  # as a GPU would be, of which nothing is read
     on_torch.agree = collectives.agree = lambda *said: None
     torch.set_num_threads(1)
     for option in (-1, -3):  # how much free memory goes back to the system, and from where on it is asked for by itself
@@ -82,10 +94,12 @@ def call_of(family, way):
 
 
 def functions(call):
-    """How often each function of Python is called."""
-    count = collections.Counter()
+    """How often each function of Python is called, and how many kernels are launched."""
+    count, kernels = collections.Counter(), 0
 
-    def note(frame, event, _):
+    def note(frame, event, called):
+        nonlocal kernels
+        kernels += event == "c_call" and called is LAUNCHED
         if event == "call":
             code = frame.f_code
             count[f"{'/'.join(code.co_filename.split('/')[-3:])}:{code.co_firstlineno} {code.co_qualname}"] += 1
@@ -95,7 +109,7 @@ def functions(call):
         call()
     finally:
         sys.setprofile(None)
-    return count
+    return count, kernels
 
 
 def operations(call):
@@ -124,8 +138,10 @@ def main():
             for _ in range(2 * replay.OFTEN):
                 call()
             us = min(clocks.queueing_times(call, lambda result: None, asked.seconds, time.process_time)) * 1e3
-            called, done = functions(call), operations(call)
-        print(f"{way:21} {family:16} {us:7.1f} µs {called.total():4} functions {done.total():3} operations", flush=True)
+            (called, kernels), done = functions(call), operations(call)
+        given = kernels + sum(number for name, number in done.items() if name not in IDLE)
+        found = f"{called.total():4} functions {done.total():3} operations {given:3} for the device"
+        print(f"{way:21} {family:16} {us:7.1f} µs {found}", flush=True)
         for name, count in (*done.most_common(), *called.most_common()) if asked.functions else ():
             print(f"    {count:4} {name}")
 
