@@ -267,7 +267,7 @@ def wait_for_no_offsets() -> None:
         function(**arguments(case, own, function), context=plan)[0].sum().backward()
 
 
-def other_offsets(exchange: str, offsets: list[int]) -> None:
+def other_offsets(exchange: str, offsets: list[int], backend: str = "torch", laid_out: str = "") -> None:
     """Rank 1 packs other sequences, in calls that both ranks know: both say so, or of a device that they do not wait for, in a
     later call, and what they have until then is NaN.
     """
@@ -286,7 +286,7 @@ def other_offsets(exchange: str, offsets: list[int]) -> None:
 
     def call(plan: Any) -> torch.Tensor:
         x = torch.ones(1, 8, 1, 2, device=here())
-        return linattn.chunk_linear_attn(x, x, x, context=plan)[0]
+        return linattn.chunk_linear_attn(x, x, x, context=plan, backend=backend)[0]
 
     def refused() -> str:
         with pytest.raises(ContextError) as error:
@@ -296,7 +296,7 @@ def other_offsets(exchange: str, offsets: list[int]) -> None:
     expected = call(plans[0])
     if here() == "cpu":
         summary = "8 tokens, with states and summaries of [1, 1, 1] float32, [1, 1, 1, 2, 2] float32"
-        said = f"chunk_linear_attn of {summary}; layout 'contiguous', exchange {exchange!r}, states of their own"
+        said = f"chunk_linear_attn of {summary}{laid_out}; layout 'contiguous', exchange {exchange!r}, states of their own"
         rows = "".join(f"\n  rank {i}: {said}, packed sequences at {own}" for i, own in enumerate(packings))
         assert refused() == f"chunk_linear_attn: the ranks do not agree{rows}"
     assert torch.equal(call(plans[0]), expected), "ranks that agree again are in step"

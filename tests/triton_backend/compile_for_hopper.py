@@ -38,6 +38,7 @@ POINTERS = {
     torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 GIVEN = ("PACKED", "START", "END", "UNIT")
@@ -237,12 +238,15 @@ def in_stages(backend, family, S):
     """What runs between the exchanges of ranks."""
     options = dict(cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
     inputs, stages = backend.stages(family, arrays(family, 2, 256), **options)
-    made = stages.begin(inputs)
-    stages.summary(inputs, made)
+    layout, digest = stages.layout(inputs), torch.zeros(2)
+    made, message = stages.opened(inputs, digest)
+    messages = torch.stack((message, message))
+    stages.entering(layout, messages, digest, *torch.zeros(2, dtype=torch.uint8).unbind(), 0, 1)
     o, end, kept = stages.finish(inputs, made, S, True)
     made = stages.begin(inputs, kept)
     for dfinal in (None, end):
-        stages.adjoint(inputs, made, o, dfinal, None)
+        d = stages.adjoint(inputs, made, o, dfinal, None)
+    stages.leaving(layout, torch.stack((d, d)), stages.crossed(layout, messages, 1, 0), 1, 1)
     stages.gradients(inputs, stages.recall(inputs, made, S), S, o, end)
 
 

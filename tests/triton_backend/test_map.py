@@ -88,12 +88,15 @@ def in_stages(family):
     start, options = given.pop("initial_state"), dict(cu_seqlens=None, offsets=(), scale=None, chunk_size=None)
     yield "forward"
     inputs, stages = BACKEND.stages(family, given, **options)
-    made = stages.begin(inputs)
-    stages.summary(inputs, made)
+    layout, digest = stages.layout(inputs), torch.zeros(2)
+    made, message = stages.opened(inputs, digest)
+    messages = torch.stack((message, message))
+    stages.entering(layout, messages, digest, *torch.zeros(2, dtype=torch.uint8).unbind(), 0, 1)
     o, final, kept = stages.finish(inputs, made, start, True)
     yield "backward"
     made = stages.begin(inputs, kept)
-    stages.adjoint(inputs, made, o, final, None)
+    d = stages.adjoint(inputs, made, o, final, None)
+    stages.leaving(layout, torch.stack((d, d)), stages.crossed(layout, messages, 1, 0), 1, 1)
     stages.gradients(inputs, stages.recall(inputs, made, start), start, o, final)
 
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import linattn
 import pytest
 import torch
+from linattn.affine import act, act_transposed
+from linattn.frameworks import framework_of
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal.config import DiagonalVariant
 from linattn_backends.triton.host.chunks import Cut
@@ -242,3 +244,54 @@ def test_later_calls_are_replayed(name):
         for found, expected in zip(all_of_them(), first, strict=True):
             assert torch.equal(found, expected)
     assert {type(program) for program in replay.PROGRAMS.values()} == {replay.Program}
+
+
+def digests(*numbers: int) -> list[torch.Tensor]:
+    """As messages hold them."""
+    return [torch.tensor([number]).view(torch.float32) for number in numbers]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_messages_of_ranks_say_what_enters_and_leaves_their_spans(name):
+    """Of four with tokens of their own; the third one begins with a sequence of its own."""
+    found = [in_stages(*drawn(name)) for _ in range(4)]
+    stages, inputs, *_ = found[0]
+    layout, (digest,) = stages.layout(inputs), digests(-(2**40) - 1)
+    pairs = [stages.summary(inputs, made) for _, inputs, made, _ in found]
+    messages = torch.stack([stages.opened(inputs, digest)[1] for _, inputs, *_ in found])
+    assert messages.shape == (4, layout.size)
+    for message, pair in zip(messages, pairs, strict=True):
+        assert torch.equal(message[-2:].view(torch.int64), digest.view(torch.int64))
+        for one, other in zip(stages.parts(layout, message), pair, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    ever, told = torch.zeros(2, dtype=torch.uint8).unbind()
+    xp = framework_of(messages)
+    for first, count in ((0, 0), (0, 1), (0, 3), (2, 1), (2, 2)):
+        expected = torch.zeros_like(pairs[0][1])
+        for A, b in pairs[first : first + count]:
+            expected = act(xp, A, expected) + b
+        state = stages.entering(layout, messages, digest, ever, told, first, count)
+        torch.testing.assert_close(state, expected, rtol=1e-5, atol=1e-5)
+    d = torch.randn(4, *pairs[0][1].shape)
+    for last, count in ((3, 0), (3, 1), (3, 3), (1, 1), (2, 2)):
+        expected = torch.zeros_like(d[0])
+        for j in range(last, last - count, -1):
+            expected = act_transposed(xp, pairs[j][0], expected) + d[j]
+        crossed = stages.crossed(layout, messages, last - max(count - 1, 0), max(count - 1, 0))
+        torch.testing.assert_close(stages.leaving(layout, d, crossed, last, count), expected, rtol=1e-5, atol=1e-5)
+    assert (ever.item(), told.item()) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["linear_attn", "gla", "gated_delta_rule"])
+@pytest.mark.parametrize("number", [5 + (1 << 32), 6])
+def test_a_digest_that_is_another_leaves_nothing_but_nan(name, number):
+    """Whichever half of it differs, and whether or not anything enters."""
+    stages, inputs, *_ = in_stages(*drawn(name))
+    layout, (own, other) = stages.layout(inputs), digests(5, number)
+    message = stages.opened(inputs, own)[1]
+    for messages, odd in (((message, message), False), ((message, stages.sealed(layout, other)), True)):
+        for count in (0, 1):
+            ever, told = torch.zeros(2, dtype=torch.uint8).unbind()
+            state = stages.entering(layout, torch.stack(messages), own, ever, told, 0, count)
+            assert state.isnan().all() if odd else state.isfinite().all()
+            assert (ever.item(), told.item()) == (odd, odd)

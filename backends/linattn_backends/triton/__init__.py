@@ -221,6 +221,13 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  which of them their transitions bear out        reach.py:ranges_proved
 
+`linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in lib/, of ranks that share them::
+
+    forward   how what a rank tells the others ends           spans.py:span_message_end
+              what enters its span, from that of all          spans.py:span_states
+
+    backward  what leaves its span, from gradients of all     spans.py:span_states
+
 `linear_attn`, `simple_gla`, `gla`, `rwkv6`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr`, `ssd` in lib/::
 
     backward  dq and dk from those of value heads             sums.py:head_sums

@@ -24,7 +24,10 @@ from .agreement import agree, rank_is_gone
 from .digests import Doubt, differ, digest, signed, spoilt
 from .layout import remembered
 
-__all__ = ["carried", "chain", "combine", "crossed", "flowing_back", "total", "watch"]
+__all__ = [
+    "Said", "carried", "chain", "combine", "crossed", "flowing_back", "gathered", "gathering", "in_step", "said_of", "total",
+    "watch",
+]  # fmt: skip
 
 _resolve_process_group: Any = vars(distributed_c10d)["_resolve_process_group"]
 """A group by its name, which is what a custom op can take of it; PyTorch has no public way."""
@@ -64,10 +67,11 @@ def watch(name: str, cpu_group: Any) -> None:
         _watched[name] = _Watch(cpu_group)
 
 
-class _Said(NamedTuple):
+class Said(NamedTuple):
     """What a rank says of a call.
 
     Attributes:
+        group_name: The name of its group.
         group: The group of the exchange.
         watch: What its ranks compare.
         label: What messages call the call.
@@ -75,11 +79,17 @@ class _Said(NamedTuple):
         plan: Who has which tokens.
     """
 
+    group_name: str
     group: Any
     watch: _Watch
     label: str
     call: str
     plan: str
+
+    @property
+    def number(self) -> int:
+        """The digest of it."""
+        return digest(self.call, self.plan)
 
     def refuse(self) -> None:
         """Raise what every rank said, which do not agree; all of them must come here."""
@@ -87,18 +97,43 @@ class _Said(NamedTuple):
         raise ContextError(f"{self.label}: in an earlier exchange the ranks did not agree, and what came of it is NaN")
 
 
-def _said(group_name: str, label: str, tokens: int, plan: str, *tensors: Tensor) -> _Said:
-    """The ranks compare what they contribute to a call of a kind that they have not made yet."""
+def said_of(
+    group_name: str, label: str, tokens: int, plan: str, kinds: Sequence[tuple[Sequence[int], torch.dtype]], how: str = ""
+) -> Said:
+    """What a rank says of a call; of a kind that they have not made yet the ranks compare it.
+
+    Args:
+        group_name: Name of the process group.
+        label: What messages call the call.
+        tokens: How many this rank has.
+        plan: What it says of its plan.
+        kinds: Shapes and dtypes of what it contributes.
+        how: How it sends that, if not one part behind the other.
+    """
     watch = _watched[group_name]
-    key = (label, tokens, *((x.shape, x.dtype) for x in tensors))
+    key = (label, tokens, *kinds, how)
     if key not in watch.agreed:
-        facts = ", ".join(f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-        call = f"{label} of {tokens} tokens, with states and summaries of {facts}"
+        facts = ", ".join(f"{list(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in kinds)
+        call = f"{label} of {tokens} tokens, with states and summaries of {facts}{how}"
         agree(watch.cpu_group, label, call)
         watch.agreed[key] = call
-    said = _Said(_resolve_process_group(group_name), watch, label, watch.agreed[key], plan)
-    if any(doubt.told for doubt in watch.doubts.values()):
-        said.refuse()
+    return Said(group_name, _resolve_process_group(group_name), watch, label, watch.agreed[key], plan)
+
+
+def in_step(said: Said) -> bool:
+    """Whether what was said still holds, and not of a group that is gone; an error if the ranks were out of step meanwhile."""
+    if _watched.get(said.group_name) is not said.watch:
+        return False
+    for doubt in said.watch.doubts.values():
+        if doubt:
+            said.refuse()
+    return True
+
+
+def _said(group_name: str, label: str, tokens: int, plan: str, *tensors: Tensor) -> Said:
+    """What a rank says of a call that contributes these."""
+    said = said_of(group_name, label, tokens, plan, [(x.shape, x.dtype) for x in tensors])
+    in_step(said)
     return said
 
 
@@ -116,28 +151,51 @@ class _waiting:
             raise gone from error
 
 
-def _gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
+def gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
     """Begin to gather ``[ranks, ...]``, what every rank has; what is returned waits for it."""
-    x, ranks = x.contiguous(), group.size()
-    found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
+    x, found = _room(x, group)
     with _waiting(label, group):
         work = _all_gather(found, x, group=group, async_op=True)
 
     def arrived() -> Tensor:
         with _waiting(label, group):
             work.wait()
-        return found.view(ranks, *x.shape)
+        return found.view(-1, *x.shape)
 
     return arrived
 
 
-def _gathered(said: _Said, *parts: Tensor) -> tuple[list[Tensor], Tensor]:
+def _room(x: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """The array without gaps, and room for that of every rank."""
+    x = x.contiguous()
+    return x, x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
+
+
+def _all_of(x: Tensor, said: Said) -> Tensor:
+    """What every rank has ``[ranks, ...]``, with nothing beside the wait: so NCCL needs no stream of its own for it."""
+    x, found = _room(x, said.group)
+    with _waiting(said.label, said.group):
+        _all_gather(found, x, group=said.group)
+    return found.view(-1, *x.shape)
+
+
+def gathered(said: Said, message: Tensor) -> Tensor:
+    """The messages of all ranks ``[ranks, size]``, of which the last 8 bytes are a digest; an error if one is another, or if a
+    device would be waited for, nothing yet.
+    """
+    found = _all_of(message, said)
+    if not _is_waited_for(found.device) and differ(found[:, -8 // found.element_size() :], said.number):
+        said.refuse()
+    return found
+
+
+def _gathered(said: Said, *parts: Tensor) -> tuple[list[Tensor], Tensor]:
     """Of every part ``[ranks, ...]``: what every rank has, by one collective; and whether the ranks do not agree, which is an
     error here, or if a device would be waited for, in a later call.
     """
-    number, ranks = digest(said.call, said.plan), said.group.size()
+    number, ranks = said.number, said.group.size()
     flat = [*(x.reshape(-1) for x in parts), signed(number, parts[-1])]
-    found = _gathering(torch.cat(flat), said.group, said.label)()
+    found = _all_of(torch.cat(flat), said)
     *columns, digests = torch.split_with_sizes(found, [x.numel() for x in flat], dim=1)
     odd = differ(digests, number)
     if _is_waited_for(found.device):
@@ -280,7 +338,7 @@ def flowing_back(
         after = _handed_back(d, A, order, enters, starts, group, label)
         return lambda: after
     me, xp = group.rank(), framework_of(d)
-    arrived = _gathering(d, group, label)
+    arrived = gathering(d, group, label)
 
     def finish() -> Tensor:
         all_d, places = arrived(), _rounds(order)

@@ -41,13 +41,17 @@ class Doubt:
 
     Attributes:
         ever: On the device.
-        told: What the host knows of it.
+        told: What the host knows of it, in memory that the device writes to.
     """
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.ever = torch.zeros((), dtype=torch.bool, device=device)
-            self.told = torch.zeros((), dtype=torch.bool, pin_memory=device.type == "cuda")
+            self.ever = torch.zeros((), dtype=torch.uint8, device=device)
+            self.told = torch.zeros((), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._read = self.told.numpy()  # which takes a tenth of the time of asking a tensor
+
+    def __bool__(self) -> bool:
+        return bool(self._read)
 
     def add(self, odd: Tensor) -> None:
         """Digests of one more exchange."""

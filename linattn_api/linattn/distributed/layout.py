@@ -103,6 +103,20 @@ class Chain(NamedTuple):
         """Whether any state crosses."""
         return any(self.enters)
 
+    def before(self, place: int) -> tuple[int, int]:
+        """The spans that what enters a span comes from: the first of them, in which it started, and how many."""
+        first = place
+        while self.enters[first] and (first == place or not self.starts[first]):
+            first -= 1
+        return first, place - first
+
+    def behind(self, place: int) -> tuple[int, int]:
+        """The spans that what leaves a span enters, from the last one back: that one, and how many."""
+        last = place
+        while last + 1 < len(self.enters) and self.enters[last + 1] and (last == place or not self.starts[last]):
+            last += 1
+        return last, last - place
+
 
 class Shard(NamedTuple):
     """What one rank holds.

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from .. import dispatch
+from ..affine import act
 from ..spec import SUMMARIES
 from . import collectives
 from .exchange import Exchange, Sources, stacked
-from .rules import by_row, by_span
+from .messages import Route, route_of
+from .rules import by_row, by_span, starting, starting_tails
 
 if TYPE_CHECKING:
     from .lowering import ShardCall
@@ -78,7 +80,7 @@ def link_of(plan: ContextPlan, call: ShardCall) -> Link | None:
     if call.form not in (None, "chunk") or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     arrays = call.every
-    resolved = _resolved(call, arrays, None)
+    resolved = call.resolved if call.form == "chunk" else _resolved(call, arrays, None)
     operator, lowered, *_ = resolved
     backend = getattr(operator, "__self__", None)
     if lowered is not None or not hasattr(backend, "stages"):
@@ -133,6 +135,8 @@ class Link(Exchange):
         transitions: What gradients cross on their way to this rank's spans, once that has been exchanged; until there are
             outputs.
         way: How states go from span to span.
+        route: How messages go, if its stages write some.
+        differentiable: Whether anybody may ask for gradients.
     """
 
     stages: Stages
@@ -140,6 +144,8 @@ class Link(Exchange):
     made: Arrays
     transitions: Tensor | None
     way: tuple[Any, ...]
+    route: Route | None
+    differentiable: bool
     resolved: tuple[Any, ...]
 
     def __init__(self, plan: ContextPlan, call: ShardCall, resolved: tuple[Any, ...], shapes: Shapes) -> None:
@@ -151,6 +157,8 @@ class Link(Exchange):
         def entering(call: ShardCall, *rows: Any) -> Any:
             self._divide(*rows or (call.every,))
             with torch.no_grad():
+                if self.route is not None:
+                    return self._exchange_messages(self.route)
                 self.made = self.stages.begin(self.inputs)
                 return enter(call._replace(exchange=self), *rows)
 
@@ -169,15 +177,39 @@ class Link(Exchange):
         options = {name: self.call.keywords[name] for name in OPTIONS if name in self.call.keywords}
         offsets = {"cu_seqlens": cu_seqlens, "offsets": shard.offsets}
         self.inputs, self.stages = operator.__self__.stages(spec.name, given, **offsets, **options)
+        self.route = route_of(self.plan, self.call.label, self.call.length, self.shapes, shard, self.stages, self.inputs)
+        given = (*self.inputs, self.call.keywords["initial_state"])
+        self.differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+
+    def _exchange_messages(self, route: Route) -> Tensor:
+        """The states that enter this rank's span ``[1, ...]``, from one message of each rank."""
+        stages: Any = self.stages
+        shard, (span,) = self.call.shard, self.call.shard.spans
+        start = starting_tails(self.call) if shard.packed else starting(self.call)
+        goes_on = span.tail is not None if shard.packed else span.place < shard.ranks - 1
+        if goes_on and not shard.packed:
+            self.made, message = stages.opened(self.inputs, route.digest)
+        else:
+            self.made = stages.begin(self.inputs)
+            if goes_on:
+                number = shard.segments.index(span.tail)
+                message = stages.message(self.inputs, self.made, number, route.digest)
+            else:
+                message = stages.sealed(route.layout, route.digest)
+        if start is not None and goes_on:
+            A, b = stages.parts(route.layout, message)
+            b += act(self.call.xp, A, start[0])
+        entering, self.transitions = route.entering(stages, message, self.differentiable)
+        return entering[None]
 
     def summaries(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """``(A, b)`` of the rows that stages run on."""
         return self.stages.summary(self.inputs, self.made, None)
 
     def nothing(self, call: ShardCall, arrays: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Zeros, in the place of a summary that nobody reads."""
+        """What stands in the place of a summary that nobody reads."""
         like = next(iter(arrays.values()))
-        A, b = [like.new_zeros(shape, dtype=dtype) for shape, dtype in self.shapes]
+        A, b = [like.new_empty(shape, dtype=dtype) for shape, dtype in self.shapes]
         return A, b
 
     def tails(self, call: ShardCall) -> tuple[Tensor, Tensor]:
@@ -214,8 +246,11 @@ class Link(Exchange):
     def operate(self, arrays: dict[str, Any], initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Outputs and final states, once it is known what enters."""
         asked, inputs, made, transitions = self.call.keywords["output_final_state"], self.inputs, self.made, self.transitions
-        self.call = self.call._replace(arrays={}, keywords={})  # autograd keeps what it needs
+        self.call = self.call._replace(arrays={}, keywords={}, resolved=())  # autograd keeps what it needs
         self.inputs, self.made, self.transitions = (), (), None
+        if not self.differentiable:
+            o, end, _ = self.stages.finish(inputs, made, initial_state, asked)
+            return o, end
         return _Linked.apply(self, made, asked, transitions, initial_state, *inputs)
 
     def after(
@@ -227,11 +262,17 @@ class Link(Exchange):
         find = self._of_packed if self.call.shard.packed else self._of_rows
 
         def before(number: int | None, enters: bool, dfinal: Tensor | None) -> Tensor:
-            if not enters:
-                return torch.zeros_like(start if number is None else start[:1])
+            if not enters:  # nobody reads what is sent in its place
+                return torch.empty_like(start if number is None else start[:1])
             return self.stages.adjoint(inputs, made, do, dfinal, number)
 
-        return find(before, dfinal, lambda d: collectives.flowing_back(d.contiguous(), transitions, *self.way))
+        def exchanged(d: Tensor) -> Callable[[], Tensor]:
+            if self.route is None:
+                return collectives.flowing_back(d.contiguous(), transitions, *self.way)
+            arrived = self.route.leaving(self.stages, d[0], transitions)  # type: ignore[arg-type]
+            return lambda: arrived()[None]
+
+        return find(before, dfinal, exchanged)
 
     def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
         """The spans of a rank are rows of a batch."""
@@ -253,7 +294,7 @@ class Link(Exchange):
             place = shard.entry(number)
             own = None if dfinal is None else dfinal[place : place + 1]
             found.append(before(place, shard.chain.enters[span.place], own))
-        arrived = exchanged(torch.stack(found))
+        arrived = exchanged(stacked(self.call.xp, found))
 
         def rows() -> Tensor:
             after = arrived()

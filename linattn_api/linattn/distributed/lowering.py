@@ -38,6 +38,7 @@ class ShardCall(NamedTuple):
         shard: What the rank holds; where no rank is known, what the first one does, for what all of them have alike.
         exchange: What connects the ranks, and knows which one this is.
         replicate_states: Whether every rank gets every final state.
+        resolved: What would run the call on one device, as :func:`linattn.dispatch.resolve` says it.
     """
 
     xp: Framework
@@ -49,6 +50,7 @@ class ShardCall(NamedTuple):
     shard: Shard
     exchange: Exchange
     replicate_states: bool
+    resolved: tuple[Any, ...] = ()
 
     @property
     def label(self) -> str:
@@ -119,8 +121,8 @@ def run(
     if feature_map is not None:
         call = call._replace(arrays=_map_features(call, resolve_map(feature_map)))
     sequences = exchange.offsets(call, lambda shard: [0] * (shard.sequences + 1)) if shard.packed else None
-    check(spec, form, tuple(call.arrays.values()), keywords, backend, sequences)
-    o, final = _rule(call)(call)
+    resolved = check(spec, form, tuple(call.arrays.values()), keywords, backend, sequences)
+    o, final = _rule(call)(call._replace(resolved=resolved))
     if final is not None and replicate_states:
         final = each(lambda x: exchange.total(call, x), final)
     return o, final
@@ -133,9 +135,11 @@ def check(
     keywords: dict[str, Any],
     backend: str | Sequence[str] | None,
     offsets: Any,
-) -> None:
-    """Refuse a call as one device would, before ranks exchange anything; of ``offsets`` only how many there are counts."""
-    dispatch.resolve(spec, form, arrays, {**keywords, "cu_seqlens": offsets}, None, backend)
+) -> tuple[Any, ...]:
+    """Refuse a call as one device would, before ranks exchange anything; of ``offsets`` only how many there are counts. What
+    would run it.
+    """
+    return dispatch.resolve(spec, form, arrays, {**keywords, "cu_seqlens": offsets}, None, backend)
 
 
 def _rule(call: ShardCall) -> Callable[[ShardCall], tuple[Any, Any]]:

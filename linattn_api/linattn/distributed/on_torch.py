@@ -26,6 +26,7 @@ from .agreement import agree
 from .exchange import Exchange, Sources
 from .layout import LAYOUTS, Layout, Shard, plain_offsets, shard_of
 from .linked import Link, link_of
+from .messages import Route
 from .rules import each
 
 __all__ = ["ContextPlan", "context_parallel", "cpu_group_of"]
@@ -46,6 +47,7 @@ class ContextPlan(Context, Exchange):
         replicate_states: Whether every rank gets every final state.
         way: ``"auto"``, ``"gather"`` or ``"ring"``.
         said: All that every rank must say of its plan alike.
+        routes: How messages go, by kind of call.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ContextPlan(Context, Exchange):
         states = "replicated states" if replicate_states else "states of their own"
         self.said = f"layout {layout!r}, exchange {way!r}, {states}, {packed}"
         self._offsets: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+        self.routes: dict[tuple[Any, ...], Route] = {}
 
     def __repr__(self) -> str:
         packed = (
@@ -144,11 +147,15 @@ class ContextPlan(Context, Exchange):
 
     def way_of(self, call: lowering.ShardCall, A: Tensor, b: Tensor) -> tuple[Any, ...]:
         """How summaries go from span to span, as :mod:`.collectives` takes it."""
-        chain = call.shard.chain
-        summaries = (A.numel() * A.element_size() + b.numel() * b.element_size()) * self.ranks
-        ring = self.way == "ring" or (self.way == "auto" and summaries > GATHERED)
+        chain, ring = call.shard.chain, self.in_a_ring([(A.shape, A.dtype), (b.shape, b.dtype)])
         order = [rank for rank, _ in chain.order]
         return order, list(chain.enters), list(chain.starts), self.group_name, call.label, ring
+
+    def in_a_ring(self, summaries: Sequence[tuple[torch.Size, torch.dtype]]) -> bool:
+        """Whether states are handed from span to span, of which this rank's summaries have such shapes and dtypes."""
+        if self.way != "auto":
+            return self.way == "ring"
+        return self.ranks * sum(shape.numel() * dtype.itemsize for shape, dtype in summaries) > GATHERED
 
     def crosses(self, call: lowering.ShardCall) -> bool:
         """Whether anything is exchanged; also where no state crosses, since by another rank's offsets one might."""

@@ -26,6 +26,7 @@ __all__ = [
     "plus",
     "split",
     "starting",
+    "starting_tails",
     "unsplit",
     "windows",
 ]
@@ -185,11 +186,17 @@ def _chained_rows(call: ShardCall, x: dict[str, Any]) -> Any:
 
 
 def _chained_tails(call: ShardCall) -> Any:
+    return chained(call, *call.exchange.tails(call), starting_tails(call))
+
+
+def starting_tails(call: ShardCall) -> Any:
+    """The caller's states of what goes on behind a span and starts in it, ``[spans, 1, …]``; None if the caller gives none."""
+
     def first(span: Span) -> int:
         return span.tail.sequence if span.tail and span.tail.first else -1
 
     start = initial_rows(call, lambda shard: [first(span) for span in shard.spans])
-    return chained(call, *call.exchange.tails(call), None if start is None else start[:, None])
+    return None if start is None else start[:, None]
 
 
 def chained(call: ShardCall, A: Any, b: Any, start: Any) -> Any:

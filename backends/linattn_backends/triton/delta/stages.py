@@ -14,6 +14,7 @@ from ..host.chunks import rows_contiguous
 from ..host.lengths import NO_LENGTHS, Lengths, kept_lengths
 from ..host.maps import GateMap, Maps
 from ..host.parts import Part
+from ..host.spans import Message, finish_message
 from ..host.stages import Arrays, Core
 from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
@@ -151,6 +152,34 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
 
 @recorded
 @precompiled()
+def opened(digest: Tensor, *args: Any) -> Arrays:
+    """Inputs, options."""
+    made = made_of(*(None,) * KEPT, *args)
+    return *made, message(digest, *made, *args)
+
+
+@recorded
+@precompiled()
+def message(digest: Tensor, *args: Any) -> Tensor:
+    """What is made, inputs, options."""
+    made, inputs, options = taken(args)
+    call = forward_call(given_of(inputs, options, None))
+    operands, layout = made.operands(call), layout_of(inputs)
+    segments = segments_of(call, operands, made.transitions, made.local)
+    found = layout.empty(call.v.device)
+    ranges = transitions_of(call, operands, segments, layout.A(found)).ranges
+    far_states(call, operands, FORWARD, call.v, segments, None, ranges, layout.b(found))
+    return finish_message(call, layout, found, digest)
+
+
+def layout_of(inputs: Arrays) -> Message:
+    """How a message is laid out."""
+    q, _, v, *_ = inputs
+    return Message.of(v, q.shape[-1], True, 0, False)
+
+
+@recorded
+@precompiled()
 def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
@@ -229,6 +258,9 @@ def input_gradients(do: Tensor, *args: Any) -> list[Tensor]:
 DELTA = Core(
     begin=begin,
     bare=begin,
+    opened=opened,
+    message=message,
+    layout_of=layout_of,
     summary=summary,
     finish=finish,
     adjoint=adjoint,

@@ -123,12 +123,15 @@ def carry(
 
 
 def starts_of(
-    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments, start: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The states before the segments, and those after the last of each sequence; after packed ones in one segment, none yet."""
+    call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments, start: Tensor | None,
+    far: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The states before the segments, and those after the last of each sequence, in ``far`` if given; after packed ones in one
+    segment, none yet.
+    """
     known = segments.local is not None and not direction.reverse
     local = segments.local.clone() if known else local_states(call, operands, direction, y, segments)
-    return local, chain(call, segments, local, start, direction.reverse)
+    return local, chain(call, segments, local, start, direction.reverse, far_of(call) if far is None else far)
 
 
 def local_states(
@@ -143,18 +146,24 @@ def local_states(
 
 def far_states(
     call: ChunkedCall, operands: StateOperands, direction: Direction, y: Tensor, segments: Segments | None,
-    start: Tensor | None, ranges: Tensor | None,
+    start: Tensor | None, ranges: Tensor | None, far: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """What a state, or its gradient, ends as at the far end of every sequence of a batch; nothing is written on the way.
+    """What a state, or its gradient, ends as at the far end of every sequence of a batch; nothing is written on the way. It is
+    written to ``far``, if given.
 
     Of whole sequences only ``ranges`` of chunks are gone through, where those before leave nothing at the far end.
     """
     if segments is not None:
-        return starts_of(call, operands, direction, y, segments, start)[1]
-    shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
-    far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+        return starts_of(call, operands, direction, y, segments, start, far)[1]
+    far = far_of(call) if far is None else far
     launch_state(call, call.variant[direction.segment], operands, y, None, start, far, Written(), ranges)
     return far
+
+
+def far_of(call: ChunkedCall) -> Tensor:
+    """Room for a state of every sequence."""
+    shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
+    return torch.empty(shape, dtype=torch.float32, device=call.q.device)
 
 
 class Transitions(NamedTuple):
@@ -170,16 +179,19 @@ class Transitions(NamedTuple):
     ranges: Tensor | None
 
 
-def transitions_of(call: ChunkedCall, operands: StateOperands, segments: Segments | None) -> Transitions:
-    """What every sequence of a batch does to the state before it."""
+def transitions_of(
+    call: ChunkedCall, operands: StateOperands, segments: Segments | None, into: Tensor | None = None
+) -> Transitions:  # fmt: skip
+    """What every sequence of a batch does to the state before it; written to ``into``, if given."""
     HV, K = call.v.shape[2], call.q.shape[-1]
     if segments is None:
-        return whole_transitions(call, operands, reverse=False)
+        return whole_transitions(call, operands, reverse=False, into=into)
     first, *others = segments.transitions.view(call.N, -1, HV, K, K).unbind(1)
-    return Transitions(functools.reduce(lambda before, after: after @ before, others, first), None)
+    whole = functools.reduce(lambda before, after: after @ before, others, first)
+    return Transitions(whole if into is None else into.copy_(whole), None)
 
 
-def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool) -> Transitions:
+def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool, into: Tensor | None = None) -> Transitions:
     """Transitions of sequences in one piece. Gates say how many chunks, from the far end, should leave nothing of what was
     before them. Where their own transition is zero, all of it, that is taken to be so, and the transition of the sequence to be
     zero as well; elsewhere the walk goes through all chunks. In reverse, which asks for ranges only, it need not.
@@ -188,10 +200,10 @@ def whole_transitions(call: ChunkedCall, operands: StateOperands, reverse: bool)
     float32 of a state of one. Longer keys could make that grow again.
     """
     if call.gate == 0 or call.cu is not None:
-        return Transitions(identity_walk(call, operands, None), None)
+        return Transitions(identity_walk(call, operands, None, into), None)
     other = torch.empty((call.N, call.v.shape[2], 2), dtype=torch.int32, device=call.v.device)
     ranges = ranges_by_gates(call, operands, reverse, other if reverse else None)
-    whole = identity_walk(call, operands, other if reverse else ranges)
+    whole = identity_walk(call, operands, other if reverse else ranges, into)
     found = proved(call, call.chunks.per, ranges, whole, None if reverse else other)
     if not reverse:
         replace(call, whole, identity_walk(call, operands, other), other)
@@ -205,10 +217,13 @@ def ranges_by_gates(call: ChunkedCall, operands: StateOperands, reverse: bool, s
     return ranges_of(call, call.chunks, call.chunk, sums, kind.value, reverse, shorter)
 
 
-def identity_walk(call: ChunkedCall, operands: StateOperands, ranges: Tensor | None) -> Tensor:
-    """Transitions of ``ranges`` of chunks of every sequence, or of all of them ``[N, HV, K, K]``."""
-    shape = call.N, call.v.shape[2], call.q.shape[-1], call.q.shape[-1]
-    far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+def identity_walk(
+    call: ChunkedCall, operands: StateOperands, ranges: Tensor | None, far: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Transitions of ``ranges`` of chunks of every sequence, or of all of them ``[N, HV, K, K]``, in ``far`` if given."""
+    if far is None:
+        shape = call.N, call.v.shape[2], call.q.shape[-1], call.q.shape[-1]
+        far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
     launch_state(call, call.variant["segment_fwd"], operands, None, None, None, far, Written(), ranges)
     return far
 
@@ -242,12 +257,13 @@ def launch_state(
     )  # fmt: skip
 
 
-def chain(call: ChunkedCall, segments: Segments, local: Tensor, start: Tensor | None, reverse: bool) -> Tensor:
-    """Turn what segments make of zero into the states before them; return those after the last."""
+def chain(
+    call: ChunkedCall, segments: Segments, local: Tensor, start: Tensor | None, reverse: bool, far: Tensor
+) -> Tensor:  # fmt: skip
+    """Turn what segments make of zero into the states before them; return those after the last, ``far``."""
     HV, V = call.v.shape[2:]
     K, stage = call.q.shape[-1], call.variant["segment_carry"]
     transitions = segments.transitions.mT.contiguous() if reverse else segments.transitions
-    far = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.q.device)
     launch(
         stage.kernel, call.N * HV * programs(1, V, 1, stage.tile.BV), call,
         local, transitions, start, far, segments.cut.first, segments.cut.per, HV,

@@ -82,13 +82,14 @@ def segment_starts(run: ChunkedCall, update: Update, start: Tensor | None, rever
 
 
 def far_states(
-    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, end: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The state at the far end of each sequence, and the sums of both gates over its segments of ``length`` chunks.
+    """The state at the far end of each sequence, in ``end`` if given, and the sums of both gates over its segments of
+    ``length`` chunks.
 
     Chunks of which gates leave nothing there are not read, and their gates are not among the sums.
     """
-    segments, decay, value_decay = carried(run, update, start, reverse, length, in_reach(run, update, reverse))
+    segments, decay, value_decay = carried(run, update, start, reverse, length, in_reach(run, update, reverse), end)
     return segments.end, decay, value_decay
 
 
@@ -99,15 +100,18 @@ def in_reach(run: ChunkedCall, update: Update, reverse: bool) -> Tensor | None:
 
 
 def carried(
-    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, ranges: Tensor | None = None
-) -> Carried:
-    """Scan every segment of ``length`` chunks from zero, of ``ranges`` of chunks if given, then carry the states over them."""
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, length: int, ranges: Tensor | None = None,
+    end: Tensor | None = None,
+) -> Carried:  # fmt: skip
+    """Scan every segment of ``length`` chunks from zero, of ``ranges`` of chunks if given, then carry the states over them; the
+    last ones to ``end``, if given.
+    """
     call, (_, _, gate, g, gv, _) = run.call, update
     HV, V = call.v.shape[2:]
     K, N = call.q.shape[-1], call.N
     new = functools.partial(torch.empty, dtype=torch.float32, device=call.q.device)
     pieces = cut(call, length * run.variant.chunk)
-    local, end = new((pieces.count, HV, K, V)), new((N, HV, K, V))
+    local, end = new((pieces.count, HV, K, V)), new((N, HV, K, V)) if end is None else end
     decay = None if g is None else new((pieces.count, HV, K))
     value_decay = None if gv is None else new((pieces.count, HV, V))
     from_zero = Segments(None, pieces, length)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from ..host.parts import Part
+from ..host.spans import Message, finish_message
 from ..host.stages import Arrays, Core
 from ..host.tails import zero_behind
 from ..host.tiles import programs
@@ -106,13 +107,7 @@ def made_of(*args: Any) -> Arrays:
 @precompiled()
 def summary(*args: Any) -> tuple[Tensor, Tensor]:
     """What is made, inputs, options."""
-    made, inputs, options = taken(args)
-    call = given_of(inputs, options, None)
-    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
-    update = Update(call.k, call.v, call.gate, run.g, call.gv)
-    if made.operands is not None:
-        update = vector_launch.update(made.operands, made.write, call.v)
-    b, decay, value_decay = scanned(run, update, None, reverse=False)
+    call, (b, decay, value_decay) = walked(args)
     N, HV = b.shape[:2]
     if decay is None:
         return torch.ones((N, HV), dtype=torch.float32, device=b.device), b
@@ -122,6 +117,43 @@ def summary(*args: Any) -> tuple[Tensor, Tensor]:
     if value_decay is not None:
         A = torch.cat((A, value_decay.view(N, -1, *value_decay.shape[1:]).sum(1)), -1)
     return A.exp2(), b
+
+
+def walked(
+    args: tuple[Any, ...], end: Tensor | None = None
+) -> tuple[DiagonalCall, tuple[Tensor, Tensor | None, Tensor | None]]:
+    """What is made, inputs, options: the call, the states that sequences make of zero, in ``end`` if given, and gates' sums."""
+    made, inputs, options = taken(args)
+    call = given_of(inputs, options, None)
+    run = chunked(call, call.forward_variant(call.v.dtype), made.sums)
+    update = Update(call.k, call.v, call.gate, run.g, call.gv)
+    if made.operands is not None:
+        update = vector_launch.update(made.operands, made.write, call.v)
+    return call, scanned(run, update, None, reverse=False, end=end)
+
+
+@recorded
+@precompiled()
+def opened(digest: Tensor, *args: Any) -> Arrays:
+    """Inputs, options."""
+    made = begin(args[:6], Options(*args[6:]))
+    return *made, message(digest, *made, *args)
+
+
+@recorded
+@precompiled()
+def message(digest: Tensor, *args: Any) -> Tensor:
+    """What is made, inputs, options."""
+    layout = layout_of(taken(args)[1])
+    found = layout.empty(digest.device)
+    call, (_, *sums) = walked(args, layout.b(found))
+    return finish_message(call, layout, found, digest, tuple(sums))
+
+
+def layout_of(inputs: Arrays) -> Message:
+    """How a message is laid out."""
+    q, _, v, g, gv, _ = inputs
+    return Message.of(v, q.shape[-1], False, 0 if g is None else g.dim() - 2, gv is not None)
 
 
 @recorded
@@ -186,9 +218,9 @@ def all_gradients(
 
 
 def scanned(
-    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool
+    run: ChunkedCall, update: Update, start: Tensor | None, reverse: bool, end: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The state at the far end of each sequence, and the sums of both gates over every segment.
+    """The state at the far end of each sequence, in ``end`` if given, and the sums of both gates over every segment.
 
     Sequences are cut into segments, enough to fill the device.
     """
@@ -197,12 +229,15 @@ def scanned(
     busy = call.N * HV * programs(call.q.shape[-1], V, tile.BK, tile.BV)
     pieces = max(PROGRAMS * run.variant.num_sms // max(busy, 1), 1)
     length = max(-(-T // (run.variant.chunk * pieces)), 4)
-    return far_states(run, update, start, reverse, length)
+    return far_states(run, update, start, reverse, length, end)
 
 
 DIAGONAL = Core(
     begin=begin,
     bare=nothing_made,
+    opened=opened,
+    message=message,
+    layout_of=layout_of,
     summary=summary,
     finish=finish,
     adjoint=adjoint,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from . import spans
 from .parts import Part
 
 __all__ = ["Arrays", "Core", "Stages"]
@@ -17,12 +18,15 @@ Arrays = tuple[Tensor | None, ...]
 class Core(NamedTuple):
     """The stages of a core, as functions of arrays.
 
-    The arguments of all but the first two end in what is made before any state is known, the inputs, and the options, one after
-    the other.
+    The arguments of all but the first three, and of ``layout_of``, end in what is made before any state is known, the inputs,
+    and the options, one after the other.
 
     Attributes:
         begin: What is made, of inputs, options and, in the backward pass, of what was kept; else of ``None``.
         bare: What is made for a summary alone, of inputs and options.
+        opened: What is made and, last, the message of whole sequences, of a digest, inputs and options.
+        message: That message, of a digest.
+        layout_of: How it is laid out, of inputs.
         summary: ``A`` and ``b`` of whole sequences.
         finish: Outputs and final states, of the states before the tokens; whether final states are asked for comes last.
         adjoint: The gradient of the states before the tokens, of those of outputs and of final states.
@@ -37,6 +41,9 @@ class Core(NamedTuple):
 
     begin: Callable[..., Arrays]
     bare: Callable[..., Arrays]
+    opened: Callable[..., tuple[Any, ...]]
+    message: Callable[..., Tensor]
+    layout_of: Callable[[Arrays], spans.Message]
     summary: Callable[..., tuple[Tensor, Tensor]]
     finish: Callable[..., tuple[Tensor, Tensor | None]]
     adjoint: Callable[..., Tensor]
@@ -70,6 +77,42 @@ class Stages(NamedTuple):
         made = made or self.core.bare(inputs, self.options)
         made, inputs, options, _ = self._only(number, made, inputs)
         return self.core.summary(*made, *inputs, *options)
+
+    def layout(self, inputs: Arrays) -> spans.Message:
+        """How messages are laid out: of a batch, or of one of packed sequences."""
+        return self.core.layout_of(inputs)
+
+    def opened(self, inputs: Arrays, digest: Tensor) -> tuple[Arrays, Tensor]:
+        """What is made before any state is known, and the message of whole sequences."""
+        *made, message = self.core.opened(digest, *inputs, *self.options)
+        return tuple(made), message
+
+    def message(self, inputs: Arrays, made: Arrays, number: int, digest: Tensor) -> Tensor:
+        """The message of one of packed sequences."""
+        made, inputs, options, _ = self._only(number, made, inputs)
+        return self.core.message(digest, *made, *inputs, *options)
+
+    def sealed(self, layout: spans.Message, digest: Tensor) -> Tensor:
+        """A message of which nobody reads more than the digest."""
+        return spans.sealed(digest, *layout)
+
+    def parts(self, layout: spans.Message, message: Tensor) -> tuple[Tensor, Tensor]:
+        """``A`` and ``b`` where they lie in a message."""
+        return layout.A(message), layout.b(message)
+
+    def entering(
+        self, layout: spans.Message, messages: Tensor, digest: Tensor, ever: Tensor, told: Tensor, first: int, count: int
+    ) -> Tensor:  # fmt: skip
+        """The states after ``count`` spans from the ``first`` one on; NaN and ``told`` if a digest is another."""
+        return spans.entering(messages, digest, ever, told, first, count, *layout)
+
+    def crossed(self, layout: spans.Message, messages: Tensor, first: int, count: int) -> Tensor:
+        """The transitions of ``count`` spans from the ``first`` one on, in memory of their own."""
+        return messages[first : first + count, : layout.states].clone()
+
+    def leaving(self, layout: spans.Message, d: Tensor, transitions: Tensor, first: int, count: int) -> Tensor:
+        """Gradients of the states after a span, of those before ``count`` spans, from the ``first`` one back."""
+        return spans.leaving(d, transitions, first, count, *layout)
 
     def finish(self, inputs: Arrays, made: Arrays, start: Tensor, final: bool) -> tuple[Tensor, Tensor | None, Arrays]:
         """Outputs, final states if asked for, and what the backward pass is given."""
