@@ -64,7 +64,7 @@ BENCHMARKS = {
     "parts": Benchmark(commands.parts_of, TIMED | {"--budget", "--warm", "--rows", "--check", "--tune", "--small"}),
     "scale": Benchmark(
         commands.scale_of,
-        CALLS - {"--peers", "--peer"} | {"--shape", "--ranks", "--budget", "--warm", "--resume"},
+        CALLS - {"--peers", "--peer"} | {"--shape", "--ranks", "--graph", "--budget", "--warm", "--resume"},
         peers=(),
     ),
     "layer": Benchmark(commands.layer, LAYERS, device="cpu", dtype="fp32", seconds=1.0),

@@ -95,6 +95,10 @@ def bench(
     ranks: Annotated[
         list[int] | None, typer.Option(min=1, help="Of scale: a number of ranks; repeat for more. Default: 1, 2 and 4.")
     ] = None,
+    graph: Annotated[
+        bool | None,
+        typer.Option("--graph", help="Of scale on GPUs: record each call as a CUDA graph too, and time its replays."),
+    ] = None,
     warm: Annotated[
         int | None,
         typer.Option(
@@ -150,6 +154,7 @@ def bench(
             out=out,
             shape=shape,
             ranks=ranks or (),
+            graph=bool(graph),
             what=what,
             modes=modes,
             peers=peer if peers else (),

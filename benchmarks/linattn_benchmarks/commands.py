@@ -49,6 +49,7 @@ class Asked:
         out: Where the figures go.
         shape: Sizes as ``--shape`` has them; None for the usual ones.
         ranks: Numbers of ranks; empty for the usual ones.
+        graph: Whether calls of ranks are also recorded as CUDA graphs.
         what: What is done with layers and models; None for everything.
         modes: Eager, compiled, or both.
         peers: The libraries beside linattn; None for every one.
@@ -69,6 +70,7 @@ class Asked:
     out: Path | None = None
     shape: Sequence[str] | None = None
     ranks: Sequence[int] = ()
+    graph: bool = False
     what: str | None = None
     modes: str | None = None
     peers: Sequence[str] | None = None
@@ -206,8 +208,11 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
     if len(asked.subjects) > 1:
         raise OptionError(f"scale: expected one --backend, got {', '.join(sorted(backends))}")
     here, device, backend = environment(), asked.settings["device"], next(iter(backends), None)
+    if asked.graph and device != "cuda":
+        raise OptionError(f"--graph: expected --device cuda, whose calls can be recorded, got {device}")
     told = {name: asked.settings[name] for name in ("device", "dtype", "gate_dtype", "gates")} | {"sizes": sizes}
     told |= {name: here[name] for name in ("accelerator", "processor", "cores")}
+    told |= {"graph": True} if asked.graph else {}
     earlier = resumed(asked.resume, "scale", told) if asked.resume else []
     left = on_ranks.jobs(cases, counts, earlier)
     until = None if asked.budget is None else time.time() + asked.budget - on_ranks.GRACE
@@ -226,7 +231,7 @@ def scale_of(words: Sequence[str], asked: Asked, say: Console) -> dict[str, Any]
         say.print(f"{made} first calls in {time.time() - started:.0f} s", style="dim", highlight=False)
     with bars(say) as bar:
         task = bar.add_task("timing", total=len(left))
-        for row in on_ranks.rows(left, device, backend, asked.seconds, until):
+        for row in on_ranks.rows(left, device, backend, asked.seconds, until, asked.graph):
             rows.append(row)
             if asked.out:
                 keep(asked.out, results())

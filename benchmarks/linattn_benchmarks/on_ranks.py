@@ -21,6 +21,7 @@ from typing import Any
 
 from linattn.errors import OptionError
 
+from . import replays
 from .cases import Case, draw
 from .clocks import spread
 from .fresh import placed
@@ -109,7 +110,9 @@ def first_calls(jobs: Sequence[Job], device: str, backend: str | None, sets: int
     return next(made)
 
 
-def rows(jobs: Sequence[Job], device: str, backend: str | None, seconds: float, until: float | None = None) -> Iterator[Row]:
+def rows(
+    jobs: Sequence[Job], device: str, backend: str | None, seconds: float, until: float | None = None, graph: bool = False
+) -> Iterator[Row]:  # fmt: skip
     """Rows as they are timed.
 
     Args:
@@ -118,6 +121,7 @@ def rows(jobs: Sequence[Job], device: str, backend: str | None, seconds: float, 
         backend: linattn's, or None for its choice.
         seconds: Time to spend on the repeats of one row; 0 for one call.
         until: The :func:`time.time` at which no more is begun; None without end.
+        graph: Whether operators are also recorded as a CUDA graph, and its replays timed.
 
     Raises:
         OptionError: A rank failed.
@@ -128,7 +132,7 @@ def rows(jobs: Sequence[Job], device: str, backend: str | None, seconds: float, 
     said = context.Queue()
     ranks = max(job[0] for job in jobs)
     with tempfile.TemporaryDirectory() as folder:
-        given = (str(Path(folder) / "meeting"), jobs, device, backend, seconds, until, said)
+        given = (str(Path(folder) / "meeting"), jobs, device, backend, seconds, until, graph, said)
         processes = [context.Process(target=_rank, args=(rank, ranks, *given), daemon=True) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -168,6 +172,7 @@ def _rank(
     backend: str | None,
     seconds: float,
     until: float | None,
+    graph: bool,
     said: Any,
 ) -> None:
     """One process."""
@@ -188,7 +193,7 @@ def _rank(
                 break
             count = job[0]
             if rank < count or count == 1:
-                row = _row(job, groups.get(count), device, backend, seconds)
+                row = _row(job, groups.get(count), device, backend, seconds, graph)
                 if rank == 0:
                     said.put(row)
         if rank == 0:
@@ -199,10 +204,14 @@ def _rank(
         dist.destroy_process_group()
 
 
-def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float) -> Row:
+def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float, graph: bool) -> Row:
     """One row, on the ranks that take part; of the first of these, with the times of the slowest."""
     ranks, told, nbytes = job
-    call = _exchange(nbytes, ranks, group, device) if told is None else _call(Case.from_json(told), backend, ranks, group)
+
+    def prepare() -> Callable[[], Any]:
+        return _exchange(nbytes, ranks, group, device) if told is None else _call(Case.from_json(told), backend, ranks, group)
+
+    call = prepare()
     if not seconds:
         call()
         del call
@@ -212,6 +221,8 @@ def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float)
     if (peak := None if told is None else _peak(call, device, group)) is not None:
         row["peak_bytes"] = peak
     del call
+    if graph and told is not None:
+        row["graph"] = replays.replayed(prepare, lambda replay: _times(replay, device, seconds, group), group)
     Torch(device).release()
     return row
 

@@ -66,7 +66,8 @@ def sections(results: dict[str, Any]) -> list[Section]:
     """Fitted factors, measured rows beside the fit, what it says of many ranks, and published figures beside counts."""
     fitted = costs.fit(results["rows"], results["sizes"])
     computed = (far(results, fitted, tokens) for tokens in TOKENS)
-    return [factors(fitted), measured(results, fitted), *shares(results), *memory(results), *computed, published()]
+    around = (*shares(results), *replayed(results), *memory(results))
+    return [factors(fitted), measured(results, fitted), *around, *computed, published()]
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -158,6 +159,29 @@ def shares(results: dict[str, Any]) -> list[Section]:
         "of ideal at it",
     )
     return [Section("Share of ideal", head, lines, note)]
+
+
+def replayed(results: dict[str, Any]) -> list[Section]:
+    """Calls beside replays of a CUDA graph that one was recorded as, which the host has no part in; if any were."""
+    rows = [row for row in results["rows"] if "graph" in row]
+    timed = {identity(row): row["graph"]["ms"]["median"] for row in rows if "ms" in row["graph"]}
+    lines, failed = [], []
+    for row in rows:
+        (family, what, tokens, ranks), ms = identity(row), row["ms"]["median"]
+        name, replay, alone = f"`{family}`, {what}", timed.get(identity(row)), timed.get((family, what, tokens, 1))
+        if replay is None:
+            failed.append(f"{name} of {ranks} ranks and {tokens:,} tokens could not be recorded: {row['graph']['failed']}.")
+        figures = ("–", "–") if replay is None else (f"{replay:.3g}", f"{ms - replay:.3g}")
+        share = f"{alone / replay:.0%}" if ranks > 1 and alone and replay else "–"
+        lines.append((name, str(ranks), f"{tokens:,}", f"{ms:.3g}", *figures, share))
+    note = " ".join(("What a call takes beyond a replay is what the device waits for the host.", *failed))
+    head = ("", "ranks", "tokens of a rank", "call, ms", "replay, ms", "host, ms", "of ideal, replayed")
+    return [Section("Replayed as CUDA graphs", head, lines, note)] if lines else []
+
+
+def identity(row: Row) -> tuple[Any, ...]:
+    """What tells an operator's row from others."""
+    return row["family"], row["what"], row["tokens"], row["ranks"]
 
 
 def memory(results: dict[str, Any]) -> list[Section]:

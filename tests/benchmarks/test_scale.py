@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from linattn.errors import OptionError
-from linattn_benchmarks import costs, on_ranks, plots, scale
+from linattn_benchmarks import costs, on_ranks, plots, replays, scale
 from linattn_benchmarks.cases import parse_shape
 from test_report import said
 
@@ -156,6 +158,97 @@ def test_memory_is_what_ranks_hold_beyond_one_alone(results):
     assert section.note.endswith(f"are {2 * 4 * 2 * 32 * 16 * 4 / 2**20:,.1f} MiB.")
 
 
+def test_replays_stand_beside_calls_and_what_could_not_be_recorded_is_said(results):
+    assert scale.replayed(results) == []
+    for row in results["rows"]:
+        if row["family"] == "gla" and row["tokens"] == 512:
+            row["graph"] = {"ms": {"median": 0.5 * row["ms"]["median"] / row["ranks"]}}
+    row["graph"] = {"failed": "rank 1: operation not permitted when stream is capturing"}
+    (section,) = scale.replayed(results)
+    assert section.title in [each.title for each in scale.sections(results)]
+    assert [line[1] for line in section.lines] == ["1", "1", "2", "2", "4", "4", "4"]
+    assert [line[-1] == "–" for line in section.lines] == [True, True, False, False, False, False, True]
+    for *_, ms, replay, host, _share in section.lines[:-1]:
+        assert float(ms) == pytest.approx(float(replay) + float(host), rel=0.02)
+    assert section.lines[-1][-3:] == ("–", "–", "–")
+    assert section.note.endswith(
+        f"`{row['family']}`, {row['what']} of 4 ranks and {row['tokens']:,} tokens could not be recorded: "
+        "rank 1: operation not permitted when stream is capturing."
+    )
+
+
+@pytest.fixture
+def alone():
+    """A group of one process."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_what_was_recorded_is_timed_and_what_fails_is_told(alone, monkeypatch):
+    given, asked = [], []
+
+    def recorded(prepare):
+        given.append(prepare)
+        return "a replay"
+
+    def times(replay):
+        asked.append(replay)
+        return [1.0, 2.0, 3.0]
+
+    monkeypatch.setattr(replays, "recorded", recorded)
+    assert replays.replayed(len, times, alone)["ms"]["median"] == 2.0
+    assert (given, asked) == ([len], ["a replay"])
+
+    def fails(prepare):
+        raise RuntimeError("CUDA error: no\nand more")
+
+    monkeypatch.setattr(replays, "recorded", fails)
+    assert replays.replayed(len, times, alone) == {"failed": "rank 0: CUDA error: no"}
+    assert len(asked) == 1
+
+
+def test_a_call_is_made_on_a_stream_of_its_own_before_it_is_recorded_there(monkeypatch):
+    """With a stand-in for CUDA: what it is asked for, in order."""
+    did = []
+
+    class Stream:
+        def wait_stream(self, other):
+            did.append("wait")
+
+    class Graph:
+        def replay(self):
+            did.append("replay")
+
+    @contextlib.contextmanager
+    def inside(name):
+        did.append(name)
+        yield
+        did.append(f"not {name}")
+
+    stand_in = SimpleNamespace(
+        Stream=Stream,
+        CUDAGraph=Graph,
+        current_stream=lambda: None,
+        synchronize=lambda: did.append("synchronize"),
+        stream=lambda stream: inside("stream"),
+        graph=lambda graph, stream, capture_error_mode: inside(f"graph {capture_error_mode}"),
+    )
+    monkeypatch.setattr(torch, "cuda", stand_in)
+
+    def prepare():
+        did.append("prepare")
+        return lambda: did.append("call")
+
+    replay = replays.recorded(prepare)
+    before = ["wait", "stream", "prepare", *["call"] * replays.WARM, "not stream", "synchronize"]
+    assert did == [*before, "graph thread_local", "call", "not graph thread_local"]
+    did.clear()
+    replay()
+    assert did == ["replay"]
+
+
 FEW = ("scale", "gla", "--device", "cpu", "--dtype", "fp32", "--shape", "B=1,T=16/32,H=1,K=8,V=8", "--ranks", "2")
 
 
@@ -220,6 +313,8 @@ def test_first_calls_go_on_behind_one_that_fails(monkeypatch):
         (("scale", "glaa", "--device", "cpu"), "scale: unknown family 'glaa': did you mean 'gla'?"),
         (("scale", "--device", "cpu", "--shape", "T=64"), "scale: expected two numbers of tokens of a rank or more"),
         (("scale", "--device", "cpu", "--shape", "T=64/128,B=2"), "scale: expected shapes that differ in T alone"),
+        (("scale", "--device", "cpu", "--graph"), "--graph: expected --device cuda, whose calls can be recorded, got cpu"),
+        (("grid", "--device", "cpu", "--graph"), "--graph goes with scale, not with grid"),
         (("scale", "--device", "cpu", "--ranks", "1"), "scale: expected two ranks or more to compare with one, got 1"),
         (("grid", "--device", "cpu", "--ranks", "2"), "--ranks goes with scale, not with grid"),
     ],
