@@ -12,6 +12,7 @@ from ..runtime.launch import Launched, launch
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
 from .tiles import fit, power_of_two, programs
+from .variant import precision_of
 
 __all__ = ["Message", "entering", "finish_message", "leaving", "sealed"]
 
@@ -134,6 +135,6 @@ def chained(
     launch(
         span_states, N * HV * programs(K, V, BK, BV), Values(b, "spans"), A, b, *told, out, *rows, ranks,
         K=K, V=V, BK=BK, BV=BV, WIDTH=layout.width, R=power_of_two(ranks), KIND=kind, REVERSE=reverse,
-        PREC="tf32x3" if K >= 16 else "ieee", num_warps=8 if matrix else 4, num_stages=1,
+        PREC=precision_of(torch.float32, K), num_warps=8 if matrix else 4, num_stages=1,
     )  # fmt: skip
     return out
