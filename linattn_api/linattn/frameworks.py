@@ -397,10 +397,18 @@ class Torch(Framework):
         return str(torch.get_autocast_dtype(kind))[len("torch.") :] if enabled else None
 
     def matmul_of_states(self, x: Any, y: Any) -> Any:
+        return self._without_autocast(x, lambda: x @ y)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        # which knows float32 and one other dtype, and fails with a third
+        return self._without_autocast(arrays[0], lambda: self.module.concatenate(arrays, axis))
+
+    def _without_autocast(self, x: Any, call: Callable[[], Any]) -> Any:
+        """What a call returns that works on arrays like ``x``, in their own dtypes."""
         if self.autocast(x) is None:
-            return x @ y
+            return call()
         with self.module.autocast(x.device.type, enabled=False):
-            return x @ y
+            return call()
 
     def unwritable(self, x: Any) -> str | None:
         if x.is_inference() and not self.module.is_inference_mode_enabled():

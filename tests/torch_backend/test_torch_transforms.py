@@ -351,6 +351,17 @@ def test_autocast_casts_the_operands_of_a_public_call_and_nothing_else(variant):
     assert wrt["v"].grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("gates", [torch.float16, torch.float64])
+def test_autocast_leaves_gates_what_they_are(gates):
+    """A column is put beside those of values; autocast of a CPU joins no arrays of float16."""
+    q, k = torch.rand(2, 1, 5, 1, 4)
+    v, g, gv = torch.randn(1, 5, 1, 3), -torch.rand(1, 5, 1, 4).to(gates), -torch.rand(1, 5, 1, 3).to(gates)
+    expected, _ = linattn.parallel_gla(q.bfloat16(), k.bfloat16(), v.bfloat16(), g, gv=gv, normalize=True, backend="torch")
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = linattn.parallel_gla(q, k, v, g, gv=gv, normalize=True, backend="torch")
+    assert torch.equal(found, expected)
+
+
 def test_autocast_leaves_float64_and_other_devices_alone():
     q = torch.ones(1, 3, 1, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
