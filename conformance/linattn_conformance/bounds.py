@@ -33,8 +33,9 @@ reaches small ones through shared sums); for the gradient of an initial state, t
 with each token of a chunk, which the cap leaves out; for what the delta families read of an initial state and leave of it, and
 its gradient, and for what a token gets of both, what rounding does to the solved system by which they do, though next to
 nothing may be left; for the gradient of an input that is mapped, a slope that is flushed to zero; for the gradient of a gate,
-the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; and, under ``normalize``, for the gradients of
-queries and keys, that of one of the two sums which they are the difference of. On top of all stands the smallest normal
+the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; for the gradient of what all tokens share, as much
+as a running sum of terms that are alike may lose, which is alike with each of them; and, under ``normalize``, for the gradients
+of queries and keys, that of one of the two sums which they are the difference of. On top of all stands the smallest normal
 number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
@@ -181,9 +182,21 @@ def truth_of(
         draw_cotangents: From the outputs, the gradients to feed in, as rounded; None if no gradients are wanted.
     """
     truth = _truth_of(problem, op, arrays, draw_cotangents)
+    for name, quantity in truth.gradients.items():
+        _add_noise_of_adding_up(problem, name, quantity)
     for name, quantity in (("o", truth.outputs["o"]), *truth.gradients.items()):
         _exact_behind_the_last_sequence(problem, arrays, spec_of(op, None).like if name == "o" else name, quantity)
     return truth
+
+
+def _add_noise_of_adding_up(problem: Problem, name: str, quantity: Quantity) -> None:
+    """The gradient of what all tokens share has a term of each of them. Where these are alike, each addition to a running sum
+    may lose alike, and all of them its roundoff times their number.
+    """
+    if {"T", "N"}.isdisjoint(problem.symbols.get(name, ("T",))):
+        low = next(iter(problem.dtypes.values()))
+        lost = ROUNDOFF[accumulation(low)] * problem.sizes["B"] * problem.sizes["T"] * np.abs(quantity.value)
+        quantity.noise = np.hypot(quantity.noise, lost / ROW)
 
 
 def _exact_behind_the_last_sequence(problem: Problem, arrays: Mapping[str, Array], name: str, quantity: Quantity) -> None:
@@ -663,8 +676,14 @@ def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
 
 
 def _weakest(arrays: Mapping[str, Array]) -> Array:
-    """Of a token's gates the weakest, for keys take channels to one another."""
-    return arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
+    """Of a token's gates the weakest, for keys take channels to one another; of ``dplr``, whose rank-one term is added to its
+    gates, that term where it is larger.
+    """
+    gates: Array = arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
+    if "a" not in arrays:
+        return gates
+    term = np.sqrt(np.square(arrays["a"]).sum(-1) * np.square(arrays["b"]).sum(-1))
+    return np.maximum(gates, np.log(np.maximum(term, np.exp(GONE / 2))))
 
 
 def _sequences(T: int, arrays: Mapping[str, Array]) -> list[slice]:

@@ -284,12 +284,34 @@ def rows(beta, k, **more):
         # what tokens before one leave of a state, times what those after it leave of a gradient: nearly nothing of either
         "delta_rule/chunk/fp64/constant.initial_state-edges-fp32.initial_state-large.k-misaligned.beta-scale.one-state-tracked-"
         "zeros.d_o-zeros.k-seed.20261/T127-K3-V256-B2-H2/gradient",
+        # a token whose gate forgets all, and whose rank-one term does not
+        "dplr/recurrent/bf16/bf16.a-bf16.b-bf16.g-bf16.initial_state-constant.k-gate.LogSigmoid-grouped.4-headsfirst.g-state-"
+        "tiny.q-zeros.d_o-zeros.g-seed.271130/T31-K1-V16-C13-B4-H1/gradient",
+        # a bias whose gradient is a thousand times the same number
+        "short_conv/direct/fp32/bias-constant.weight-expanded-expanded.cotangents-initial-tiny.weight-zeros.bias-seed.271130/"
+        "T128-D24-W3-B8/gradient",
     ],
 )
 def test_a_right_backend_is_well_within_bounds(name):
     (result,) = Runner("torch").run([named(name)])
     assert (result.status, result.message) == ("passed", "")
     assert result.error < 0.5
+
+
+def test_a_running_sum_may_lose_alike_with_each_term_that_is_alike():
+    """192 tokens, whose gradients of a bias are one number, added one after the other in float32."""
+    case = named(
+        "short_conv/direct/fp32/accumulated-activation.silu-bias-blank.bias-constant.x-expanded.cotangents-final-fp64.bias-"
+        "fp64.weight-loss.o-reversed.weight-subnormal.x-tiny.weight-tracked/T64-D16-W2-B3/gradient"
+    )
+    bias = truth(case, adapter_for("torch", "cpu")).gradients["bias"]
+    term = (bias.value / 192).astype(np.float32)
+    found = np.zeros_like(term)
+    for _ in range(192):
+        found += term
+    error = distance(found.astype(float), bias)
+    assert 0.02 < error < 0.6
+    assert distance(bias.value * (1 + 1e-4), bias) > 1
 
 
 def test_a_backend_may_flush_what_long_keys_would_have_lifted():
