@@ -9,7 +9,7 @@ memory and fewer bytes, and a round trip for every span.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from .digests import Doubt, differ, digest, signed, spoilt
 from .layout import remembered
 
 __all__ = [
-    "Said", "carried", "chain", "combine", "crossed", "flowing_back", "gathered", "gathering", "in_step", "said_of", "total",
+    "Said", "all_of", "carried", "chain", "combine", "crossed", "flowing_back", "gathered", "in_step", "said_of", "total",
     "watch",
 ]  # fmt: skip
 
@@ -151,31 +151,14 @@ class _waiting:
             raise gone from error
 
 
-def gathering(x: Tensor, group: Any, label: str) -> Callable[[], Tensor]:
-    """Begin to gather ``[ranks, ...]``, what every rank has; what is returned waits for it."""
-    x, found = _room(x, group)
-    with _waiting(label, group):
-        work = _all_gather(found, x, group=group, async_op=True)
-
-    def arrived() -> Tensor:
-        with _waiting(label, group):
-            work.wait()
-        return found.view(-1, *x.shape)
-
-    return arrived
-
-
-def _room(x: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """The array without gaps, and room for that of every rank."""
+def all_of(x: Tensor, group: Any, label: str) -> Tensor:
+    """What every rank has ``[ranks, ...]``. Nothing is done beside the wait, so NCCL needs no stream of its own for it; and
+    its kernels, which hold processors until all ranks have come, do not keep those of a scan from running all at once.
+    """
     x = x.contiguous()
-    return x, x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
-
-
-def _all_of(x: Tensor, said: Said) -> Tensor:
-    """What every rank has ``[ranks, ...]``, with nothing beside the wait: so NCCL needs no stream of its own for it."""
-    x, found = _room(x, said.group)
-    with _waiting(said.label, said.group):
-        _all_gather(found, x, group=said.group)
+    found = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
+    with _waiting(label, group):
+        _all_gather(found, x, group=group)
     return found.view(-1, *x.shape)
 
 
@@ -183,7 +166,7 @@ def gathered(said: Said, message: Tensor) -> Tensor:
     """The messages of all ranks ``[ranks, size]``, of which the last 8 bytes are a digest; an error if one is another, or if a
     device would be waited for, nothing yet.
     """
-    found = _all_of(message, said)
+    found = all_of(message, said.group, said.label)
     if not _is_waited_for(found.device) and differ(found[:, -8 // found.element_size() :], said.number):
         said.refuse()
     return found
@@ -195,7 +178,7 @@ def _gathered(said: Said, *parts: Tensor) -> tuple[list[Tensor], Tensor]:
     """
     number, ranks = said.number, said.group.size()
     flat = [*(x.reshape(-1) for x in parts), signed(number, parts[-1])]
-    found = _all_of(torch.cat(flat), said)
+    found = all_of(torch.cat(flat), said.group, said.label)
     *columns, digests = torch.split_with_sizes(found, [x.numel() for x in flat], dim=1)
     odd = differ(digests, number)
     if _is_waited_for(found.device):
@@ -327,32 +310,25 @@ def flowing_back(
     group_name: str,
     label: str,
     ring: bool,
-) -> Callable[[], Tensor]:
-    """Begin to send gradients of what entered this rank's spans, so that a device can do other work; what is returned waits for
-    the other ranks, and gives those of the states after its spans ``[spans, ...]``.
+) -> Tensor:
+    """Gradients of the states after this rank's spans ``[spans, ...]``, of those of what entered them.
 
     ``A`` are the transitions that they cross, see :func:`crossed`; in a ring, those of this rank.
     """
     group = _resolve_process_group(group_name)
     if ring:
-        after = _handed_back(d, A, order, enters, starts, group, label)
-        return lambda: after
-    me, xp = group.rank(), framework_of(d)
-    arrived = gathering(d, group, label)
-
-    def finish() -> Tensor:
-        all_d, places = arrived(), _rounds(order)
-        first, last = order.index(me), len(order) - 1
-        after = [torch.zeros_like(d[0])] if order[last] == me else []
-        flow: Any = None
-        for j in range(last, first, -1):
-            before = all_d[places[j]] if enters[j] else torch.zeros_like(d[0])
-            flow = before if starts[j] or j == last else before + act_transposed(xp, A[j - first - 1], flow)
-            if places[j - 1][0] == me:
-                after.append(flow)
-        return torch.stack(after[::-1])
-
-    return finish
+        return _handed_back(d, A, order, enters, starts, group, label)
+    me, xp, places = group.rank(), framework_of(d), _rounds(order)
+    all_d = all_of(d, group, label)
+    first, last = order.index(me), len(order) - 1
+    after = [torch.zeros_like(d[0])] if order[last] == me else []
+    flow: Any = None
+    for j in range(last, first, -1):
+        before = all_d[places[j]] if enters[j] else torch.zeros_like(d[0])
+        flow = before if starts[j] or j == last else before + act_transposed(xp, A[j - first - 1], flow)
+        if places[j - 1][0] == me:
+            after.append(flow)
+    return torch.stack(after[::-1])
 
 
 def _handed_back(d: Tensor, A: Tensor, order: Any, enters: Any, starts: Any, group: Any, label: str) -> Tensor:
@@ -387,7 +363,7 @@ def _chain_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of ``A`` and ``b``, in the shape of this rank's own."""
     places, me, xp = _rounds(order), dist.get_rank(_resolve_process_group(group_name)), framework_of(d)
-    db = flowing_back(d, A if ring else crossed(A, order, me), order, enters, starts, group_name, label, ring)()
+    db = flowing_back(d, A if ring else crossed(A, order, me), order, enters, starts, group_name, label, ring)
     dA = torch.zeros_like(A if ring else A[0])
     for j, (rank, number) in enumerate(places):
         if rank == me and not starts[j]:

@@ -3,8 +3,8 @@
 
 What such a backend makes before any state is known, the scores of chunks and decayed rows, serves the summary that a span tells
 the others and then, once it is known what enters, the outputs. Backward, it serves the gradient of what entered, which follows
-from the outputs alone, and once the ranks have exchanged these, all other gradients; beside that exchange the states of the
-chunks are made again. So what a span does for the others is a scan forward, two where its transition is a matrix, and one
+from the outputs alone, and once the ranks have exchanged these, all other gradients, for which the states of the chunks are
+made again. So what a span does for the others is a scan forward, two where its transition is a matrix, and one
 backward, which write nothing a token.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Link", "Stages", "link_of"]
 
 Arrays: TypeAlias = "Sequence[Tensor | None]"
-Exchanged = Callable[[Tensor], Callable[[], Tensor]]
-"""From gradients of what entered spans, what waits for those of the states after them."""
+Exchanged = Callable[[Tensor], Tensor]
+"""From gradients of what entered spans, those of the states after them."""
 OPTIONS = ("scale", "chunk_size", "qk_norm", "gate", "beta_map")
 """Keywords that stages take besides arrays, where a family has them."""
 
@@ -255,10 +255,8 @@ class Link(Exchange):
 
     def after(
         self, inputs: Arrays, made: Arrays, transitions: Tensor, start: Tensor, do: Tensor, dfinal: Tensor | None
-    ) -> Callable[[], Tensor]:  # fmt: skip
-        """What waits for the gradient of the operator's final states, which follows from those of its outputs and of the
-        caller's final states.
-        """
+    ) -> Tensor:  # fmt: skip
+        """The gradient of the operator's final states, of those of its outputs and of the caller's final states."""
         find = self._of_packed if self.call.shard.packed else self._of_rows
 
         def before(number: int | None, enters: bool, dfinal: Tensor | None) -> Tensor:
@@ -266,27 +264,21 @@ class Link(Exchange):
                 return torch.empty_like(start if number is None else start[:1])
             return self.stages.adjoint(inputs, made, do, dfinal, number)
 
-        def exchanged(d: Tensor) -> Callable[[], Tensor]:
+        def exchanged(d: Tensor) -> Tensor:
             if self.route is None:
                 return collectives.flowing_back(d.contiguous(), transitions, *self.way)
-            arrived = self.route.leaving(self.stages, d[0], transitions)  # type: ignore[arg-type]
-            return lambda: arrived()[None]
+            return self.route.leaving(self.stages, d[0], transitions)[None]  # type: ignore[arg-type]
 
         return find(before, dfinal, exchanged)
 
-    def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
+    def _of_rows(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Tensor:
         """The spans of a rank are rows of a batch."""
         xp, spans = self.call.xp, self.call.shard.spans
         d = before(None, [span.place for span in spans] != [0], dfinal)
-        arrived = exchanged(by_span(xp, d, len(spans)))
+        after = by_row(xp, exchanged(by_span(xp, d, len(spans))))
+        return after if dfinal is None else after + dfinal
 
-        def rows() -> Tensor:
-            after = by_row(xp, arrived())
-            return after if dfinal is None else after + dfinal
-
-        return rows
-
-    def _of_packed(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Callable[[], Tensor]:
+    def _of_packed(self, before: Callable[..., Tensor], dfinal: Tensor | None, exchanged: Exchanged) -> Tensor:
         """One sequence enters a span, and one leaves it."""
         shard = self.call.shard
         found: list[Tensor] = []
@@ -294,16 +286,11 @@ class Link(Exchange):
             place = shard.entry(number)
             own = None if dfinal is None else dfinal[place : place + 1]
             found.append(before(place, shard.chain.enters[span.place], own))
-        arrived = exchanged(stacked(self.call.xp, found))
-
-        def rows() -> Tensor:
-            after = arrived()
-            rows = after.new_zeros((len(shard.segments), *after.shape[2:])) if dfinal is None else dfinal.clone()
-            for number, span in enumerate(shard.spans):
-                if span.tail is not None:
-                    rows[shard.segments.index(span.tail)] += after[number, 0]
-            return rows
-
+        after = exchanged(stacked(self.call.xp, found))
+        rows = after.new_zeros((len(shard.segments), *after.shape[2:])) if dfinal is None else dfinal.clone()
+        for number, span in enumerate(shard.spans):
+            if span.tail is not None:
+                rows[shard.segments.index(span.tail)] += after[number, 0]
         return rows
 
 
@@ -328,9 +315,8 @@ class _Linked(torch.autograd.Function):
         link, (transitions, start, *saved) = ctx.link, ctx.saved_tensors
         inputs, kept = tuple(saved[: ctx.count]), tuple(saved[ctx.count :])
         made = link.stages.begin(inputs, kept)
-        after = link.after(inputs, made, transitions, start, do, dfinal)
-        made = link.stages.recall(inputs, made, start)  # beside the exchange
-        dend = after()
-        del after, transitions, saved  # with what was exchanged: the gradients need the memory
+        dend = link.after(inputs, made, transitions, start, do, dfinal)
+        del transitions, saved  # the gradients need the memory
+        made = link.stages.recall(inputs, made, start)
         *gradients, dstart = link.stages.gradients(inputs, made, start, do, dend)
         return None, None, None, None, dstart, *gradients

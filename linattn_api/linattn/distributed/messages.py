@@ -7,7 +7,7 @@ enters the span follows from those before, and it is NaN where a digest is anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -92,10 +92,10 @@ class Route(NamedTuple):
         between = max(count - 1, 0)
         return found, stages.crossed(self.layout, messages, last - between, between) if crossed else None
 
-    def leaving(self, stages: Messages, d: Tensor, transitions: Tensor) -> Callable[[], Tensor]:
-        """Begin to send the gradient of what entered; what is returned waits for that of what leaves."""
-        arrived = collectives.gathering(d, self.said.group, self.said.label)
-        return lambda: stages.leaving(self.layout, arrived(), transitions, *self.behind)
+    def leaving(self, stages: Messages, d: Tensor, transitions: Tensor) -> Tensor:
+        """The gradient of what leaves, of that of what entered."""
+        all_d = collectives.all_of(d, self.said.group, self.said.label)
+        return stages.leaving(self.layout, all_d, transitions, *self.behind)
 
 
 def route_of(
