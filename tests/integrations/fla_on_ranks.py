@@ -1,13 +1,14 @@
 """A plug-in of pytest's: fla's tests of ranks, whose processes find linattn's functions by ``on_ranks/sitecustomize.py``.
 
-Tests end with the processes that they started. Several run at once: the processes of each meet at a port of their own.
+Tests end with the processes that they started. Several run at once: the processes of each meet in a file of their own.
 ``JUDGED_TOKENS`` is the most tokens of a test, in float32: its sequences are cut in proportion.
 """
 
 import functools
 import multiprocessing
 import os
-import socket
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -36,9 +37,11 @@ def cut(run, most):
 
 
 def pytest_runtest_setup(item):
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        os.environ["JUDGED_PORT"] = str(one.getsockname()[1])
+    os.environ["JUDGED_MEETING"] = os.path.join(tempfile.mkdtemp(), "meeting")
+
+
+def pytest_runtest_teardown(item):
+    shutil.rmtree(os.path.dirname(os.environ["JUDGED_MEETING"]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -173,9 +173,12 @@ def test_ranks_of_a_cpu_share_fewer_tokens() -> None:
 
 
 def test_a_test_of_ranks_fails_with_what_a_rank_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGED_PORT", "")
+    monkeypatch.setenv("JUDGED_MEETING", "")
     ranks.pytest_runtest_setup("a test")
-    assert int(os.environ["JUDGED_PORT"]) > 0
+    folder = Path(os.environ["JUDGED_MEETING"]).parent
+    assert folder.is_dir()
+    ranks.pytest_runtest_teardown("a test")
+    assert not folder.exists()
     call: Any = ranks.pytest_runtest_call(None)
     next(call)
     error = torch.multiprocessing.ProcessRaisedException("\n\nTraceback:\n  line\nAssertionError: dq diff: 0.1\n", 0, 7)
