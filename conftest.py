@@ -22,11 +22,7 @@ FLAGS = doctest.ELLIPSIS
 # Compiling is most of what tests on JAX take: fusions above all, and programs that are cut up for many cores. Set before JAX
 # starts, and for processes of tests; what is tested does not change. What XLA is known to get wrong is looked for in programs
 # as users have them (test_jax_compiled.py).
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
+os.environ.setdefault("XLA_FLAGS", (Path(__file__).parent / ".ci/xla-flags").read_text().strip())
 # Tensors of tests are tiny, and workers share the cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
