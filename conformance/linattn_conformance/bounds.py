@@ -361,8 +361,8 @@ def _gradients_of_ssd(problem: Problem, arrays: Mapping[str, Array], truth: Trut
     if "initial_state" in noise:
         squares["initial_state"] = noise["initial_state"]
     rows = {name: np.sqrt(x.mean(-1, keepdims=True)) for name, x in squares.items()}
-    if "z" in arrays:  # channels are products with what is made of z, which is not of one size
-        rows["x"] = np.hypot(rows["x"], ROUNDOFF[low] * np.abs(values["x"]))
+    for name in ("x", "z") if "z" in arrays else ():  # channels are products, with what is not of one size
+        rows[name] = np.hypot(rows[name], ROUNDOFF[low] * np.abs(values[name]))
     return {
         name: Quantity(value, _noise_of(value, problem.dtypes[name], rows[name]), problem.dtypes[name])
         for name, value in values.items()
@@ -677,13 +677,13 @@ def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
 
 def _weakest(arrays: Mapping[str, Array]) -> Array:
     """Of a token's gates the weakest, for keys take channels to one another; of ``dplr``, whose rank-one term is added to its
-    gates, that term where it is larger.
+    gates, that term where it is larger, but nothing that would let a state grow.
     """
     gates: Array = arrays["g"] if arrays["g"].ndim == 3 else arrays["g"].max(-1)
     if "a" not in arrays:
         return gates
     term = np.sqrt(np.square(arrays["a"]).sum(-1) * np.square(arrays["b"]).sum(-1))
-    return np.maximum(gates, np.log(np.maximum(term, np.exp(GONE / 2))))
+    return np.minimum(np.maximum(gates, np.log(np.maximum(term, np.exp(GONE / 2)))), 0.0)
 
 
 def _sequences(T: int, arrays: Mapping[str, Array]) -> list[slice]:

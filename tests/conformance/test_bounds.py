@@ -290,6 +290,9 @@ def rows(beta, k, **more):
         # a bias whose gradient is a thousand times the same number
         "short_conv/direct/fp32/bias-constant.weight-expanded-expanded.cotangents-initial-tiny.weight-zeros.bias-seed.271130/"
         "T128-D24-W3-B8/gradient",
+        # one channel of a gate's gradient is large, and a product with what was rounded before
+        "ssd/parallel/fp16/D-D.HVV-fp16.A-fp16.D-fp16.dt-fp16.initial_state-grouped.6-only.z-parts.2-state-tracked-z-"
+        "zeros.d_state-zeros.x-seed.271140/T16-K8-V256-B5-H2/parts-backward",
     ],
 )
 def test_a_right_backend_is_well_within_bounds(name):
