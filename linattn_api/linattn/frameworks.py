@@ -400,7 +400,7 @@ class Torch(Framework):
         return self._without_autocast(x, lambda: x @ y)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        # which knows float32 and one other dtype, and fails with a third
+        # autocast's own joins float32 and one other dtype, and fails with a third
         return self._without_autocast(arrays[0], lambda: self.module.concatenate(arrays, axis))
 
     def _without_autocast(self, x: Any, call: Callable[[], Any]) -> Any:

@@ -152,8 +152,8 @@ class _waiting:
 
 
 def all_of(x: Tensor, group: Any, label: str) -> Tensor:
-    """What every rank has ``[ranks, ...]``. Nothing is done beside the wait, so NCCL needs no stream of its own for it; and
-    its kernels, which hold processors until all ranks have come, do not keep those of a scan from running all at once.
+    """What every rank has ``[ranks, ...]``. Nothing runs beside it, so NCCL needs no stream of its own; its kernel holds
+    processors until all ranks have come, which a scan would lack.
     """
     x = x.contiguous()
     found = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))

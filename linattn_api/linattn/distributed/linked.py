@@ -316,7 +316,6 @@ class _Linked(torch.autograd.Function):
         inputs, kept = tuple(saved[: ctx.count]), tuple(saved[ctx.count :])
         made = link.stages.begin(inputs, kept)
         dend = link.after(inputs, made, transitions, start, do, dfinal)
-        del transitions, saved  # the gradients need the memory
         made = link.stages.recall(inputs, made, start)
         *gradients, dstart = link.stages.gradients(inputs, made, start, do, dend)
         return None, None, None, None, dstart, *gradients
