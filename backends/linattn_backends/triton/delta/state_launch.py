@@ -131,7 +131,7 @@ def starts_of(
     """
     known = segments.local is not None and not direction.reverse
     local = segments.local.clone() if known else local_states(call, operands, direction, y, segments)
-    return local, chain(call, segments, local, start, direction.reverse, far_of(call) if far is None else far)
+    return local, chain(call, segments, local, start, direction.reverse, room(call, call.v.shape[-1]) if far is None else far)
 
 
 def local_states(
@@ -155,14 +155,14 @@ def far_states(
     """
     if segments is not None:
         return starts_of(call, operands, direction, y, segments, start, far)[1]
-    far = far_of(call) if far is None else far
+    far = room(call, call.v.shape[-1]) if far is None else far
     launch_state(call, call.variant[direction.segment], operands, y, None, start, far, Written(), ranges)
     return far
 
 
-def far_of(call: ChunkedCall) -> Tensor:
-    """Room for a state of every sequence."""
-    shape = call.N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1]
+def room(call: ChunkedCall, columns: int) -> Tensor:
+    """Room for a matrix of every sequence and head, with a row for each key channel: ``[N, HV, K, columns]``."""
+    shape = call.N, call.v.shape[2], call.q.shape[-1], columns
     return torch.empty(shape, dtype=torch.float32, device=call.q.device)
 
 
@@ -221,9 +221,7 @@ def identity_walk(
     call: ChunkedCall, operands: StateOperands, ranges: Tensor | None, far: Tensor | None = None
 ) -> Tensor:  # fmt: skip
     """Transitions of ``ranges`` of chunks of every sequence, or of all of them ``[N, HV, K, K]``, in ``far`` if given."""
-    if far is None:
-        shape = call.N, call.v.shape[2], call.q.shape[-1], call.q.shape[-1]
-        far = torch.empty(shape, dtype=torch.float32, device=call.q.device)
+    far = room(call, call.q.shape[-1]) if far is None else far
     launch_state(call, call.variant["segment_fwd"], operands, None, None, None, far, Written(), ranges)
     return far
 
