@@ -205,7 +205,12 @@ def _rank(
 
 
 def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float, graph: bool) -> Row:
-    """One row, on the ranks that take part; of the first of these, with the times of the slowest."""
+    """One row, on the ranks that take part; of the first of these, with the times of the slowest.
+
+    On GPUs a backward pass is timed on the thread that asks for it too, which spares the host the hand-over to autograd's own.
+    """
+    import torch
+
     ranks, told, nbytes = job
 
     def prepare() -> Callable[[], Any]:
@@ -220,6 +225,9 @@ def _row(job: Job, group: Any, device: str, backend: str | None, seconds: float,
     row = facts(job) | {"ms": spread(_times(call, device, seconds, group))}
     if (peak := None if told is None else _peak(call, device, group)) is not None:
         row["peak_bytes"] = peak
+    if told is not None and device == "cuda" and row["what"] == "fwdbwd":
+        with torch.autograd.set_multithreading_enabled(False):
+            row["one_thread"] = {"ms": spread(_times(call, device, seconds, group))}
     del call
     if graph and told is not None:
         row["graph"] = replays.replayed(prepare, lambda replay: _times(replay, device, seconds, group), group)

@@ -142,11 +142,12 @@ def shares(results: dict[str, Any]) -> list[Section]:
             f"{floor:.3g}",
             f"{one / (one + floor):.0%}",
         )
-        lines.append((f"`{row['family']}`, {row['what']}", f"{row['tokens']:,}", *figures))
+        lines.append((f"`{row['family']}`, {row['what']}", f"{row['tokens']:,}", *figures, on_one_thread(before, row)))
     note = (
         f"Gates: {settings['gates']}. The floor is one scan forward and one backward, in which every token is read, at the "
         f"{ceilings['copy_bytes_per_s'] / 1e9:,.0f} GB/s of a copy or the {ceilings['matmul_flops_per_s'] / 1e12:,.0f} TFLOP/s "
-        f"of a product, whichever takes longer. Tokens that gates leave nothing of are not read."
+        f"of a product, whichever takes longer. Tokens that gates leave nothing of are not read. On one thread: with "
+        f"`torch.autograd.set_multithreading_enabled(False)`, ranks and the rank alone."
     )
     head = (
         "",
@@ -157,8 +158,15 @@ def shares(results: dict[str, Any]) -> list[Section]:
         "added, ms",
         "floor of that, ms",
         "of ideal at it",
+        "of ideal, one thread",
     )
     return [Section("Share of ideal", head, lines, note)]
+
+
+def on_one_thread(alone: Row, row: Row) -> str:
+    """The share of ideal of a backward pass on the thread that asks for it; of a row without that time nothing."""
+    times = [each["one_thread"]["ms"]["median"] for each in (alone, row) if "one_thread" in each]
+    return f"{times[0] / times[1]:.0%}" if len(times) == 2 else "–"
 
 
 def replayed(results: dict[str, Any]) -> list[Section]:

@@ -126,10 +126,18 @@ def test_the_floor_is_a_scan_a_pass(results):
     assert forward.ms(1000, slow) == pytest.approx(1e3 * 1000 * forward.flops / 1e12)
     (shares,) = scale.shares(results)
     assert len(shares.lines) == len(costs.FAMILIES) * 2 * 2
-    for _, _, alone, ms, share, added, floor, at_floor in shares.lines:
+    for _, _, alone, ms, share, added, floor, at_floor, one_thread in shares.lines:
         assert float(share.rstrip("%")) == pytest.approx(100 * float(alone) / float(ms), abs=1)
         assert float(added) > float(floor) > 0
         assert float(at_floor.rstrip("%")) >= float(share.rstrip("%"))
+        assert one_thread == "–"
+    for row in results["rows"]:
+        if row["family"] == "gla" and row["what"] == "fwdbwd":
+            row["one_thread"] = {"ms": {"median": row["ranks"] + 1.0}}
+    (shares,) = scale.shares(results)
+    assert [line[-1] for line in shares.lines] == [
+        "40%" if line[0] == "`gla`, fwdbwd" else "–" for line in shares.lines
+    ]  # 2 ms alone, 5 with four ranks
     assert scale.shares({name: x for name, x in results.items() if name != "ceilings"}) == []
 
 

@@ -16,7 +16,8 @@ The sdist of transformers, from the package index, holds the tests that every mo
 those of short sequences on a CPU, and all of them where there is a GPU, ``--jobs`` at a time. What is written says at any time
 what has ended; after ``--seconds`` all processes end, and the others run next time, if ``--more`` names what was written;
 ``--fla-models``, its tests of models of these families, of which ``fla_models_on_cpu.py`` says how a CPU runs them;
-``--fla-ranks``, those of its context parallelism, on as many GPUs as there are, with ``--seconds`` and ``--more`` as well.
+``--fla-ranks``, those of its context parallelism, on as many GPUs as there are, with ``--seconds`` and ``--more`` as well, and
+with ``--as-it-is`` fla's own functions.
 
 Nothing of theirs stays: what was fetched is in a temporary folder.
 """
@@ -212,8 +213,10 @@ def judge_fla_models(checkout: Path) -> dict[str, Counter[str]]:
     return _by_file(map(_ended, cases))
 
 
-def judge_fla_ranks(checkout: Path, seconds: float, on_gpu: bool, earlier: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-    """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla.
+def judge_fla_ranks(
+    checkout: Path, seconds: float, on_gpu: bool, earlier: Mapping[str, Any], as_it_is: bool = False
+) -> Generator[dict[str, Any]]:
+    """What becomes of fla's context-parallel tests, whose processes have linattn's functions in fla, or fla ``as_it_is``.
 
     Without GPUs, ranks are processes of a CPU, gloo is between them, and sequences are shorter; file after file.
 
@@ -222,7 +225,7 @@ def judge_fla_ranks(checkout: Path, seconds: float, on_gpu: bool, earlier: Mappi
     """
     until = time.monotonic() + seconds
     packages = [HERE / "on_ranks", checkout / "tests/context_parallel"]
-    where = {} if on_gpu else RANKS_OF_CPU
+    where = ({} if on_gpu else RANKS_OF_CPU) | ({"JUDGED_AS_IT_IS": "1"} if as_it_is else {})
     files = {f"tests/context_parallel/test_cp_{name}.py": jobs if on_gpu else 0 for name, jobs in FLA_RANKS.items()}
 
     def run(tests: list[str]) -> Generator[list[suites.Case]]:
@@ -302,6 +305,7 @@ def main() -> None:
     )
     parser.add_argument("--fla-models", type=Path, help="a clone of fla: run its tests of models instead")
     parser.add_argument("--fla-ranks", type=Path, help="a clone of fla: run its context-parallel tests instead, on GPUs")
+    parser.add_argument("--as-it-is", action="store_true", help="of --fla-ranks: fla's own functions, to compare with")
     parser.add_argument("--commit", help="what to call the commit of fla, where the tests lie there without their history")
     parser.add_argument("--jobs", type=int, default=1, help="processes for fla's operator tests on a GPU")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which these end")
@@ -325,7 +329,7 @@ def fla_records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     checkout = (options.fla or options.fla_models or options.fla_ranks).resolve()
     earlier = json.loads(options.more.read_text()) if options.more else {}
     if options.fla_ranks:
-        found = judge_fla_ranks(checkout, options.seconds, torch.cuda.is_available(), earlier)
+        found = judge_fla_ranks(checkout, options.seconds, torch.cuda.is_available(), earlier, options.as_it_is)
     elif options.fla_models:
         found = iter([{"judges": judge_fla_models(checkout)}])
     elif torch.cuda.is_available():

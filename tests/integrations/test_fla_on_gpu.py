@@ -125,8 +125,8 @@ def test_a_second_slot_runs_what_the_first_one_left(tmp_path: Path, monkeypatch:
     }
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_ranks_are_judged_file_by_file(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("on_gpu", "as_it_is"), [(True, False), (False, False), (True, True)])
+def test_ranks_are_judged_file_by_file(on_gpu: bool, as_it_is: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one file has found stays when the others go on; on a CPU, a file waits for the one before it."""
     asked, order = {}, []
 
@@ -139,12 +139,12 @@ def test_ranks_are_judged_file_by_file(on_gpu: bool, monkeypatch: pytest.MonkeyP
             yield cases
 
     monkeypatch.setattr(judges.suites, "progress", progress)
-    before, found = judges.judge_fla_ranks(Path("checkout"), 60.0, on_gpu, {})
+    before, found = judges.judge_fla_ranks(Path("checkout"), 60.0, on_gpu, {}, as_it_is)
     files = [f"tests/context_parallel/test_cp_{name}.py" for name in judges.FLA_RANKS]
     assert before == {"judges": {}, "exceptions": {"not run": files}}
     assert order == (files * 2 if on_gpu else [name for name in files for _ in range(2)])
     at_once = "-n3" if on_gpu else "-n0"
-    where = {} if on_gpu else judges.RANKS_OF_CPU
+    where = ({} if on_gpu else judges.RANKS_OF_CPU) | ({"JUDGED_AS_IT_IS": "1"} if as_it_is else {})
     assert asked["tests/context_parallel/test_cp_kda.py"] == (["-pxdist.plugin", at_once], "fla_on_ranks", True, where)
     assert found["exceptions"]["failed: AssertionError: o is off"] == ["tests/ops/test_gla.py::test_chunk[B2]"]
     assert found["exceptions"]["not run"] == [name for name in files if "kda" not in name]
