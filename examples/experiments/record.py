@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import platform
 import sys
 import time
@@ -77,7 +78,7 @@ class Record:
     def add(self, key: str, found: Any, seconds: float) -> None:
         """Keep the result of a part, and save it at once."""
         made = {name: self.versions[name] for name in ("code", "device")}
-        self.parts[key] = {"found": found, "seconds": round(seconds, 1), **made}
+        self.parts[key] = {"found": finite(found), "seconds": round(seconds, 1), **made}
         fresh = self.partial.with_suffix(".new")
         fresh.write_text(
             json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
@@ -138,6 +139,15 @@ def name_devices(parts: dict[str, Any], versions: dict[str, str]) -> None:
     for part in parts.values():
         if "device" not in part and part.get("code") == versions["code"]:
             part["device"] = versions["device"]
+
+
+def finite(found: Any) -> Any:
+    """What was found, with None for what is no number, as where a run diverged: JSON has no word for it."""
+    if isinstance(found, dict):
+        return {key: finite(x) for key, x in found.items()}
+    if isinstance(found, list):
+        return [finite(x) for x in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def runs_of(path: Path) -> Path:

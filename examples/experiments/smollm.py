@@ -622,6 +622,7 @@ def ran(decoder: Decoder, name: str) -> str:
     return f"{plan.backend}.{plan.method}"
 
 
+DIVERGED = "diverged"
 STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
@@ -629,13 +630,14 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
-    ordered = sorted(maps, key=lambda name: -min(of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))
+    best = {name: min(filter(None, (of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))) for name in maps}
+    ordered = sorted(maps, key=lambda name: -best[name])
     kl = [name for name in maps if "kl" in maps[name]]
     rows = [
         (
             f"`{LABELS.get(name, name)}`",
             *([maps[name].get("kl", "")] if kl else []),
-            *(maps[name][stage][n] if stage in maps[name] else "" for stage in stages for n in lengths),
+            *((maps[name][stage][n] or DIVERGED) if stage in maps[name] else "" for stage in stages for n in lengths),
         )
         for name in ordered
     ]
@@ -645,7 +647,8 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
         for i, stage in enumerate(stages):
             if stage in maps[name]:
                 shift = 0.8 * ((len(stages) - 1) / 2 - i) / len(stages)
-                bars.barh(place + shift, maps[name][stage][lengths[0]], 0.74 / len(stages), color=STAGES[stage], label=stage)
+                height = maps[name][stage][lengths[0]] or math.nan
+                bars.barh(place + shift, height, 0.74 / len(stages), color=STAGES[stage], label=stage)
     bars.set_xscale("log")
     bars.set_xlim(1)
     bars.set_xlabel(f"perplexity, contexts of {lengths[0]} tokens of held-out text")
@@ -661,12 +664,13 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
-    """Perplexity against seconds of learning; dashed while a map is distilled, then on with finetuning."""
+    """Perplexity against seconds of learning, while it is a number; dashed while a map is distilled, then on with finetuning."""
     for name, (marker, colour) in zip(maps, itertools.product(".x", COLOURS), strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
         stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
         for stage in stages:
-            points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in maps[name][stage + COURSE])]
+            marks = [mark for mark in maps[name][stage + COURSE] if mark["score"]]
+            points = [(spent, last), *((spent + mark["seconds"], mark["score"]) for mark in marks)]
             style, label = "--" if stage == "distilled" else "-", LABELS.get(name, name) if stage == stages[-1] else None
             ax.plot(*zip(*points, strict=True), style, marker=marker, color=colour, label=label)
             spent, last = points[-1]

@@ -1,4 +1,7 @@
-"""Makes ``examples/`` importable, and keeps PyTorch to one thread: tests run side by side."""
+"""Makes ``examples/`` importable, and keeps PyTorch to one thread: tests run side by side.
+
+Programs that have a CPU flush subnormal numbers to zero do so for as long as they run; the tests that follow get them back.
+"""
 
 from __future__ import annotations
 
@@ -15,3 +18,10 @@ def one_thread():
     torch = sys.modules.get("torch")
     if torch:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers():
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)

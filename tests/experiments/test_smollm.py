@@ -286,6 +286,25 @@ def test_small_is_a_setting_of_its_own(monkeypatch):
     assert smollm.settings().tune_steps == 300
 
 
+def test_what_diverged_is_null_in_the_record_and_said_in_the_table(tmp_path):
+    record = Record("smollm", argparse.Namespace(out=str(tmp_path)), smollm.shown)
+    record.once("about", lambda: {"tokens": 3})
+    marks = [{"seconds": s, "steps": 1, "tokens": 1, "loss": x, "score": x} for s, x in ((1.0, 30.0), (2.0, math.nan))]
+    for name, scored, course in (("softmax", 20.0, []), ("relu", math.nan, marks)):
+        record.once(f"converted {name}", lambda: {"16": 40.0, "32": 41.0})
+        record.once(f"finetuned {name}", lambda scored=scored: {"16": scored, "32": scored})
+        record.once(f"finetuned {name}, course", lambda course=course: course)
+    assert record.parts["finetuned relu"]["found"] == {"16": None, "32": None}
+    record.finish(smollm.collected(record.parts), with_runs=True)
+    lines = (tmp_path / "smollm.table.md").read_text().splitlines()
+    assert lines[2:] == [
+        "| `relu` | 40.000 | 41.000 | diverged | diverged |",
+        "| `softmax` | 40.000 | 41.000 | 20.000 | 20.000 |",
+    ]
+    figure = smollm.shown(smollm.collected(record.parts), {})[1]
+    assert [list(line.get_xdata()) for line in figure.axes[1].lines] == [[0.0], [0.0, 1.0]]
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_courses_are_drawn_if_there_are_any(learns):
     course = {"distilled, course": [{"seconds": 1.0, "score": 5.0}], "distilled": {"16": 5.0}} if learns else {}
