@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ FLAGS = doctest.ELLIPSIS
 # Compiling is most of what tests on JAX take: fusions above all, and programs that are cut up for many cores. Set before JAX
 # starts, and for processes of tests; what is tested does not change. What XLA is known to get wrong is looked for in programs
 # as users have them (test_jax_compiled.py).
-os.environ.setdefault("XLA_FLAGS", (Path(__file__).parent / ".ci/xla-flags").read_text().strip())
+os.environ.setdefault("XLA_FLAGS", runpy.run_path(str(Path(__file__).parent / ".ci/xla_flags.py"))["flags"]())
 # Tensors of tests are tiny, and workers share the cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -36,6 +36,8 @@ PART = 48
 """So many cases are handed out at once, or fewer where there are many workers. Neighbours share their truth."""
 ASKS = 6
 """A part of its budget in which a run asks what is declared unsupported, before it runs the rest."""
+LINE = 300
+"""Characters of what a backend said that an error has."""
 LOOK = 1.0
 """Seconds between two looks at the memory of the workers."""
 PARTS = 16
@@ -114,14 +116,17 @@ class Worker:
         self.process.close()
         self.connection.close()
 
+    def errors(self) -> str:
+        """What the backend's process wrote to its standard error."""
+        path = self.log.with_suffix(".err")
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def how_it_ended(self) -> str:
         """Exit status or signal, and where it was, if its interpreter could still say so."""
         self.process.join(10)
         code = self.process.exitcode or 0
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        errors = self.log.with_suffix(".err")
-        text = errors.read_text(errors="replace") if errors.exists() else ""
-        where = re.search(r"Current thread.*\n\s+File \"(.*?)\", line (\d+) in (\w+)", text)
+        where = re.search(r"Current thread.*\n\s+File \"(.*?)\", line (\d+) in (\w+)", self.errors())
         if where:
             return f"{ended}, in {Path(where[1]).name}:{where[2]} {where[3]}"
         return f"{ended}: {self.last_words}" if self.last_words else ended
@@ -208,7 +213,10 @@ class Pool:
                 raise PoolError(f"backend {name!r} was not loaded after {self.time_limit:g} s")
             worker.hear()
         except (EOFError, OSError):
-            raise PoolError(f"backend {name!r} cannot be loaded: the process {worker.how_it_ended()}") from None
+            said = worker.errors().partition("Fatal Python error")[0].strip()  # so libraries say why they end a process
+            line = said.splitlines()[-1][:LINE] if said else ""
+            ended = worker.how_it_ended() + (f"; the last that it said: {line}" if line else "")
+            raise PoolError(f"backend {name!r} cannot be loaded: the process {ended}") from None
         if worker.subject is None:
             raise PoolError(worker.refused)
         return worker.subject
