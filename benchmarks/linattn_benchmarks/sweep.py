@@ -125,13 +125,13 @@ def run(
     started = before = clock()
     progress = Progress(begun(entries, earlier))
     pending = due(entries, progress.rows, subjects)
-    progress.calls = len(pending)
+    progress.calls = progress.left = len(pending)
     for place, (entry, row, subject) in enumerate(pending):
         now = clock()
         if budget is not None and now - started + (now - before) + RESERVE > budget:  # as long as the last one took
-            progress.left = len(pending) - place
             break
         before = now
+        progress.left = len(pending) - place - 1
         if reason := subject.refusal(entry.case):
             reasons = progress.refused.setdefault(subject.label, [])
             reasons += [] if reason in reasons else [reason]

@@ -120,6 +120,14 @@ def test_every_subject_on_every_row(timing, entries):
     assert progress.rows[0]["found"]["linattn:torch"]["ms"] == 0.1
 
 
+def test_what_is_left_is_said_at_any_time(timing, entries):
+    """A run that is killed has written what it has not timed, too."""
+    run_sweep, _, _ = timing
+    left = []
+    run_sweep(entries=entries[:3], subjects=[Linattn("torch")], report=lambda row, label, progress: left.append(progress.left))
+    assert left == [2, 1, 0]
+
+
 def test_a_budget_leaves_time_for_the_report(timing, entries):
     """Begun is what ends in time if it takes as long as the call before."""
     run_sweep, called, seconds = timing
