@@ -664,7 +664,7 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
-    """Perplexity against seconds of learning, while it is a number; dashed while a map is distilled, then on with finetuning."""
+    """Perplexity against seconds of learning, while it is finite; dashed while a map is distilled, then on with finetuning."""
     for name, (marker, colour) in zip(maps, itertools.product(".x", COLOURS), strict=False):
         spent, last = 0.0, maps[name]["converted"][length]
         stages = [stage for stage in ("distilled", "finetuned") if stage + COURSE in maps[name]]
