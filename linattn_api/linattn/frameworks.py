@@ -621,8 +621,8 @@ class Mlx(Framework):
         mx = self.module
         if x.dtype != mx.float64:
             return mx.logaddexp(x, y)
-        apart = mx.abs(x - y)
-        return (x + y) / 2 + apart / 2 + mx.log1p(self.exp(-apart))
+        larger = mx.where(x == y, (x + y) / 2, mx.maximum(x, y))  # what is far smaller has a gradient far below 1 - 1
+        return larger + mx.log1p(self.exp(-mx.abs(x - y)))
 
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         return self.module.array(_drawn(draw, args).tolist(), dtype=like.dtype)

@@ -69,14 +69,15 @@ class Virtual(Packed):
         if held is None:
             return found
         row = sequence * self.C + mx.clip(position, 0, self.C - 1)
-        return found + take(held.reshape(-1, *rest), row, real & (position < p)).astype(found.dtype)
+        return found + take(held.reshape(-1, *rest), row, real & (position < p))  # in the wider of both dtypes
 
     def new(self, parts: list[mx.array], like: mx.array) -> mx.array:
-        """New tokens only, in the shape of ``like [B, T, …]``."""
+        """New tokens only, in the shape and dtype of ``like [B, T, …]``."""
         t = mx.arange(self.new_tokens, dtype=mx.int32)
         mine = mx.minimum(bounds_passed(self.offsets[1:], self.new_tokens), self.N - 1)
         virtual = t - self.offsets[mine] + self.held[mine] + self.steps[mine]
-        return take(mx.concatenate(parts, 1)[0], self.slot[virtual], t < self.offsets[-1]).reshape(like.shape)
+        found = take(mx.concatenate(parts, 1)[0], self.slot[virtual], t < self.offsets[-1])
+        return found.reshape(like.shape).astype(like.dtype)
 
     def old(self, parts: list[mx.array]) -> mx.array:
         """Held tokens only, ``[N, C, …]``; zeros where nothing is held."""
