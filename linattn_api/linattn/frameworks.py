@@ -617,12 +617,19 @@ class Mlx(Framework):
         return mx.power(mx.array(math.e, mx.float64), x) if x.dtype == mx.float64 else mx.exp(x)
 
     def logaddexp(self, x: Any, y: Any) -> Any:
-        """``log(e^x + e^y)``, by :meth:`exp`; of equal ones, the gradient is a half of each."""
+        """``log(e^x + e^y)``, by :meth:`exp`.
+
+        Near each other, ``x`` and ``y`` are summed without a kink, so that second derivatives are right; else so that no small
+        slope is left of ``1 - 1``.
+        """
         mx = self.module
         if x.dtype != mx.float64:
             return mx.logaddexp(x, y)
-        larger = mx.where(x == y, (x + y) / 2, mx.maximum(x, y))  # what is far smaller has a gradient far below 1 - 1
-        return larger + mx.log1p(self.exp(-mx.abs(x - y)))
+        near = mx.abs(x - y) < 1
+        half = mx.where(near, x - y, 0) / 2
+        apart = mx.where(x == y, 0, mx.abs(x - y))  # equal infinities are 0 apart
+        together = (x + y) / 2 + mx.log(self.exp(half) + self.exp(-half))
+        return mx.where(near, together, mx.maximum(x, y) + mx.log1p(self.exp(-apart)))
 
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         return self.module.array(_drawn(draw, args).tolist(), dtype=like.dtype)

@@ -25,10 +25,30 @@ def test_held_tokens_keep_the_precision_of_their_state():
     np.testing.assert_allclose(np.array(gradient[:, 0]), np.full((1, 1, 3), 3e-9, np.float32))
 
 
-@pytest.mark.parametrize(("x", "slope"), [(-99.0, np.exp(-99.0)), (0.0, 0.5), (99.0, 1.0), (-1.0, 1 / (1 + np.e))])
+SLOPES = [(-99.0, np.exp(-99.0)), (-1.0, 1 / (1 + np.e)), (0.0, 0.5), (0.9, 1 / (1 + np.exp(-0.9))), (99.0, 1.0), (np.inf, 1.0)]
+
+
+@pytest.mark.parametrize(("x", "slope"), SLOPES)
 def test_the_slope_of_softplus_in_float64_is_as_exact_where_it_is_small(x, slope):
     x = mx.array([x], mx.float64)
     xp = frameworks.framework_of(x)
     with mx.stream(mx.cpu):
         found = mx.grad(lambda x: xp.softplus(x).sum())(x)
     np.testing.assert_allclose(np.array(found), slope, rtol=1e-13)
+
+
+@pytest.mark.parametrize("x", [-3.0, -0.5, 0.0, 0.5, 3.0])
+def test_the_curvature_of_softplus_in_float64(x):
+    x = mx.array(x, mx.float64)
+    xp = frameworks.framework_of(x)
+    with mx.stream(mx.cpu):
+        found = mx.grad(mx.grad(xp.softplus))(x)
+    slope = 1 / (1 + np.exp(-np.array(x)))
+    np.testing.assert_allclose(np.array(found), slope * (1 - slope), rtol=1e-12)
+
+
+@pytest.mark.parametrize("x", [-np.inf, np.inf, 7.0])
+def test_equal_numbers_in_float64(x):
+    x = mx.array([x], mx.float64)
+    found = frameworks.framework_of(x).logaddexp(x, x)
+    np.testing.assert_allclose(np.array(found), np.logaddexp(np.array(x), np.array(x)), rtol=1e-15)
