@@ -27,7 +27,7 @@ from .clocks import spread
 from .fresh import placed
 from .runners import Torch
 
-EXCHANGED = (1 << 10, 1 << 22)
+EXCHANGED = (1 << 10, 1 << 22, 1 << 26)
 """Bytes of a rank that are gathered by all."""
 LEAST, MOST = 3, 50
 """Stretches of calls."""

@@ -67,7 +67,7 @@ def sections(results: dict[str, Any]) -> list[Section]:
     fitted = costs.fit(results["rows"], results["sizes"])
     computed = (far(results, fitted, tokens) for tokens in TOKENS)
     around = (*shares(results), *replayed(results), *memory(results))
-    return [factors(fitted), measured(results, fitted), *around, *computed, published()]
+    return [factors(results, fitted), measured(results, fitted), *around, *computed, published()]
 
 
 def machine(results: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ def machine(results: dict[str, Any]) -> str:
     return f"{which}{shared if settings['device'] == 'cpu' else ''}; {shape}, {settings['dtype']}."
 
 
-def factors(fitted: costs.Costs) -> Section:
+def factors(results: dict[str, Any], fitted: costs.Costs) -> Section:
     """The factors of the families, forward with backward, and of the machine."""
     lines = []
     for family, what in dict.fromkeys(name[:2] for name in fitted.factors if isinstance(name, tuple)):
@@ -87,14 +87,26 @@ def factors(fitted: costs.Costs) -> Section:
         call, token, join, summary = of
         lines.append((f"`{family}`, {what}", *(f"{x:.3g}" for x in (call, token * 1e6, join, summary * 1e6))))
     hop, byte, flop = (fitted.factors.get(name, math.nan) for name in costs.OF_MACHINE)
+    shows = byte > 0 and told_apart(results["rows"])
     rates = [
-        f"{1e-6 / x:.3g} {unit}" if x > 0 else f"too many {unit} to show" for x, unit in ((byte, "GB/s"), (flop, "GFLOP/s"))
+        f"{1e-6 / x:.3g} {unit}" if seen else f"too many {unit} to show"
+        for x, unit, seen in ((byte, "GB/s", shows), (flop, "GFLOP/s", flop > 0))
     ]
     note = (
         f"A hop takes {hop * 1e3:.3g} µs, bytes of other ranks come at {rates[0]}, their transitions are applied at {rates[1]}."
     )
+    if not shows:
+        note += " What is computed below takes bytes for next to nothing: of many ranks it is the least that they take."
     head = ("family", "call, ms", "token and head, ns", "join, ms", "summary of token and head, ns")
     return Section("Fitted costs", head, lines, note)
+
+
+def told_apart(rows: Sequence[Row]) -> bool:
+    """Whether an exchange of the most bytes takes longer than one of the fewest by more than that spreads."""
+    most = max(row["ranks"] for row in rows)
+    times = {row["bytes"]: row["ms"] for row in rows if row["family"] is None and row["ranks"] == most}
+    few, many = times[min(times)], times[max(times)]
+    return many["median"] - few["median"] > few["q90"] - few["q10"]
 
 
 def measured(results: dict[str, Any], fitted: costs.Costs) -> Section:

@@ -49,7 +49,7 @@ def results(true):
         for what in scale.WHATS
         for T in (512, 2048)
     ]
-    rows = [row | {"ms": {"median": true.of(row)}} for row in (*exchanges, *calls)]
+    rows = [row | {"ms": dict.fromkeys(("median", "q10", "q90"), true.of(row))} for row in (*exchanges, *calls)]
     ceilings = {"copy_bytes_per_s": 1e12, "matmul_flops_per_s": 1e14}
     return {"settings": TOLD, "sizes": SIZES, "ceilings": ceilings, "rows": rows}
 
@@ -59,6 +59,40 @@ def test_the_fit_finds_what_made_the_figures(true, results):
     assert found.factors == pytest.approx(true.factors)
     assert found.ms("kda", "fwdbwd", 1024, 1e5) == pytest.approx(true.ms("kda", "fwdbwd", 1024, 1e5))
     assert costs.worst(found, results["rows"]) == pytest.approx(1)
+
+
+def test_a_rate_is_told_where_more_bytes_take_longer_than_few_spread(true, results):
+    (fitted, *_) = scale.sections(results)
+    assert "bytes of other ranks come at 1 GB/s," in fitted.note
+    assert "next to nothing" not in fitted.note
+    few = next(row for row in results["rows"] if (row["ranks"], row.get("bytes")) == (4, 1 << 10))
+    few["ms"]["q90"] += 3 * 1e-6 * (1 << 22) + 1
+    (fitted, *_) = scale.sections(results)
+    assert "bytes of other ranks come at too many GB/s to show," in fitted.note
+    assert fitted.note.endswith(
+        "What is computed below takes bytes for next to nothing: of many ranks it is the least that they take."
+    )
+
+
+@pytest.mark.parametrize(("what", "threads"), [("fwd", [True]), ("fwdbwd", [True, False])])
+def test_a_backward_pass_on_a_gpu_is_timed_on_one_thread_too(what, threads, monkeypatch):
+    """With a stand-in for CUDA, and times that say whether autograd would use threads of its own."""
+    asked = []
+
+    def times(call, device, seconds, group):
+        asked.append(torch.autograd.is_multithreading_enabled())
+        return [1.0 + asked[-1]]
+
+    monkeypatch.setattr(on_ranks, "_times", times)
+    monkeypatch.setattr(on_ranks, "_call", lambda *given: None)
+    monkeypatch.setattr(on_ranks, "_peak", lambda *given: None)
+    monkeypatch.setattr(on_ranks, "Torch", lambda device: SimpleNamespace(release=lambda: None))
+    cases, _ = scale.cases(["gla"], [], SETTINGS | {"device": "cuda"})
+    told = next(case.as_json() for case in cases if case.what == what)
+    row = on_ranks._row((1, told, 0), None, "cuda", None, 0.1, False)
+    assert asked == threads
+    assert row["ms"]["median"] == 2.0
+    assert row.get("one_thread", {}).get("ms", {}).get("median") == (1.0 if what == "fwdbwd" else None)
 
 
 def test_no_factor_is_negative():
@@ -148,7 +182,7 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
     assert "Computed, not measured" in out.output
     found = json.loads((tmp_path / "scale.json").read_text())
     rows = found["results"]["rows"]
-    assert [row["ranks"] for row in rows].count(2) == 2 + 2 * 2 * 2
+    assert [row["ranks"] for row in rows].count(2) == 3 + 2 * 2 * 2
     assert {(row["family"], row["ranks"]) for row in rows} >= {(None, 2), ("gla", 1), ("gla", 2), ("delta_rule", 2)}
     assert all(math.isfinite(row["ms"]["median"]) and row["ms"]["median"] > 0 for row in rows)
     again = run("report", str(tmp_path / "scale.json"), "--html", str(tmp_path / "scale.html"))
