@@ -1,4 +1,4 @@
-"""Flags with which XLA compiles what tests call in a quarter of the time: ``XLA_FLAGS=$(python .ci/xla_flags.py)``.
+"""Flags with which XLA compiles what tests call in a part of the time: ``XLA_FLAGS=$(python .ci/xla_flags.py)``.
 
 XLA ends a process that names a flag it does not know, so these are the flags of the jaxlib that is installed.
 """

@@ -17,7 +17,7 @@ __all__ = ["digest", "digests", "packages", "toolchain", "variables"]
 SUITE = ("linattn", "linattn_conformance", "linattn_backends")
 MATTERS = re.compile(
     r"(CUDA|NVIDIA|NCCL|HIP|ROCR|ASCEND|TRITON|TORCH|TORCHINDUCTOR|PYTORCH|XLA|JAX|MLX|METAL|LINATTN|OMP|MKL|OPENBLAS|GOMP|KMP|"
-    r"CUBLAS|TF|NPY|FLA)_|PYTHONHASHSEED$|PYTHONOPTIMIZE$|LD_PRELOAD$"
+    r"CUBLAS|TF(?!_CLI)|NPY|FLA)_|PYTHONHASHSEED$|PYTHONOPTIMIZE$|LD_PRELOAD$"
 )
 """Environment variables that change what a backend does."""
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(^|_)KEY($|_)")

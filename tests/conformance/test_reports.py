@@ -614,9 +614,12 @@ def test_variables_that_matter_are_told_and_secrets_are_not(monkeypatch):
     monkeypatch.setenv("EDITOR", "vi")
     monkeypatch.setenv("ACME_FAST_EXACT", "1")
     monkeypatch.setenv("ACME_FAST_KEY", "secret")
+    monkeypatch.setenv("TF_XLA_FLAGS", "--fast")
+    monkeypatch.setenv("TF_CLI_CONFIG_FILE", "terraform.rc")
     found = provenance.variables("acme-fast")
     assert found["TRITON_INTERPRET"] == found["ACME_FAST_EXACT"] == "1"
-    assert not {"JAX_API_TOKEN", "EDITOR", "ACME_FAST_KEY"} & found.keys()
+    assert found["TF_XLA_FLAGS"] == "--fast"
+    assert not {"JAX_API_TOKEN", "EDITOR", "ACME_FAST_KEY", "TF_CLI_CONFIG_FILE"} & found.keys()
 
 
 # -- join-reports ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,22 @@ def test_constraints_pin_every_requirement_exactly():
     names = [canonicalize_name(pin.name) for pin in pins]
     assert names == sorted(names)
     assert "linattn" not in names
+
+
+@pytest.mark.parametrize(("installed", "fusions"), [("0.10.2", True), ("0.11.0", False), ("1.0", False), (None, None)])
+def test_xla_is_given_flags_that_it_knows(installed: str | None, fusions: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    flags = runpy.run_path(str(ROOT / ".ci" / "xla_flags.py"))["flags"]()
+    if installed is None:
+        assert flags == ""
+    else:
+        assert "--xla_backend_optimization_level=0" in flags.split()
+        assert ("--xla_cpu_use_fusion_emitters=false" in flags.split()) is fusions
 
 
 def project() -> dict[str, Any]:
