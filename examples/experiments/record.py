@@ -81,7 +81,8 @@ class Record:
         self.parts[key] = {"found": finite(found), "seconds": round(seconds, 1), **made}
         fresh = self.partial.with_suffix(".new")
         fresh.write_text(
-            json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}), encoding="utf-8"
+            json.dumps({"options": self.options, "versions": self.versions, "parts": self.parts}, allow_nan=False),
+            encoding="utf-8",
         )
         fresh.replace(self.partial)
 
@@ -145,7 +146,7 @@ def finite(found: Any) -> Any:
     """What was found, with None for what is no number, as where a run diverged: JSON has no word for it."""
     if isinstance(found, dict):
         return {key: finite(x) for key, x in found.items()}
-    if isinstance(found, list):
+    if isinstance(found, (list, tuple)):
         return [finite(x) for x in found]
     return None if isinstance(found, float) and not math.isfinite(found) else found
 

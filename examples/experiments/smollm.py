@@ -630,13 +630,13 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
     maps = results["maps"]
     lengths = list(maps["softmax"]["converted"])
     stages = [stage for stage in STAGES if any(stage in of for of in maps.values())]
-    best = {name: min(filter(None, (of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)))) for name in maps}
-    ordered = sorted(maps, key=lambda name: -best[name])
+    scored = {name: [of[lengths[0]] for of in maps[name].values() if isinstance(of, dict)] for name in maps}
+    ordered = sorted(maps, key=lambda name: -min(filter(None, scored[name]), default=math.inf))
     kl = [name for name in maps if "kl" in maps[name]]
     rows = [
         (
             f"`{LABELS.get(name, name)}`",
-            *([maps[name].get("kl", "")] if kl else []),
+            *([DIVERGED if (of := maps[name].get("kl", "")) is None else of] if kl else []),
             *((maps[name][stage][n] or DIVERGED) if stage in maps[name] else "" for stage in stages for n in lengths),
         )
         for name in ordered

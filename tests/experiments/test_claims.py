@@ -288,7 +288,7 @@ def test_the_protocol_s_page_says_its_limits():
 
 AT_AN_END = {
     "gates": (set(), ""),
-    "flash": (set(), "No model's best rate is at an end of those that were tried;"),
+    "flash": (set(), "No model's best rate in 2,000 steps is at an end of those that were tried;"),
     "extrapolation": (set(), "no model's best rate is the highest that was tried"),
     "masked": (set(), ""),
     "size": (set(), "Of the four rates that were tried none that was chosen is at an end."),

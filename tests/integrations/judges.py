@@ -313,6 +313,8 @@ def main() -> None:
     parser.add_argument("-k", dest="expression", default="", help="which tests, as pytest's -k")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
+    if options.as_it_is and not options.fla_ranks:
+        parser.error("--as-it-is: expected with --fla-ranks")
     if options.fla or options.fla_models or options.fla_ranks:
         for record in fla_records(options):
             write(options.json, record)

@@ -150,6 +150,13 @@ def test_ranks_are_judged_file_by_file(on_gpu: bool, as_it_is: bool, monkeypatch
     assert found["exceptions"]["not run"] == [name for name in files if "kda" not in name]
 
 
+def test_fla_as_it_is_is_of_its_ranks_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["judges.py", "--fla", "checkout", "--as-it-is"])
+    with pytest.raises(SystemExit):
+        judges.main()
+    assert capsys.readouterr().err.endswith("error: --as-it-is: expected with --fla-ranks\n")
+
+
 def test_ranks_that_did_not_run_run_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
