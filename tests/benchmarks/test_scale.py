@@ -182,7 +182,7 @@ def test_ranks_that_are_started_are_measured(run, tmp_path):
     assert "Computed, not measured" in out.output
     found = json.loads((tmp_path / "scale.json").read_text())
     rows = found["results"]["rows"]
-    assert [row["ranks"] for row in rows].count(2) == 3 + 2 * 2 * 2
+    assert [row["ranks"] for row in rows].count(2) == 2 + 2 * 2 * 2
     assert {(row["family"], row["ranks"]) for row in rows} >= {(None, 2), ("gla", 1), ("gla", 2), ("delta_rule", 2)}
     assert all(math.isfinite(row["ms"]["median"]) and row["ms"]["median"] > 0 for row in rows)
     again = run("report", str(tmp_path / "scale.json"), "--html", str(tmp_path / "scale.html"))
