@@ -63,8 +63,7 @@ def jobs(cases: Sequence[Case], counts: Sequence[int], earlier: Sequence[Row] = 
         earlier: Rows of a run that this one goes on with.
     """
     had = {identity(row) for row in earlier}
-    sizes = EXCHANGED["cpu" if cases[0].device == "cpu" else "cuda"]
-    exchanges: list[Job] = [(ranks, None, nbytes) for ranks in counts if ranks > 1 for nbytes in sizes]
+    exchanges: list[Job] = [(ranks, None, nbytes) for ranks in counts if ranks > 1 for nbytes in EXCHANGED[cases[0].device]]
     calls: list[Job] = [(ranks, case.as_json(), 0) for case in cases for ranks in counts]
     return [job for job in (*exchanges, *calls) if identity(facts(job)) not in had]
 

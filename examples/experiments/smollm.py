@@ -622,7 +622,6 @@ def ran(decoder: Decoder, name: str) -> str:
     return f"{plan.backend}.{plan.method}"
 
 
-DIVERGED = "diverged"
 STAGES = {"converted": COLOURS[5], "distilled": COLOURS[4], "finetuned": COLOURS[0]}
 
 
@@ -636,8 +635,8 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
     rows = [
         (
             f"`{LABELS.get(name, name)}`",
-            *([DIVERGED if (of := maps[name].get("kl", "")) is None else of] if kl else []),
-            *((maps[name][stage][n] or DIVERGED) if stage in maps[name] else "" for stage in stages for n in lengths),
+            *([told(maps[name].get("kl", ""))] if kl else []),
+            *(told(maps[name][stage][n]) if stage in maps[name] else "" for stage in stages for n in lengths),
         )
         for name in ordered
     ]
@@ -661,6 +660,11 @@ def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figu
         courses(lines[0], {name: maps[name] for name in learners}, lengths[0])
     header = ["attention", *["KL"] * bool(kl), *(f"{stage}, {n}" for stage in stages for n in lengths)]
     return {"": (header, rows)}, figure
+
+
+def told(figure: Any) -> Any:
+    """A figure of the table, or what its run did that has none."""
+    return "diverged" if figure is None else figure
 
 
 def courses(ax: Any, maps: dict[str, dict[str, Any]], length: str) -> None:
