@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
 pytestmark = [  # what PyTorch says of its own tools, which an error would leave switched on
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # Inductor calls it
 ]
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 SIZES = dict(B=1, T=1000, H=2, HV=2, K=64, V=128, L=64, C=256)
