@@ -19,6 +19,8 @@ from linattn.plugin import framework_of
 from .compat import Array
 
 CHUNK = 64
+LONGEST = 256  # tokens that a caller may wish for
+SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
 CHUNKS_A_SEGMENT = 8
 
 
@@ -27,15 +29,17 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool) -> int:
-    """Tokens a chunk: a power of two in 16 … 256, all of a sequence in the parallel form, and none longer than a sequence.
+def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, solves: bool = False) -> int:
+    """Tokens a chunk: a power of two in 16 … 256, and none longer than a sequence; fewer where a triangular system is solved.
 
-    Packed sequences have no static length: their parallel form is made of the longest chunks.
+    The parallel form has all of a sequence in one chunk; the longest chunks where it ``solves`` a system, and of packed
+    sequences, which have no static length.
     """
+    widest = SYSTEM if solves else LONGEST
     if form == "parallel":
-        wanted = 256 if packed else power_of_two(longest)
+        wanted = widest if packed or solves else power_of_two(longest)
     else:
-        wanted = CHUNK if chunk_size is None else min(max(power_of_two(chunk_size), 16), 256)
+        wanted = min(max(power_of_two(chunk_size or CHUNK), 16), widest)
     return min(wanted, power_of_two(longest))
 
 

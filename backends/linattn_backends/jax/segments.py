@@ -49,7 +49,7 @@ def matrix_state(
     if form == "recurrent" and cu_seqlens is None and T == 1:
         o, S = decode(arrays, scale, S0)
         return o, S if keep else None
-    C = chunk_length(form, chunk_size, T, cu_seqlens is not None)
+    C = chunk_length(form, chunk_size, T, cu_seqlens is not None, solves="beta" in arrays or "a" in arrays)
     together = 1 if form in ("recurrent", "parallel") else max(CHUNKS_A_SEGMENT * 64 // C, 1)
     places = Rows(T, C, together) if cu_seqlens is None else Packed(T, cu_seqlens, C, together)
     tokens = {name: places.cut(x if x.ndim == 4 else x[..., None]) for name, x in arrays.items() if name != "u"}

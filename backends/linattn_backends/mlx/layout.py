@@ -15,6 +15,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 CHUNK = 64
+LONGEST = 256  # tokens that a caller may wish for
 CHUNKS_A_SEGMENT = 8
 
 
@@ -23,16 +24,17 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, widest: int = 256) -> int:
-    """Tokens a chunk: a power of two in 16 … ``widest``, all of a sequence in the parallel form, and none longer than a
-    sequence. The recurrent form has chunks of one token.
+def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, widest: int = LONGEST) -> int:
+    """Tokens a chunk: a power of two in 16 … ``widest``, and none longer than a sequence. The recurrent form has chunks of one
+    token.
 
-    Packed sequences have no static length: their parallel form is made of the longest chunks.
+    The parallel form has all of a sequence in one chunk; the longest chunks where these are limited, and of packed sequences,
+    which have no static length.
     """
     if form == "recurrent":
         return 1
-    if form == "parallel" and widest == 256:
-        wanted = 256 if packed else power_of_two(longest)
+    if form == "parallel":
+        wanted = widest if packed or widest < LONGEST else power_of_two(longest)
     else:
         wanted = min(max(power_of_two(chunk_size or CHUNK), 16), widest)
     return min(wanted, power_of_two(longest))

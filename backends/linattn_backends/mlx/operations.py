@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .cores import Arrays, core_of, token_step
-from .layout import CHUNKS_A_SEGMENT, Bounds, Packed, Rows, chunk_length
+from .layout import CHUNKS_A_SEGMENT, LONGEST, Bounds, Packed, Rows, chunk_length
 from .segments import Segmented, accumulation, from_heads, to_heads, total
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
+SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
 CHUNK_BY_COLUMN = 16  # with a beta of its own for each value channel, a chunk has V systems of C × C
 
 
@@ -21,6 +22,13 @@ class Options(NamedTuple):
     scale: float
     chunk_size: int | None
     keep: bool  # the final state is wanted
+
+
+def longest_chunk(arrays: Arrays) -> int:
+    """Tokens that a chunk may have: fewer where it solves a triangular system."""
+    if "beta" in arrays and arrays["beta"].ndim == 4:
+        return CHUNK_BY_COLUMN
+    return SYSTEM if "beta" in arrays or "a" in arrays else LONGEST
 
 
 class MatrixState(Segmented):
@@ -35,8 +43,7 @@ class MatrixState(Segmented):
         self.tokens = [name for name in OPERANDS if name in arrays and name != "u"]
         self.shared = {"u": arrays["u"].astype(self.dtype)} if "u" in arrays else {}
         cu_seqlens = arrays.get("cu_seqlens")
-        widest = CHUNK_BY_COLUMN if "beta" in arrays and arrays["beta"].ndim == 4 else 256
-        C = chunk_length(options.form, options.chunk_size, T, cu_seqlens is not None, widest)
+        C = chunk_length(options.form, options.chunk_size, T, cu_seqlens is not None, longest_chunk(arrays))
         tokens = 64 if options.form == "recurrent" else 64 * CHUNKS_A_SEGMENT
         together = max(tokens // C, 1)
         self.places = Rows(T, C, together) if cu_seqlens is None else Packed(T, cu_seqlens, C, together)
