@@ -202,6 +202,26 @@ def test_a_backends_own_method_comes_first():
         linattn.unregister_backend("own")
 
 
+def test_a_chunk_method_is_given_what_it_is_always_given():
+    """``scale`` is a number for every backend, though a summary reads no output."""
+    seen: dict[str, Any] = {}
+
+    class Chunks(Backend):
+        name, api, frameworks = "chunks", ">=1,<2", ("numpy",)
+
+        def chunk_gla(self, q, k, v, g, gv=None, *, scale, initial_state, output_final_state):
+            seen.update(scale=scale, output_final_state=output_final_state)
+            return v, initial_state
+
+    case = draw("gla", state=False)
+    linattn.register_backend(Chunks())
+    try:
+        linattn.summary_gla(*(case.arrays[name] for name in ("k", "v", "g")), backend="chunks")
+    finally:
+        linattn.unregister_backend("chunks")
+    assert seen == {"scale": 1.0, "output_final_state": True}
+
+
 def test_explain_says_how_it_is_made():
     case = given("gla", packed=False)
     plan = linattn.explain("summary_gla", **case.arrays)

@@ -29,6 +29,8 @@ from ._normalize import with_column
 __all__ = ["Wider", "as_chunk", "kind_of", "widen"]
 
 Kind = Literal["one", "head", "keys", "keys and values", "matrix", "matrices"]
+OF_A_SUMMARY = {"output_final_state": True, "scale": 1.0}
+"""Options of the chunk call: its final state is all that is read."""
 
 
 def kind_of(op: str, value_gate: bool, value_beta: bool) -> Kind:
@@ -70,7 +72,7 @@ def as_chunk(call: Call) -> Call:
         give["initial_state"] = ("N HV K V", wide)
     call = redescribe(call, call.op, give, dims=dims)
     family = FAMILIES[call.op]
-    asked = {**dict(call.options), "output_final_state": True, **({"normalize": False} if call.option("normalize") else {})}
+    asked = {**dict(call.options), **OF_A_SUMMARY, **({"normalize": False} if call.option("normalize") else {})}
     options = tuple((name, asked.get(name, default)) for name, default in family.defaults.items())
     return replace(call, form="chunk", options=options)
 
@@ -102,7 +104,7 @@ def widen(xp: Framework, op: str, arrays: Mapping[str, Any], options: Mapping[st
         options: Its keywords.
     """
     x = dict(arrays)
-    asked: dict[str, Any] = {**FAMILIES[op].defaults, "initial_state": None, **options, "output_final_state": True}
+    asked: dict[str, Any] = {**FAMILIES[op].defaults, "initial_state": None, **options, **OF_A_SUMMARY}
     beta, values = x.get("beta"), "x" if op == "ssd" else "v"
     kind = kind_of(op, x.get("gv") is not None, beta is not None and len(beta.shape) == 4)
     if asked.get("normalize"):
