@@ -167,6 +167,11 @@ LIMITS = {
         ("chunk_gated_delta_rule", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),
         ("chunk_gated_delta_rule", "takes one token at least", ["-s", "T=0"]),
         ("chunk_gated_delta_rule", "has float64 on the CPU only, not on metal", ["--dtype", "fp64"]),
+        (
+            "chunk_gated_delta_rule",
+            "rounds a state that comes in to float32, so takes none beside float64",
+            ["--device", "cpu", "--dtype", "fp64", "--with", "initial_state"],
+        ),
     ],
     "mlx_lm": [
         ("recurrent_kda", "takes one beta for a token and head", ["--shape", "beta=B T HV V"]),

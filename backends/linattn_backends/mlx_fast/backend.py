@@ -56,4 +56,6 @@ class MlxFastBackend(MlxFast):
 def _complaint(call: Call) -> str | None:
     if call.dtype == "float64" and call.device != "cpu":
         return f"has float64 on the CPU only, not on {call.device}"
+    if call.dtype == "float64" and call.has("initial_state"):
+        return "rounds a state that comes in to float32, so takes none beside float64"
     return complaint(call)
