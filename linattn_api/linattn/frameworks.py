@@ -211,6 +211,10 @@ class Framework:
         powers = self.module.exp(x - self.module.max(x, axis=-1, keepdims=True))
         return powers / powers.sum(axis=-1, keepdims=True)
 
+    def magnitude(self, x: Any) -> Any:
+        """The largest ``|x|`` along the last axis, which is kept with size 1; no gradient comes through it."""
+        return self.module.max(self.module.abs(x), axis=-1, keepdims=True)
+
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         """The NumPy array ``draw(*args)``, drawn once, with the dtype and device of ``like``."""
         return self.module.asarray(_drawn(draw, args), dtype=like.dtype)
@@ -479,6 +483,9 @@ class Torch(Framework):
     def softmax(self, x: Any) -> Any:
         return self.module.softmax(x, -1)
 
+    def magnitude(self, x: Any) -> Any:
+        return x.detach().abs().amax(-1, keepdim=True)
+
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         if self._stands_in(like):
             return self.module.tensor(_drawn(draw, args), dtype=like.dtype, device=like.device)
@@ -560,6 +567,9 @@ class Jax(Framework):
     def matmul(self, x: Any, y: Any) -> Any:
         return self.module.matmul(x, y, precision="highest")  # an accelerator's default rounds float32 operands
 
+    def magnitude(self, x: Any) -> Any:
+        return super().magnitude(self.jax.lax.stop_gradient(x))
+
     def count_up_to(self, ascending: Any, stop: int) -> Any:
         # its binary search is refused inside shard_map over some of a mesh's axes, where the others stay the compiler's
         ended = self.module.zeros(stop, ascending.dtype).at[ascending].add(1, mode="drop")
@@ -630,6 +640,9 @@ class Mlx(Framework):
         apart = mx.where(x == y, 0, mx.abs(x - y))  # equal infinities are 0 apart
         together = (x + y) / 2 + mx.log(self.exp(half) + self.exp(-half))
         return mx.where(near, together, mx.maximum(x, y) + mx.log1p(self.exp(-apart)))
+
+    def magnitude(self, x: Any) -> Any:
+        return super().magnitude(self.module.stop_gradient(x))
 
     def constant(self, draw: Draw, args: tuple[Any, ...], like: Any) -> Any:
         return self.module.array(_drawn(draw, args).tolist(), dtype=like.dtype)

@@ -150,6 +150,29 @@ def test_gradients_reach_projections_and_parameters(framework, kind, name):
     np.testing.assert_allclose(gradient(framework, o, x[name]), pulled(kind, name, x), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_squares_of_long_keys_do_not_overflow(framework):
+    x = draw()
+    long = array(framework, x["k"] * 2.0**100)
+    wanted, _ = linattn.linear_attn(spread(unit(x["q"])), spread(unit(x["k"] * 2.0**100)), x["v"])
+    near(linattn.linear_attn(k=long, **given(framework, x, "q", "v"), qk_norm="l2")[0], wanted)
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+@pytest.mark.parametrize("length", [2.0**60, 2.0**100])
+def test_the_gradient_of_long_keys_is_none_of_their_squares(framework, length):
+    """As many times smaller than that of keys of an ordinary length, though that of their squares underflows."""
+    x = draw()
+    q, v, beta = (array(framework, a) for a in (x["q"], x["v"], sigmoid(x["beta"])))
+
+    def o(k: Any) -> Any:
+        return linattn.delta_rule(q, k, v, beta, qk_norm="l2")[0]
+
+    wanted = gradient(framework, o, x["k"] * 2.0**8) * 2.0**8
+    found = gradient(framework, o, x["k"] * length).astype(np.float64) * length
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("framework", DIFFERENTIABLE)
 @pytest.mark.parametrize("name", ["A_log", "bias", "q", "k", "g", "beta"])
 def test_behind_the_last_sequence_nothing_has_a_gradient(framework, name):

@@ -30,10 +30,16 @@ EPSILON = 1e-6
 
 
 def _normalize(xp: Any, x: Any) -> Any:
-    """``x · (Σ x² + ε)^{-1/2}`` along the last axis, rounded once to the dtype of ``x``."""
+    """``x · (Σ x² + ε)^{-1/2}`` along the last axis, rounded once to the dtype of ``x``.
+
+    Numbers above one are divided by the largest first: their squares may overflow, and the gradient of the sum of squares, as
+    many times smaller than that of ``x`` as ``x`` is long, may be flushed to zero.
+    """
     wide = xp.astype(x, xp.accumulation(x))
-    squares = (wide * wide).sum(-1)[..., None]
-    return xp.astype(wide * (squares + EPSILON) ** -0.5, xp.dtype(x))
+    size = xp.maximum(xp.magnitude(wide), xp.full((), 1.0, like=wide))
+    scaled = wide / size
+    squares = (scaled * scaled).sum(-1)[..., None]
+    return xp.astype(scaled * (squares + EPSILON / size / size) ** -0.5, xp.dtype(x))
 
 
 def apply_qk_norm(xp: Any, arrays: dict[str, Any], options: dict[str, Any]) -> Lowered:
