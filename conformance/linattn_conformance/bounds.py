@@ -35,8 +35,8 @@ its gradient, and for what a token gets of both, what rounding does to the solve
 nothing may be left; for the gradient of an input that is mapped, a slope that is flushed to zero; for the gradient of a gate,
 the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; for the gradient of what all tokens share, as much
 as a running sum of terms that are alike may lose, which is alike with each of them; and, under ``normalize``, for the gradients
-of queries and keys, that of one of the two sums which they are the difference of. On top of all stands the smallest normal
-number: below it, results may be flushed to zero.
+of queries and keys, and of the gates that are made of them, that of one of the two sums which they are the difference of. On
+top of all stands the smallest normal number: below it, results may be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise, or nearly ``ROW`` times if it has few numbers. An element's own
@@ -263,9 +263,10 @@ def _truth_of(
     _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
     _add_noise_of_neighbours(problem, low, arrays, result)
     _add_noise_of_passing_states(problem, low, arrays, result, cotangents.get("final_state"))
-    _add_noise_of_sums(problem, low, arrays, result)
-    if problem.options.get("normalize") and "o" in cotangents:
-        _add_noise_of_quotient(problem, op, low, arrays, cotangents["o"], result)
+    divided = problem.options.get("normalize") and "o" in cotangents
+    terms = _terms_of_quotient(problem, op, arrays, cotangents["o"]) if divided else {}
+    _add_noise_of_quotient(problem, low, terms, result)
+    _add_noise_of_sums(problem, low, arrays, result, terms)
     if op == "gated_rms_norm":
         _add_noise_of_projection(problem, low, arrays, options, cotangents["o"], result)
     return Truth(found, result, cotangents)
@@ -766,14 +767,25 @@ def _add_noise_of_passing_states(
             quantity.noise = np.hypot(quantity.noise, added)
 
 
-def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], gradients: dict[str, Quantity]) -> None:
-    """The gradient of a gate is a sum over later tokens of products with either sign: count each of them."""
+def _add_noise_of_sums(
+    problem: Problem,
+    low: str,
+    arrays: Mapping[str, Array],
+    gradients: dict[str, Quantity],
+    terms_of_quotient: Mapping[str, Array],
+) -> None:
+    """The gradient of a gate is a sum over later tokens of products with either sign: count each of them. Where ``dq`` and
+    ``dk`` are differences of terms themselves, count these: what rounding leaves of the two is not alike, and stays in the sum.
+    """
     pairs = {"g": ("q", "k", "a", "b", "initial_state"), "gv": ("v", "initial_state")}
     for gate, names in pairs.items():
         if gate not in gradients:
             continue
-        terms = [arrays[name] * gradients[name].value for name in names if name in gradients]
-        per_token = sum(np.square(term).sum() for term in terms) / max(terms[0][..., 0].size, 1)
+        factors = {
+            name: np.square(gradients[name].value) + terms_of_quotient.get(name, 0.0) for name in names if name in gradients
+        }
+        products = [np.square(arrays[name]) * factor for name, factor in factors.items()]
+        per_token = sum(product.sum() for product in products) / max(products[0][..., 0].size, 1)
         tokens = problem.sizes["B"] if len(problem.symbols[gate]) == 1 else 1
         reach = min(problem.sizes["T"], 64) if tokens == 1 else problem.sizes["T"] * tokens
         width = problem.sizes["K" if gate == "g" else "V"] if problem.symbols[gate][-1] in ("K", "V") else 1
@@ -782,11 +794,16 @@ def _add_noise_of_sums(problem: Problem, low: str, arrays: Mapping[str, Array], 
         quantity.noise = np.sqrt(np.square(quantity.noise) + noise**2)
 
 
-def _add_noise_of_quotient(
-    problem: Problem, op: str, low: str, arrays: Mapping[str, Array], d_o: Array, gradients: dict[str, Quantity]
-) -> None:
-    """The gradients of ``n / d`` with respect to queries and keys are differences of two terms: count one of them, ``∂n / d``,
-    by the squares of what it is the sum of, which may itself be close to zero.
+def _add_noise_of_quotient(problem: Problem, low: str, terms: Mapping[str, Array], gradients: Mapping[str, Quantity]) -> None:
+    """Gradients that are differences of two ``terms``: count one of them."""
+    for name, term in terms.items():
+        noise = _amplitude(problem, low, low) * np.sqrt(term)
+        gradients[name].noise = np.hypot(gradients[name].noise, noise)
+
+
+def _terms_of_quotient(problem: Problem, op: str, arrays: Mapping[str, Array], d_o: Array) -> dict[str, Array]:
+    """The gradients of ``n / d`` with respect to queries and keys are differences of two terms. Of one of them, ``∂n / d``, the
+    mean square of a row, by the squares of what it is the sum of, which may itself be close to zero.
 
     For the first token of a sequence without a state, and for ``K = V = 1``, the two are equal, whatever is perturbed.
     """
@@ -799,9 +816,7 @@ def _add_noise_of_quotient(
     squares = {name: _squared(name, x) for name, x in {**parts, **values}.items()}
     pulled = np.square(np.divide(d_o, d, where=d != 0, out=np.zeros_like(d_o)))
     terms = oracle.vjp(op, squares, options, pulled, None)
-    for name in ("q", "k"):
-        term = terms[name].mean(-1, keepdims=True)
-        gradients[name].noise = np.sqrt(np.square(gradients[name].noise) + np.square(_amplitude(problem, low, low)) * term)
+    return {name: terms[name].mean(-1, keepdims=True) for name in ("q", "k")}
 
 
 def _add_noise_of_projection(

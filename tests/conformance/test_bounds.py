@@ -235,6 +235,28 @@ def test_the_gradient_of_a_quotient_is_held_to_what_its_terms_are_summed_of():
     assert (noise <= 2.0**-20 * (summands + summands.max())).all()
 
 
+@pytest.mark.parametrize("pack", ["varlen.dozens/T2-K256-V16-C101-B1-H4", "varlen.many/T3-K130-V64-C500-B1-H2"])
+def test_the_gradient_of_a_gate_may_take_what_rounding_leaves_of_those_of_a_quotient(pack):
+    """It is ``Σ q∘dq − k∘dk``, here of tokens alone in their sequences: 0 − 0, by the quotient rule and states in float32."""
+    name, adapter = f"gla/chunk/fp32/normalize-{pack}/gradient", adapter_for("numpy", "cpu")
+    case = named(name)
+    values, held = drawn(case, adapter), truth(case, adapter)
+    assert set(np.diff(values["cu_seqlens"])) == {0, 1}
+    q, k, v, d_o = (np.float32(x) for x in (values["q"], values["k"], values["v"], held.cotangents["o"]))
+    state = k[..., :, None] * np.concatenate([v, np.ones_like(v[..., :1])], -1)[..., None, :]
+    read = np.einsum("bthk,bthkv->bthv", q, state)
+    d_n = d_o / read[..., -1:]
+    d_read = np.concatenate([d_n, -(d_n * read[..., :-1]).sum(-1, keepdims=True) / read[..., -1:]], -1)
+    dq = np.einsum("bthkv,bthv->bthk", state, d_read)
+    d_state = q[..., :, None] * d_read[..., None, :]
+    dk = np.einsum("bthkv,bthv->bthk", d_state[..., :-1], v) + d_state[..., -1]
+    dg, wanted = (q * dq - k * dk).astype(float), held.gradients["g"]
+    assert not wanted.value.any()
+    assert 0.01 < distance(dg, wanted) < 0.5
+    unlike = np.abs(values["q"]) * np.abs(held.gradients["v"].value).max()
+    assert distance(2.0**-14 * unlike, wanted) > 1
+
+
 def test_generated_keys_of_delta_families_amplify_nothing():
     """Whatever ``beta`` below two: with a feature map as without, they are no longer than one."""
     for flags, K in (("strong-phi.relu-seed.1", 1), ("strong-phi.relu-seed.2", 8), ("strong-seed.3", 5)):
