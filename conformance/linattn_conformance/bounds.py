@@ -669,10 +669,13 @@ def _left_at_tokens(problem: Problem, arrays: Mapping[str, Array], whole: Array,
 
 def _share(problem: Problem, low: str, arrays: Mapping[str, Array]) -> Array:
     """What rounding does to the share of a state that is left, of each head of values: the solution of systems, and sums in the
-    accumulation dtype; and each number of the solution by itself, to the dtype of the operands.
+    accumulation dtype; and each number of the solution by itself, to the dtype of the operands. Where ``beta`` is above one and
+    keys are alike, the solution is longer than what it solves for, and what is left is a difference of so much more.
     """
     wide, used = accumulation(low), _channels_in_use(problem, arrays)
     of_keys = (_amplitude(problem, wide, low) + _solving(problem, wide, arrays) + ROUNDOFF[low]) / used
+    if "beta" in arrays and arrays["beta"].size:
+        of_keys = of_keys * np.maximum(1.0, rows_of_inverses(arrays).max((0, 1, 3)))
     return np.repeat(of_keys, problem.sizes["HV"] // len(of_keys))
 
 

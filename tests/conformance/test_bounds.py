@@ -257,6 +257,23 @@ def test_the_gradient_of_a_gate_may_take_what_rounding_leaves_of_those_of_a_quot
     assert distance(2.0**-14 * unlike, wanted) > 1
 
 
+def test_what_a_chunk_leaves_of_a_state_may_be_as_far_off_as_its_solution_is_long():
+    """``dS₀ = dS − Wᵀ(K dS)``, ``W = (I + β∘tril(K Kᵀ, −1))⁻¹ β∘K``, in float32: 36 keys of five channels, beta up to two."""
+    flags = "misaligned.initial_state-reversed.cotangents-scale.large-state-strong-subnormal.v-tiny.q-tracked-zero-zeros.v"
+    case = named(f"gated_delta_rule/chunk/fp32/loss.state-{flags}/T36-K5-V44-B3-H2/gradient")
+    adapter = adapter_for("numpy", "cpu")
+    values, held = drawn(case, adapter), truth(case, adapter)
+    k, beta = (np.float32(values[name]).swapaxes(1, 2) for name in ("k", "beta"))
+    d_state, wanted = np.float32(held.cotangents["final_state"]), held.gradients["initial_state"]
+    assert not values["g"].any()
+    X = np.linalg.inv(np.eye(k.shape[2], dtype=np.float32) + beta[..., None] * np.tril(k @ k.swapaxes(-1, -2), -1))
+    W = (X @ (beta[..., None] * k)).swapaxes(-1, -2)
+    for found in (d_state - W @ (k @ d_state), d_state - (W @ k) @ d_state):
+        assert found.dtype == np.float32
+        assert distance(found.astype(float), wanted) < 0.7
+    assert distance(wanted.value + 2.0**-17, wanted) > 1
+
+
 def test_generated_keys_of_delta_families_amplify_nothing():
     """Whatever ``beta`` below two: with a feature map as without, they are no longer than one."""
     for flags, K in (("strong-phi.relu-seed.1", 1), ("strong-phi.relu-seed.2", 8), ("strong-seed.3", 5)):
