@@ -15,10 +15,8 @@ anew for every segment.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -26,7 +24,6 @@ from .compat import Array, checkpoint_in_scan
 from .tree import Pairs, Sums, causal, levels, matmul, pairs_of_levels, sums_of_tokens, values_of_levels
 
 MOST_DECAY = 16.0  # of a chunk whose pairs are factored about its middle: the factors are within e^±8
-LIFT = 2.0**13  # above those factors
 MOST_GATE = 6.0  # of a token there: what passes a gate is at least e^-6 of what flows beside it
 NOTHING_LEFT = -1e30  # stands for -inf: e to either is 0, but this one times 0 is 0
 
@@ -56,8 +53,9 @@ def decayed(g: Array | None, readers: list[Array], writers: list[Array], exclusi
     def near_pairs(g: Array, readers: list[Array], writers: list[Array]) -> Decayed:
         sums = sums_of_tokens(g)
         read, read_exclusive, write = near(sums)
-        by = [(x, read_exclusive if e else read, e) for x, e in zip(readers, exclusive, strict=True)]
-        return edges([[weighed(x, reads, y, write, e) for y in writers] for x, reads, e in by], sums, any(exclusive))
+        written = [y * write for y in writers]
+        by = [x * (read_exclusive if e else read) for x, e in zip(readers, exclusive, strict=True)]
+        return edges([[causal(x, y, e) for y in written] for x, e in zip(by, exclusive, strict=True)], sums, any(exclusive))
 
     return near_or_far(g, near_pairs, far_pairs, readers, writers)
 
@@ -76,32 +74,12 @@ def edges(pairs: Pairs, sums: Sums, exclusive: bool) -> Decayed:
 
 
 def near(sums: Sums) -> tuple[Array, Array, Array]:
-    """Logarithms of factors of readers, exclusive readers and writers about the middle, which are finite even for gates that
-    they are not used for."""
+    """Factors of readers, exclusive readers and writers about the middle; finite even for gates they are not used for."""
     middle = sums.total[..., None, :] * 0.5
     offset, offset_before = sums.through - middle, sums.before - middle
     most = MOST_DECAY / 2 + 1
-    read, read_exclusive, write = (jnp.clip(x, -most, most) for x in (offset, offset_before, -offset))
+    read, read_exclusive, write = (jnp.exp(jnp.clip(x, -most, most)) for x in (offset, offset_before, -offset))
     return read, read_exclusive, write
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(4,))
-def weighed(x: Array, read: Array, y: Array, write: Array, exclusive: bool) -> Array:
-    """Causal pairs of ``x ∘ e^read`` and ``y ∘ e^write``, both exponents of :func:`near`.
-
-    Its gradients are lifted first and lowered by each of the factors, so that none is above one: else one of ``e^-8`` would
-    make small gradients subnormal, which XLA flushes to zero, before another of ``e^8`` made numbers of them again.
-    """
-    return causal(x * jnp.exp(read), y * jnp.exp(write), exclusive)
-
-
-@weighed.defjvp
-def _(exclusive: bool, given: tuple[Array, ...], moved: tuple[Array, ...]) -> tuple[Array, Array]:
-    x, read, y, write = given
-    dx, d_read, dy, d_write = moved
-    by, to = jnp.exp(read) / LIFT, jnp.exp(write) / LIFT
-    lowered = causal((dx + x * d_read) * by, y * to, exclusive) + causal(x * by, (dy + y * d_write) * to, exclusive)
-    return weighed(*given, exclusive), lowered * LIFT**2
 
 
 # One gate a token: Γ is one C × C matrix for all channels.
@@ -148,7 +126,7 @@ def decayed_values(gv: Array, A: Array, v: Array) -> DecayedValues:
     def near_values(gv: Array, A: Array, v: Array) -> DecayedValues:
         sums = sums_of_tokens(gv)
         read, _, write = near(sums)
-        return value_edges(matmul(A, v * jnp.exp(write)) * jnp.exp(read), sums)
+        return value_edges(matmul(A, v * write) * read, sums)
 
     return near_or_far(jnp.maximum(gv, NOTHING_LEFT), near_values, far_values, A, v)
 
