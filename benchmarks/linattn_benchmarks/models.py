@@ -88,8 +88,8 @@ MODELS = {
 }
 NAMES = tuple(MODELS)
 WHATS = ("decode", "prefill", WHOLE, REST)
-"""What can be done, in the order of first calls, which have a deadline together: what compiles fast comes first. Decoding is one
-token of every sequence, after ``T``."""
+"""What can be done, in the order of first calls, which have a deadline together: what compiles fast comes first. Decoding is
+one token of every sequence, after ``T``."""
 SHAPES = {"cpu": {"B": 1, "T": 1024}, "cuda": {"B": 2, "T": 4096}}
 PROVED = 65
 """Tokens of the sequence on which ways are compared."""

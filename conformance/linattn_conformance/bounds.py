@@ -87,6 +87,10 @@ FLUSHED = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "fl
 
 Numbers of float16 are computed in float32, which holds all of them as normal numbers.
 """
+PARTED = float(np.exp(8.0))
+"""A decay of a chunk may be two factors, of the token that reads and of the one that wrote, about its middle: what the first
+makes subnormal is flushed, and the second lifts the rest by as much.
+"""
 
 
 @dataclass
@@ -256,8 +260,9 @@ def _truth_of(
     if "initial_state" in result and problem.options.get("normalize"):
         axis = _head_axis(problem, "initial_state")
         result["initial_state"] = _with_sums_apart(flat["initial_state"], axis, problem.dtypes["initial_state"], count)
+    least = FLUSHED[accumulation(low)] * (PARTED if {"g", "gv"}.intersection(arrays) else 1.0)
     for quantity in result.values():  # one of float64 may have been computed in float32
-        quantity.noise = np.maximum(quantity.noise, FLUSHED[accumulation(low)])
+        quantity.noise = np.maximum(quantity.noise, least)
     _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
     _add_noise_of_being_read(problem, low, arrays, result.get("initial_state"), cotangents.get("o"), options.get("scale", 1.0))
     _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
