@@ -48,6 +48,7 @@ A fault much smaller than the rounding noise of its own array stays invisible, i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ from .sealed import Claim, Sealed
 __all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of", "truth_of_decoding"]
 
 Array = NDArray[Any]
+Share = Callable[[], Array]
+"""Gives what :func:`_share` says of a call."""
 
 REPLICAS = 3
 SOLVED = 32
@@ -240,8 +243,9 @@ def _truth_of(
     if "final_state" in found and problem.options.get("normalize"):
         rounding = _amplitude(problem, accumulation(low), low)
         found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count, rounding)
-    _add_noise_of_what_is_left(problem, low, arrays, found.get("final_state"), arrays.get("initial_state"))
-    _add_noise_of_reading_what_is_left(problem, low, arrays, found["o"], options.get("scale", 1.0))
+    share = functools.cache(lambda: _share(problem, low, arrays))  # of calls with states, and once for all that asks
+    _add_noise_of_what_is_left(problem, share, arrays, found.get("final_state"), arrays.get("initial_state"))
+    _add_noise_of_reading_what_is_left(problem, share, arrays, found["o"], options.get("scale", 1.0))
     if draw_cotangents is None:
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
@@ -263,11 +267,12 @@ def _truth_of(
     least = FLUSHED[accumulation(low)] * (PARTED if {"g", "gv"}.intersection(arrays) else 1.0)
     for quantity in result.values():  # one of float64 may have been computed in float32
         quantity.noise = np.maximum(quantity.noise, least)
-    _add_noise_of_what_is_left(problem, low, arrays, result.get("initial_state"), cotangents.get("final_state"))
-    _add_noise_of_being_read(problem, low, arrays, result.get("initial_state"), cotangents.get("o"), options.get("scale", 1.0))
-    _add_noise_of_all_gates(problem, low, arrays, result.get("initial_state"))
+    initial = result.get("initial_state")
+    _add_noise_of_what_is_left(problem, share, arrays, initial, cotangents.get("final_state"))
+    _add_noise_of_being_read(problem, share, arrays, initial, cotangents.get("o"), options.get("scale", 1.0))
+    _add_noise_of_all_gates(problem, low, arrays, initial)
     _add_noise_of_neighbours(problem, low, arrays, result)
-    _add_noise_of_passing_states(problem, low, arrays, result, cotangents.get("final_state"))
+    _add_noise_of_passing_states(problem, share, arrays, result, cotangents.get("final_state"))
     divided = problem.options.get("normalize") and "o" in cotangents
     terms = _terms_of_quotient(problem, op, arrays, cotangents["o"]) if divided else {}
     _add_noise_of_quotient(problem, low, terms, result)
@@ -612,7 +617,7 @@ def _with_sums_apart(stacked: Array, axis: int, dtype: str, count: int, rounding
 
 
 def _add_noise_of_what_is_left(
-    problem: Problem, low: str, arrays: Mapping[str, Array], quantity: Quantity | None, carried: Array | None
+    problem: Problem, share: Share, arrays: Mapping[str, Array], quantity: Quantity | None, carried: Array | None
 ) -> None:
     """What the delta families leave of a state is ``1 − Σ``, and as far off as the sum, though next to nothing may be left:
     of one channel every token takes its share, of many a small part. Of what gates took away nothing is left to be off.
@@ -620,23 +625,23 @@ def _add_noise_of_what_is_left(
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
     kept = carried * _left_by_gates(problem, arrays)
-    share = _share(problem, low, arrays)[:, None, None]
-    quantity.noise = np.hypot(quantity.noise, share * _rms_of_held(kept)[..., None, None])
+    of_states = share()[:, None, None] * _rms_of_held(kept)[..., None, None]
+    quantity.noise = np.hypot(quantity.noise, of_states)
 
 
 def _add_noise_of_reading_what_is_left(
-    problem: Problem, low: str, arrays: Mapping[str, Array], o: Quantity, scale: float
+    problem: Problem, share: Share, arrays: Mapping[str, Array], o: Quantity, scale: float
 ) -> None:
     """Outputs read what the delta families have left of a state so far, where values add next to nothing to it."""
     state = arrays.get("initial_state")
     if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
         return
     read = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, _rms_of_held(state))
-    o.noise = np.hypot(o.noise, (_share(problem, low, arrays) * np.abs(scale) * read)[..., None])
+    o.noise = np.hypot(o.noise, (share() * np.abs(scale) * read)[..., None])
 
 
 def _add_noise_of_being_read(
-    problem: Problem, low: str, arrays: Mapping[str, Array], d_state: Quantity | None, do: Array | None, scale: float
+    problem: Problem, share: Share, arrays: Mapping[str, Array], d_state: Quantity | None, do: Array | None, scale: float
 ) -> None:
     """What an initial state gets from outputs is as far off as they are by reading it."""
     if d_state is None or do is None or not {"beta", "a"}.intersection(arrays) or not do.size:
@@ -645,7 +650,7 @@ def _add_noise_of_being_read(
     fed = np.square(reach * _rms(do, axis=-1))
     sums = [fed[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
     fed = np.sqrt(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])
-    d_state.noise = np.hypot(d_state.noise, (_share(problem, low, arrays) * np.abs(scale) * fed)[..., None, None])
+    d_state.noise = np.hypot(d_state.noise, (share() * np.abs(scale) * fed)[..., None, None])
 
 
 def _lengths(problem: Problem, x: Array) -> Array:
@@ -749,7 +754,7 @@ def _add_noise_of_neighbours(
 
 
 def _add_noise_of_passing_states(
-    problem: Problem, low: str, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity], d_state: Array | None
+    problem: Problem, share: Share, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity], d_state: Array | None
 ) -> None:
     """A token of the delta families gets what is left of the initial state times what is left of the final one's gradient, each
     as far off as the share of it that is left, though next to nothing may be left of either.
@@ -761,7 +766,7 @@ def _add_noise_of_passing_states(
     strengths = arrays["beta"] if arrays["beta"].ndim == 3 else np.abs(arrays["beta"]).max(-1)
     before = _left_at_tokens(problem, arrays, _rms_of_held(state))
     after = _left_at_tokens(problem, arrays, _rms_of_held(d_state), back=True)
-    through = _share(problem, low, arrays) * keys * after
+    through = share() * keys * after
     found = {"v": through * strengths, "k": through * strengths * before * np.sqrt(V), "beta": through * keys * before}
     if arrays["beta"].ndim == 3:
         found["beta"] = found["beta"] * np.sqrt(V)
