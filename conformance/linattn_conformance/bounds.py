@@ -36,7 +36,8 @@ nothing may be left; for the gradient of an input that is mapped, a slope that i
 the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; for the gradient of what all tokens share, as much
 as a running sum of terms that are alike may lose, which is alike with each of them; and, under ``normalize``, for the gradients
 of queries and keys, and of the gates that are made of them, that of one of the two sums which they are the difference of. On
-top of all stands the smallest normal number: below it, results may be flushed to zero.
+top of all stands the smallest normal number, times ``PARTED`` for gradients of calls with gates: below it, results may be
+flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise, or nearly ``ROW`` times if it has few numbers. An element's own
@@ -625,8 +626,7 @@ def _add_noise_of_what_is_left(
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
     kept = carried * _left_by_gates(problem, arrays)
-    of_states = share()[:, None, None] * _rms_of_held(kept)[..., None, None]
-    quantity.noise = np.hypot(quantity.noise, of_states)
+    quantity.noise = np.hypot(quantity.noise, share()[:, None, None] * _rms_of_held(kept)[..., None, None])
 
 
 def _add_noise_of_reading_what_is_left(

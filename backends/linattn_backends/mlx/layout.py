@@ -16,6 +16,7 @@ import mlx.core as mx
 
 CHUNK = 64
 LONGEST = 256  # tokens that a caller may wish for
+SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
 CHUNKS_A_SEGMENT = 8
 
 
@@ -24,7 +25,7 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, widest: int = LONGEST) -> int:
+def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, widest: int) -> int:
     """Tokens a chunk: a power of two in 16 … ``widest``, and none longer than a sequence. The recurrent form has chunks of one
     token.
 

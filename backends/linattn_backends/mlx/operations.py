@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .cores import Arrays, core_of, token_step
-from .layout import CHUNKS_A_SEGMENT, LONGEST, Bounds, Packed, Rows, chunk_length
+from .layout import CHUNKS_A_SEGMENT, LONGEST, SYSTEM, Bounds, Packed, Rows, chunk_length
 from .segments import Segmented, accumulation, from_heads, to_heads, total
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
-SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
 CHUNK_BY_COLUMN = 16  # with a beta of its own for each value channel, a chunk has V systems of C × C
 
 
