@@ -120,7 +120,8 @@ def titled(setting: str, name: str, several: bool) -> str:
 def dots(study: Study, summary: Summary) -> Figure:
     """The score of each model, a dot for the mean and a line from the least to the greatest of its seeds; a panel a setting.
 
-    Dots are hollow where another model of a panel had a longer schedule, unless the task is one that can be solved.
+    Dots are hollow where another model of a panel had a longer schedule, unless the task is one that can be solved. Panels of a
+    share, of which more is better, go from none to all of it: those of an easy setting would else show what is no difference.
     """
     models = list(dict.fromkeys(model for of in summary.values() for model in of))
     rows = -(-len(summary) // ACROSS)
@@ -137,6 +138,8 @@ def dots(study: Study, summary: Summary) -> Figure:
                 ax.plot(score[0], place, "o", color=COLOURS[0], markerfacecolor=inside, markersize=5)
         ax.set_yticks(range(len(models)), models if ax.get_subplotspec().is_first_col() else [""] * len(models))
         ax.set_ylim(len(models) - 0.5, -0.5)
+        if study.higher:
+            ax.set_xlim(-0.03, 1.03)
         ax.set_title(setting, loc="left", fontsize=9)
         ax.set_xlabel(study.score)
     return figure

@@ -493,6 +493,15 @@ def test_a_shorter_schedule_is_drawn_hollow(study, inside):
     plt.close(figure)
 
 
+def test_panels_of_a_share_go_from_none_to_all_of_it():
+    share, found = replace(STUDY, higher=True), {"a": made_up(r1_10=(0.994, 0.995, 1.0))}
+    summary = {"": {model: cell._asdict() for model, cell in protocol.summaries(share, found).items()}}
+    for study, wide in ((share, True), (STUDY, False)):
+        figure = pages.dots(study, summary)
+        assert (figure.axes[0].get_xlim()[0] <= 0 and figure.axes[0].get_xlim()[1] >= 1) == wide
+        plt.close(figure)
+
+
 def test_those_that_lack_a_seed_are_trained_again():
     runs = made_up(r1_10=(2.0, 2.0), r2_10=(2.0, 2.0, 2.0))
     setting = replace(STUDY.full, rates=(1e-3, 2e-3), together=3)
