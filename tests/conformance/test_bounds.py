@@ -274,6 +274,31 @@ def test_what_a_chunk_leaves_of_a_state_may_be_as_far_off_as_its_solution_is_lon
     assert distance(wanted.value + 2.0**-17, wanted) > 1
 
 
+def test_a_gate_may_get_what_a_chunk_leaves_of_two_states():
+    """An initial state of 1e18 is overwritten within 217 tokens, as the final one's gradient is on its way back: half-way each
+    chunk of 64 of a right algorithm leaves rounding errors of both.
+    """
+    flags = (
+        "accumulated-beta_map.sigmoid-deep-fp32.initial_state-only.g-scale.tiny-state-strided-subnormal.q-tracked-varlen.several-"
+        "zeros.d_o-zeros.k-seed.272001"
+    )
+    (result,) = Runner("torch").run([named(f"kda/parallel/fp64/{flags}/T255-K4-V8-C16-B1-H2/gradient")])
+    assert result.status == "passed", result.message
+    assert result.error < 0.5
+
+
+def test_what_chunks_before_have_overwritten_grants_nothing():
+    """Of a state of 1e18 that 512 tokens overwrite, each one of four channels, nothing may come through."""
+    case, adapter = (
+        named("delta_rule/chunk/fp64/deep-fp32.initial_state-state/T512-K4-V8-B1-H2/gradient"),
+        adapter_for("numpy", "cpu"),
+    )
+    assert np.abs(drawn(case, adapter)["initial_state"]).max() > 1e18
+    wanted = truth(case, adapter).outputs["final_state"]
+    assert np.abs(wanted.value).max() < 8
+    assert distance(wanted.value + 2.0**-40, wanted) > 1
+
+
 def test_gradients_may_lose_what_a_factor_of_their_decay_made_subnormal():
     flags = "constant.u-gate.Softplus-gate.dt_bias.GK-scale.tiny-sliced.cotangents-strided.u-tiny-varlen.tail-zeros.q"
     case = named(f"rwkv6/chunk/fp32/{flags}/T139-K3-V39-C16-B1-H2/gradient")
