@@ -112,8 +112,9 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     statuses = {name: found[name]["status"] if name in found else "not-run" for name in wanted}
     if report.get("selection"):
         return Verdict(profile, NONE, coverage=capabilities.coverage(statuses))
-    waived = waivers.of(report, [name for name, status in statuses.items() if status in ("failed", "not-run")])
-    statuses |= dict.fromkeys(waived, "waived")
+    lacking = [name for name, status in statuses.items() if status in ("failed", "not-run")]
+    waived = waivers.of(report, [*lacking, *filter(fresh.is_fresh, found)])
+    statuses |= {name: "waived" for name in waived if name in statuses}
     problems = list(report["complaints"])
     if report["manifest"] != manifest.hash:
         problems.append("the report was made with another manifest")
@@ -124,7 +125,7 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     for name, status in statuses.items():
         if status not in ("passed", "declared-unsupported", "known-failure", "waived"):
             problems.append(f"{name}: {status}{': ' if name in found else ''}{found.get(name, {}).get('message', '')}")
-    problems += fresh.problems(report["results"])
+    problems += fresh.problems(result for result in report["results"] if result["id"] not in waived)
     claimed, complaints = _claims(profile, wanted, statuses)
     problems += complaints
     operators = {name: entry.operator for name, entry in wanted.items()}

@@ -563,6 +563,14 @@ def test_a_waived_case_counts_neither_way(monkeypatch):
     assert (judged.conformant, judged.counts["waived"]) == (True, 1)
 
 
+def test_a_fresh_case_can_be_waived_too(monkeypatch):
+    made = edited(lambda made: next(r for r in made["results"] if fresh.is_fresh(r["id"])).update(status="failed", message="o"))
+    name = next(result["id"] for result in made["results"] if result["status"] == "failed")
+    assert verdict(made, report_cases.HELD).problems == (f"{name}: failed: o",)
+    monkeypatch.setattr(waivers, "load", lambda suite: (waivers.Waiver(name, "the suite is wrong", "https://example.com/1"),))
+    assert verdict(made, report_cases.HELD).conformant
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
