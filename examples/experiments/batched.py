@@ -207,5 +207,6 @@ def scores(models: Batched, task: Any, part: str) -> list[Scores]:
     rows = max(1, 65536 // (ids.shape[1] * len(models.members)))
     read = [models.read(*some) for some in zip(ids.split(rows), targets.split(rows), strict=True)]
     lost, right = (torch.cat(parts, 1).cpu() for parts in zip(*read, strict=True))
+    right = torch.where(lost.isfinite(), right.float(), math.nan)  # the largest of no numbers is the first
     found = (task.figures(lost[i], right[i], targets.cpu()) for i in range(len(models.members)))
     return [{name: x if math.isfinite(x) else None for name, x in one.items()} for one in found]

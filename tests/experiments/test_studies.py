@@ -103,6 +103,16 @@ def test_they_learn_to_recall():
     assert all(run["course"][0]["recalled"] < 0.3 < 0.6 < run["test"]["recalled"] for run in runs)
 
 
+def test_a_model_that_broke_down_recalls_no_share(little):
+    task, setting = Recall(4, 8), Setting(width=16, depth=1, heads=2)
+    models = batched.Batched(lambda: of(rows.softmax)(setting, task), (1e-2,), [0, 1], 1)
+    for parameter in models.parameters.values():
+        parameter.data[1] = torch.nan
+    sound, broken = batched.scores(models, task, "test")
+    assert 0 <= sound["recalled"] <= 1
+    assert broken == {"recalled": None}
+
+
 def test_those_that_have_learned_enough_stop():
     task, setting = Recall(4, 8), Setting(width=16, depth=1, heads=2)
     make, seen = (lambda: of(rows.softmax)(setting, task)), []
