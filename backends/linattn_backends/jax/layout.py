@@ -18,30 +18,6 @@ from linattn.plugin import framework_of
 
 from .compat import Array
 
-CHUNK = 64
-LONGEST = 256  # tokens that a caller may wish for
-SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
-CHUNKS_A_SEGMENT = 8
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is ``≥ n``."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, solves: bool = False) -> int:
-    """Tokens a chunk: a power of two in 16 … 256, and none longer than a sequence; fewer where a triangular system is solved.
-
-    The parallel form has all of a sequence in one chunk; the longest chunks where it ``solves`` a system, and of packed
-    sequences, which have no static length.
-    """
-    widest = SYSTEM if solves else LONGEST
-    if form == "parallel":
-        wanted = widest if packed or solves else power_of_two(longest)
-    else:
-        wanted = min(max(power_of_two(chunk_size or CHUNK), 16), widest)
-    return min(wanted, power_of_two(longest))
-
 
 class Bounds(NamedTuple):
     """Of each chunk of packed sequences: whether one begins there, and from what state. ``None``: nothing begins."""

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..chunks import CHUNK, CHUNKS_A_SEGMENT, LONGEST, chunk_length, widest
 from .compat import Array, arrays_of, checkpoint_in_scan, varying
 from .cores import Arrays, core_of, nothing, token_step
-from .layout import CHUNKS_A_SEGMENT, Bounds, Packed, Rows, chunk_length
+from .layout import Bounds, Packed, Rows
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
 
@@ -49,8 +50,8 @@ def matrix_state(
     if form == "recurrent" and cu_seqlens is None and T == 1:
         o, S = decode(arrays, scale, S0)
         return o, S if keep else None
-    C = chunk_length(form, chunk_size, T, cu_seqlens is not None, solves="beta" in arrays or "a" in arrays)
-    together = 1 if form in ("recurrent", "parallel") else max(CHUNKS_A_SEGMENT * 64 // C, 1)
+    C = chunk_length(form, chunk_size, T, cu_seqlens is not None, widest(solves="beta" in arrays or "a" in arrays))
+    together = 1 if form in ("recurrent", "parallel") else max(CHUNKS_A_SEGMENT * CHUNK // C, 1)
     places = Rows(T, C, together) if cu_seqlens is None else Packed(T, cu_seqlens, C, together)
     tokens = {name: places.cut(x if x.ndim == 4 else x[..., None]) for name, x in arrays.items() if name != "u"}
     u = arrays["u"][None, None, :, None].astype(dtype) if "u" in arrays else None
@@ -129,4 +130,4 @@ def chunks_last(x: Array) -> Array:
 
 def power_of_two_up_to(most: int, n: int) -> int:
     """A chunk no longer than the sequence needs."""
-    return chunk_length("chunk", most, n, False)
+    return chunk_length("chunk", most, n, False, LONGEST)

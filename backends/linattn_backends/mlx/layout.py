@@ -14,32 +14,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-CHUNK = 64
-LONGEST = 256  # tokens that a caller may wish for
-SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
-CHUNKS_A_SEGMENT = 8
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is ``≥ n``."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def chunk_length(form: str, chunk_size: int | None, longest: int, packed: bool, widest: int) -> int:
-    """Tokens a chunk: a power of two in 16 … ``widest``, and none longer than a sequence. The recurrent form has chunks of one
-    token.
-
-    The parallel form has all of a sequence in one chunk; the longest chunks where these are limited, and of packed sequences,
-    which have no static length.
-    """
-    if form == "recurrent":
-        return 1
-    if form == "parallel":
-        wanted = widest if packed or widest < LONGEST else power_of_two(longest)
-    else:
-        wanted = min(max(power_of_two(chunk_size or CHUNK), 16), widest)
-    return min(wanted, power_of_two(longest))
-
 
 def take(x: mx.array, index: mx.array, real: mx.array) -> mx.array:
     """Rows of ``x`` by an index; zeros where they are not ``real``."""

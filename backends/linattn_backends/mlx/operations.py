@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..chunks import CHUNK, CHUNKS_A_SEGMENT, chunk_length, widest
 from .cores import Arrays, core_of, token_step
-from .layout import CHUNKS_A_SEGMENT, LONGEST, SYSTEM, Bounds, Packed, Rows, chunk_length
+from .layout import Bounds, Packed, Rows
 from .segments import Segmented, accumulation, from_heads, to_heads, total
 
 OPERANDS = ("q", "k", "v", "g", "gv", "beta", "a", "b", "u")
@@ -27,7 +28,7 @@ def longest_chunk(arrays: Arrays) -> int:
     """Tokens that a chunk may have: fewer where it solves a triangular system."""
     if "beta" in arrays and arrays["beta"].ndim == 4:
         return CHUNK_BY_COLUMN
-    return SYSTEM if "beta" in arrays or "a" in arrays else LONGEST
+    return widest(solves="beta" in arrays or "a" in arrays)
 
 
 class MatrixState(Segmented):
@@ -42,9 +43,11 @@ class MatrixState(Segmented):
         self.tokens = [name for name in OPERANDS if name in arrays and name != "u"]
         self.shared = {"u": arrays["u"].astype(self.dtype)} if "u" in arrays else {}
         cu_seqlens = arrays.get("cu_seqlens")
-        C = chunk_length(options.form, options.chunk_size, T, cu_seqlens is not None, longest_chunk(arrays))
-        tokens = 64 if options.form == "recurrent" else 64 * CHUNKS_A_SEGMENT
-        together = max(tokens // C, 1)
+        if options.form == "recurrent":
+            C, together = 1, CHUNK
+        else:
+            C = chunk_length(options.form, options.chunk_size, T, cu_seqlens is not None, longest_chunk(arrays))
+            together = max(CHUNKS_A_SEGMENT * CHUNK // C, 1)
         self.places = Rows(T, C, together) if cu_seqlens is None else Packed(T, cu_seqlens, C, together)
         self.core = core_of(options.form, arrays)
 

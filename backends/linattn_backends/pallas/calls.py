@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..jax.layout import chunk_length
+from ..chunks import LONGEST, chunk_length
 from ..jax.scales import scale_of
 from .compat import alike, refuse_forward_mode
 from .decode import decode
@@ -49,7 +49,7 @@ def run(
         longest = longest_chunk(v.dtype, arrays["k"].shape[-1], v.shape[-1])
         wanted = min(chunk_size or longest, longest)
         wanted = max(wanted, 64) if v.shape[0] * v.shape[1] > MOST_TOKENS else wanted
-        C = max(chunk_length("chunk", wanted, v.shape[1], cu_seqlens is not None), SHORTEST_CHUNK)
+        C = max(chunk_length("chunk", wanted, v.shape[1], cu_seqlens is not None, LONGEST), SHORTEST_CHUNK)
         o, final = by_chunks(arrays, initial_state, cu_seqlens, static=Static(C, scale, interpret))
     return o, final if output_final_state else None
 

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-CHUNK = 64
-LONGEST = 256  # tokens that a caller may wish for
-SYSTEM = 64  # of a triangular system at most: it reads a state in full, however much of it its tokens have overwritten
-CHUNKS_A_SEGMENT = 8
+from ..chunks import CHUNKS_A_SEGMENT, SYSTEM, power_of_two, widest, wished
+
 ROWS_A_BLOCK = 4  # batch entries times value heads worked on at once
 
 
@@ -31,19 +29,14 @@ def assign(out: Tensor, x: Tensor) -> None:
     out.copy_(x if forward_ad._current_level < 0 else x.to(out.dtype))
 
 
-def power_of_two(n: int) -> int:
-    """The least power of two that is ``≥ n``."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def chunk_length(form: str, chunk_size: int | None, solves: bool) -> int:
-    """Tokens a chunk: the caller's wish, rounded to a power of two from 16 on; fewer where a triangular system is solved.
+    """Tokens a chunk, as the caller wishes; fewer where a triangular system is solved.
 
     The parallel form has one chunk a sequence, which 0 stands for, or the longest in which it ``solves`` a system.
     """
     if form == "parallel":
         return SYSTEM if solves else 0
-    return CHUNK if chunk_size is None else min(max(power_of_two(chunk_size), 16), SYSTEM if solves else LONGEST)
+    return wished(chunk_size, widest(solves))
 
 
 def checkpoint_count(form: str, T: int, N: int | None, chunk: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from ..host.tiles import Tile, power_of_two, programs
+from ...chunks import power_of_two
+from ..host.tiles import Tile, programs
 from ..host.variant import Stage, Variant
 from ..lib.sums import column_sums
 from .kernels import conv_final_state_fwd, conv_gradients_bwd, conv_initial_state_bwd, conv_outputs_fwd, conv_tokens_fwd

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..host.tiles import Tile, fit, power_of_two
+from ...chunks import power_of_two, wished
+from ..host.tiles import Tile, fit
 from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gradients import delta_gate_bwd, delta_gradients_bwd, delta_scores_bwd
@@ -119,7 +120,7 @@ def most_tokens(dtype: torch.dtype, K: int, beta: int) -> int:
 def chunk_tokens(dtype: torch.dtype, K: int, beta: int, chunk: int) -> int:
     """Tokens a chunk; ``beta`` is 2 for one a value channel, ``chunk`` the caller's wish, or 0."""
     most = most_tokens(dtype, K, beta)
-    return min(max(power_of_two(chunk), 16), most) if chunk else most
+    return wished(chunk, most)
 
 
 def beta_of(facts: Facts) -> int:

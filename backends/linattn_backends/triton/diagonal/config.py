@@ -15,7 +15,8 @@ from typing import Literal
 
 import torch
 
-from ..host.tiles import Tile, fit, power_of_two
+from ...chunks import wished
+from ..host.tiles import Tile, fit
 from ..host.variant import Facts, Stage, Variant, precision_of, unfit
 from ..runtime.device import Properties
 from .gate import NONE, SCALAR, VECTOR, diagonal_running_sums_fwd, diagonal_sum_matrices_fwd
@@ -109,7 +110,7 @@ def chunk_tokens(dtype: torch.dtype, chunk: int) -> int:
     several widths, ptxas (CUDA 12.8, which Triton 3.6 brings) may read the register of a tile's address before it is written.
     """
     most = 32 if dtype == torch.float32 else 64
-    return min(max(power_of_two(chunk), 16), most) if chunk else most
+    return wished(chunk, most)
 
 
 def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:

@@ -7,12 +7,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...chunks import power_of_two
 from ..lib.lengths import reciprocal_lengths, unit_row_gradients
 from ..runtime.launch import Launched, launch
 from .chunks import strides
 from .maps import Maps
 from .sums import add_heads
-from .tiles import power_of_two, programs
+from .tiles import programs
 
 __all__ = ["NO_LENGTHS", "Lengths", "empty_lengths", "kept_lengths", "key_gradients", "lengths_of"]
 

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...chunks import power_of_two
 from ..lib.reach import RUNNING, chunks_in_reach, made_anew, ranges_proved
 from ..runtime.launch import launch
 from .chunks import Chunked, Cut
-from .tiles import power_of_two
 
 __all__ = ["proved", "ranges_of", "replace"]
 

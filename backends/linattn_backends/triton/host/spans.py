@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...chunks import power_of_two
 from ..lib.spans import KEYS, KEYS_VALUES, MADE, MATRIX, NUMBER, span_message_end, span_states
 from ..runtime.launch import Launched, launch
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
-from .tiles import fit, power_of_two, programs
+from .tiles import fit, programs
 from .variant import precision_of
 
 __all__ = ["Message", "entering", "finish_message", "leaving", "sealed"]

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from ...chunks import power_of_two
 from ..lib.sums import column_sums, head_sums
 from ..runtime.launch import Launched, launch
-from .tiles import power_of_two, programs
+from .tiles import programs
 
 __all__ = ["add_heads", "sums_of_parts"]
 

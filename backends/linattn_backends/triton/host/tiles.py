@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...chunks import power_of_two
+
 
 class Tile(NamedTuple):
     """Tile of one kernel: ``BK`` key and ``BV`` value channels, warps, and stages of the software pipeline."""
@@ -17,11 +19,6 @@ class Tile(NamedTuple):
 def programs(K: int, V: int, BK: int, BV: int) -> int:
     """Tiles of ``BK`` by ``BV`` that cover ``K`` by ``V``."""
     return -(-K // BK) * -(-V // BV)
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n``."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def fit(n: int, most: int, least: int = 16) -> int:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..host.tiles import Tile, fit, power_of_two
+from ...chunks import power_of_two
+from ..host.tiles import Tile, fit
 from ..host.variant import Stage, Variant
 from .gradients import mixed_bias_bwd, mixed_keys_bwd, mixed_queries_bwd, mixed_values_bwd
 from .outputs import mixed_outputs_fwd

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from ..host.tiles import Tile, power_of_two
+from ...chunks import power_of_two
+from ..host.tiles import Tile
 from ..host.variant import Stage, Variant
 from ..lib.sums import column_sums
 from .kernels import norm_gradients_bwd, norm_outputs_fwd

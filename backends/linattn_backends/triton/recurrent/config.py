@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ..host.tiles import Tile, fit, power_of_two
+from ...chunks import power_of_two
+from ..host.tiles import Tile, fit
 from ..host.variant import Stage, Variant
 from .kernels import recurrent_tokens_fwd
 

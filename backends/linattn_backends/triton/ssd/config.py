@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from ..host.tiles import power_of_two
+from ...chunks import power_of_two
 from ..host.variant import Stage, Variant
 from .kernels import ssd_inputs_bwd, ssd_inputs_fwd, ssd_outputs_bwd, ssd_outputs_fwd, ssd_steps_bwd, ssd_steps_fwd
 
