@@ -292,6 +292,32 @@ def test_a_step_is_one_graph(family: str, fuse: bool) -> None:
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid"])
+def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No state is made beside the cache's, to be copied there."""
+    model, graphs = tiny_models.model_of(family), []
+    ids = torch.randint(3, 99, (2, 12), generator=torch.Generator().manual_seed(1))
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def copied(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a state was made, and is to be copied")
+
+    with integration.enable(fuse=True), torch.no_grad():
+        caches = [transformers.StaticCache(config=model.config, max_cache_len=16) for _ in range(2)]
+        for cache in caches:
+            model(ids, past_key_values=cache, use_cache=True)
+        monkeypatch.setattr(transformers.cache_utils.LinearAttentionLayer, "update_recurrent_state", copied)
+        runs = model, torch.compile(model, fullgraph=True, dynamic=False, backend=noted)
+        for n in range(3):
+            token, pairs = ids[:, n : n + 1], zip(runs, caches, strict=True)
+            eager, compiled = [run(token, past_key_values=cache, use_cache=True).logits for run, cache in pairs]
+            torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+    assert len(graphs) == 1
+
+
 def test_an_exported_model_does_not_need_linattn() -> None:
     layer = tiny_models.model_of("qwen3_next").model.layers[0].linear_attn
     with integration.enable():

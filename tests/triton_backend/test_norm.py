@@ -248,11 +248,21 @@ def test_transforms():
         torch.testing.assert_close(found, torch.stack(expected))
 
 
-def test_compiles_without_a_break():
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_compiled_graph_has_a_node_of_ours_where_a_gradient_is_asked_for(form, gradient):
+    """Else it has operations of PyTorch."""
     torch._dynamo.reset()
-    given = draw(3, 8)
-    compiled = torch.compile(lambda *x: gated_rms_norm(*x, group_size=4), fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*given), gated_rms_norm(*given, group_size=4))
+    nodes, options = [], dict(activation=form[0], norm_before_gate=form[1], group_size=4)
+
+    def noted(graph, inputs):
+        nodes.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    given = [x.requires_grad_(gradient) for x in draw(3, 8)]
+    compiled = torch.compile(lambda *x: gated_rms_norm(*x, **options), fullgraph=True, backend=noted)
+    torch.testing.assert_close(compiled(*given), gated_rms_norm(*given, **options))
+    assert (torch.ops.linattn.triton_gated_rms_norm.default in nodes) == gradient
 
 
 def test_a_failed_launch_names_what_failed(monkeypatch):

@@ -14,6 +14,8 @@ import linattn
 import pytest
 import torch
 import triton
+from linattn.feature_maps import Hedgehog
+from linattn_backends.triton.features import features
 from linattn_backends.triton.runtime import launch, replay
 from triton_cases import arrays, call
 
@@ -125,6 +127,25 @@ def test_kinds_are_told_apart(other, replayed):
         again, _ = call("linear_attn", changed)
     assert len(replayed) == 1
     assert torch.equal(found, again)
+
+
+NODES = {
+    "gated_rms_norm": lambda x: torch.ops.linattn.triton_gated_rms_norm(x, x, x[0, 0, 0], 1e-5, 16, True, True)[0],
+    "hedgehog": lambda x: features(Hedgehog(torch.eye(16).expand(2, 16, 16)), x),
+    "short_conv": lambda x: linattn.short_conv(x[:, :, 0], x[0, 0, 0, :, None], backend="triton")[0],
+    "simple_gla": lambda x: linattn.simple_gla(x, x, x, -x[..., 0].abs(), backend="triton")[0],
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_of_a_compiled_graph_runs_what_was_written_down(name, replayed):
+    x = torch.randn(2, 20, 2, 16, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(NODES[name], backend="eager", fullgraph=True)
+    with torch.no_grad():
+        first = compiled(x)
+        assert not replayed
+        assert torch.equal(compiled(x), first)
+    assert replayed
 
 
 def test_options_are_told_apart(replayed):

@@ -191,3 +191,25 @@ def test_decoding_under_vmap(slots):
     assert torch.equal(pools, separate)
     with pytest.raises(RuntimeError, match="vmap of decode_… needs state mapped as well"):
         torch.func.vmap(one, in_dims=(0, 0, 0, None, None))(*rows, pools[:, 0], None)
+
+
+def test_a_write_that_the_dispatcher_sees_is_counted_without_the_schema(monkeypatch):
+    """PyTorch's own way of counting reads the schema, which takes longer than the rest of such a call."""
+
+    def read(*_):
+        raise AssertionError("the schema was read")
+
+    monkeypatch.setattr(torch._library.utils, "fill_defaults", read)
+    x, state = torch.ones(2, 1, 8), torch.zeros(2, 8, 3)
+    y = torch.ops.linattn.triton_decode_short_conv(x, torch.ones(8, 4), None, state, None, False)
+    assert torch.equal(y, x)
+    assert torch.equal(state[..., -1], x[:, 0])
+    assert state._version == 1
+
+
+def test_a_gradient_of_what_was_written_over_is_refused():
+    state, x = torch.ones(2, 8, 3), torch.ones(2, 8, 3, requires_grad=True)
+    product = (state * x).sum()
+    torch.ops.linattn.triton_decode_short_conv(torch.ones(2, 1, 8), torch.ones(8, 4), None, state, None, False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..gates import BoundedSigmoid, Softplus
-from ..ops import gated_delta_rule, gated_rms_norm, kda
+from ..ops import decode_gated_delta_rule, decode_kda, gated_delta_rule, gated_rms_norm, kda
+from ._slots import wants_gradient
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from .mamba_ssm import mamba_chunk_scan_combined, rmsnorm_fn, selective_state_update
 
@@ -26,7 +27,8 @@ def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, at
     q, k, v = qkv.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v, gate = v.unflatten(-1, (-1, layer.head_v_dim)), Softplus(layer.A_log, layer.dt_bias)
-    o = _recurrence(gated_delta_rule, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
+    forms = gated_delta_rule, decode_gated_delta_rule
+    o = _recurrence(forms, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
     norm, last = (layer.norm, layer.out_proj) if hasattr(layer, "out_proj") else (layer.o_norm, layer.o_proj)
     activation = getattr(norm, "activation", "silu")
     return last(gated_rms_norm(o, z.reshape(o.shape), norm.weight, eps=norm.variance_epsilon, activation=activation).flatten(2))
@@ -40,7 +42,7 @@ def kimi_delta_attention(
     qkv, state = _convolved(layer, _side_by_side(layer, x), cache_params, kwargs)
     q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, -1))
     a, gate = _decays(layer.forget_gate, x, heads)
-    o = _recurrence(kda, (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache_params, kwargs)
+    o = _recurrence((kda, decode_kda), (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache_params, kwargs)
     z = (layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))).unflatten(-1, heads)
     o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
     return layer.o_proj(o.flatten(2))
@@ -148,7 +150,7 @@ def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tupl
 
 
 def _recurrence(
-    operator: Callable[..., tuple[Any, Any]],
+    forms: tuple[Callable[..., tuple[Any, Any]], Callable[..., Any]],
     arrays: tuple[Any, ...],
     gate: Softplus | BoundedSigmoid,
     state: Any,
@@ -156,16 +158,16 @@ def _recurrence(
     cache: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """An operator on queries, keys, values, and logits of decays and of ``beta``. The state it ends in is the cache's."""
-    o, state = operator(
-        *arrays,
-        qk_norm="l2",
-        gate=gate,
-        beta_map="2sigmoid" if getattr(layer, "allow_neg_eigval", False) else "sigmoid",
-        initial_state=state,
-        output_final_state=cache is not None,
-        cu_seqlens=kwargs.get("cu_seq_lens_q"),
-    )
+    """An operator on queries, keys, values, and logits of decays and of ``beta``. The state it ends in is the cache's.
+
+    ``forms`` are the operator and its decoding, which has one more token overwrite the cache's state where it lies.
+    """
+    beta_map = "2sigmoid" if getattr(layer, "allow_neg_eigval", False) else "sigmoid"
+    maps: dict[str, Any] = dict(qk_norm="l2", gate=gate, beta_map=beta_map)
+    (operator, decode), offsets, one = forms, kwargs.get("cu_seq_lens_q"), arrays[0].shape[1] == 1
+    if one and state is not None and offsets is None and not wants_gradient(*arrays, gate.A_log, gate.dt_bias, state):
+        return decode(*arrays, **maps, state=state)
+    o, state = operator(*arrays, **maps, initial_state=state, output_final_state=cache is not None, cu_seqlens=offsets)
     if cache is not None:
         cache.update_recurrent_state(state, layer.layer_idx)
     return o

@@ -90,7 +90,7 @@ def computed(x: Tensor, weight: Tensor, bias: Tensor | None, softmax: bool, nega
 @torch.library.custom_op("linattn::triton_hedgehog", mutates_args=())
 def mapped(x: Tensor, weight: Tensor, bias: Tensor | None, softmax: bool, negation: bool) -> tuple[Tensor, Tensor]:
     """Features; and nothing, since a node has several results."""
-    return forward(x, weight, bias, softmax, negation), x.new_empty(0)
+    return *computed(x, weight, bias, softmax, negation), x.new_empty(0)
 
 
 @mapped.register_fake

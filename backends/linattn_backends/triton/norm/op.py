@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn_backends.torch.transforms import register
+from linattn_backends import companions
+from linattn_backends.torch.transforms import asks_for_gradients, register
 
 from ..host.rows import Rows
 from ..host.tiles import programs
@@ -81,7 +82,7 @@ def norm(
     x: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, silu: bool, before: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs; and nothing, since a node has several results."""
-    return forward(x, z, weight, eps, group_size, silu, before), x.new_empty(0)
+    return *computed(x, z, weight, eps, group_size, silu, before), x.new_empty(0)
 
 
 @norm.register_fake
@@ -122,5 +123,12 @@ def gated_rms_norm(
         activation: ``"silu"`` or ``"sigmoid"``.
         norm_before_gate: Whether ``x`` is normed, or what the gate lets through of it.
         group_size: Columns of a group, a divisor of ``D``; all of them if ``None``.
+
+    Of PyTorch's operations its compiler makes one kernel as well, which costs the host less than a node of ours: where no
+    gradient is asked for, a graph gets these.
     """
-    return _call(x, z, weight, float(eps), group_size or x.shape[-1], activation == "silu", norm_before_gate)[0]
+    size = group_size or x.shape[-1]
+    if torch.compiler.is_compiling() and not asks_for_gradients((x, z, weight)):
+        given = dict(activation=activation, eps=eps, norm_before_gate=norm_before_gate, group_size=size)
+        return companions.gated_rms_norm(x, z, weight, **given)
+    return _call(x, z, weight, float(eps), size, activation == "silu", norm_before_gate)[0]

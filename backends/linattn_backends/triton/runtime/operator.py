@@ -7,6 +7,7 @@ returns ``o``, final states, and what is kept. The op of its gradients takes ``d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,6 +82,7 @@ def in_place(op: Any, name: str, state: int, plain: Callable[..., Tensor]) -> Ca
     ``vmap`` runs it call after call, each on states where they lie. A call that nobody watches runs ``plain``, past the
     dispatcher, which spends on such an op several times what the launch takes.
     """
+    count_writes(op, state)
 
     @op.register_vmap
     def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -99,3 +101,19 @@ def in_place(op: Any, name: str, state: int, plain: Callable[..., Tensor]) -> Ca
         return without_modes(plain, args)
 
     return call
+
+
+def count_writes(op: Any, state: int) -> None:
+    """Let autograd know of what an op writes to its argument number ``state``, in the place of PyTorch's own way.
+
+    That reads the schema once for each argument to find out what is written, which takes longer than all else that a compiled
+    program does to call the op.
+    """
+
+    def counted(keyset: Any, *args: Any) -> Tensor:
+        torch.autograd.graph.increment_version(args[state])
+        return op._opoverload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # that a kernel is replaced
+        op._lib.impl(op._name, counted, "ADInplaceOrView", with_keyset=True, allow_override=True)
