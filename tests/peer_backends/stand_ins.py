@@ -84,9 +84,10 @@ def mlx_gated_delta(q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any = 
     import mlx.core as mx
 
     family = "gated_delta_rule" if decay.ndim == 3 else "kda"
-    given = dict(q=q, k=k, v=v, g=mx.log(decay), beta=beta, scale=1.0, output_final_state=True)
+    wide = {name: x if x.dtype == mx.float64 else x.astype(mx.float32) for name, x in dict(q=q, k=k, v=v).items()}
+    given = dict(wide, g=mx.log(decay), beta=beta, scale=1.0, output_final_state=True)
     o, final = by_definition(family, given | {"initial_state": None if state is None else state.swapaxes(-1, -2)})
-    return mx.array(o), mx.array(final).swapaxes(-1, -2)
+    return mx.array(o).astype(q.dtype), mx.array(final).swapaxes(-1, -2)
 
 
 def module(name: str, **members: Any) -> dict[str, types.ModuleType]:

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from functools import partial
 
 import linattn
 import numpy as np
@@ -220,6 +221,19 @@ def test_float64_decays_have_its_digits(backend):
     o, _ = backend.chunk_gated_delta_rule(**x, scale=1.0, output_final_state=False)
     wanted, _ = stand_ins.by_definition("gated_delta_rule", dict(x, scale=1.0))
     np.testing.assert_allclose(np.asarray(o), wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", ["mlx_fast", "mlx_lm"], indirect=True)
+def test_what_float16_does_not_hold_unscaled_is_scaled_before(backend):
+    """Outputs of 3e5 times a scale of 2^-12 is what they hold."""
+    import mlx.core as mx
+
+    one = mx.ones((1, 1, 1, 1), mx.float16)
+    form = "recurrent" if backend.name == "mlx_lm" else "chunk"
+    run = partial(getattr(backend, f"{form}_gated_delta_rule"), scale=2.0**-12, initial_state=None, output_final_state=False)
+    o, _ = run(600 * one, one, 500 * one, mx.zeros((1, 1, 1)), mx.ones((1, 1, 1)))
+    assert o.dtype == mx.float16
+    assert o.item() == pytest.approx(3e5 * 2.0**-12, rel=1e-3)
 
 
 # -- its place ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``mx.fast.gated_delta_update`` (MLX 0.32) as a backend: one operator, the gated delta rule, with gradients.
 
-Its decays are linear, so it gets ``exp(g)``; its states are ``[B, HV, V, K]``; it has no scale, so the output is multiplied.
+Its decays are linear, so it gets ``exp(g)``; its states are ``[B, HV, V, K]``; it has no scale, so queries are multiplied, in
+float32: of float16 little is left, or of its gradient, where the scale is small, and it rounds decays to the dtype of queries.
 ``delta_rule`` is lowered to it with gates of zero. Its Metal kernels take no decay below 1e-6 for what it is, as their source
 says: an adapter sees no data and cannot decline, so on such gates conformance decides.
 """
@@ -28,14 +29,14 @@ def _gated_delta_rule(
 ) -> tuple[mx.array, mx.array | None]:
     wide = mx.float64 if arrays["v"].dtype == mx.float64 else mx.float32
     o, final = mx.fast.gated_delta_update(
-        arrays["q"],
+        arrays["q"].astype(wide) * scale,
         arrays["k"],
         arrays["v"],
         _exp(arrays["g"].astype(wide)),
         arrays["beta"].astype(wide),
         None if initial_state is None else initial_state.astype(wide).swapaxes(-1, -2),
     )
-    return o * scale, final.swapaxes(-1, -2) if output_final_state else None
+    return o.astype(arrays["v"].dtype), final.swapaxes(-1, -2) if output_final_state else None
 
 
 def _exp(g: mx.array) -> mx.array:

@@ -1,8 +1,9 @@
 """mlx-lm's (0.32) gated delta rule as a backend: token by token, with a gate for each head or for each key channel.
 
-Its decays are linear, so it gets ``exp(g)``; its states are ``[B, HV, V, K]``; it has no scale, so the output is multiplied.
-Which of its two functions runs is decided as its own models decide it: the Metal kernel where that takes the width, else MLX
-operations. The kernel has no gradient; MLX raises when one is asked for, which no ``Call`` can tell beforehand.
+Its decays are linear, so it gets ``exp(g)``; its states are ``[B, HV, V, K]``; it has no scale, so queries are multiplied, in
+float32: of float16 little is left, or of its gradient, where the scale is small. Which of its two functions runs is decided as
+its own models decide it: the Metal kernel where that takes the width, else MLX operations. The kernel has no gradient; MLX
+raises when one is asked for, which no ``Call`` can tell beforehand.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def _run(
     state = mx.zeros((B, HV, K, V)) if initial_state is None else initial_state.astype(mx.float32)
     function = gated_delta_kernel if _on_metal() and K % LANES == 0 else gated_delta_ops
     decay = mx.exp(g.astype(mx.float32))
-    o, final = function(q, k, v, decay, beta.astype(mx.float32), state.swapaxes(-1, -2))
-    return o * scale, final.swapaxes(-1, -2) if output_final_state else None
+    o, final = function(q.astype(mx.float32) * scale, k, v, decay, beta.astype(mx.float32), state.swapaxes(-1, -2))
+    return o.astype(v.dtype), final.swapaxes(-1, -2) if output_final_state else None
 
 
 def _on_metal() -> bool:
