@@ -31,13 +31,13 @@ multiplied by ``1 ± amplitude``, signs at random:
 Added to it, in quadrature: rounding to the dtype of the result; a quarter of the array's overall noise (a large row's error
 reaches small ones through shared sums); for the gradient of an initial state, the rounding of the running sum of all gates
 with each token of a chunk, which the cap leaves out; for what the delta families read of an initial state and leave of it, and
-its gradient, and for what a token and its gate get of both, what rounding does to a chunk's solved system by which they do,
-though that chunk may leave next to nothing; for the gradient of an input that is mapped, a slope that is flushed to zero; for
-the gradient of a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; for the gradient of what all
-tokens share, as much as a running sum of terms that are alike may lose, which is alike with each of them; and, under
-``normalize``, for the gradients of queries and keys, and of the gates that are made of them, that of one of the two sums which
-they are the difference of. On top of all stands the smallest normal number, times ``PARTED`` for gradients of calls with gates:
-below it, results may be flushed to zero.
+its gradient, and for what a token and its gate get of both, what rounding does to the solved system by which they do, though
+next to nothing may be left; for the gradient of an input that is mapped, a slope that is flushed to zero; for the gradient of
+a gate, the noise of the sums ``Σ q∘dq − k∘dk`` that it is the small difference of; for the gradient of what all tokens share,
+as much as a running sum of terms that are alike may lose, which is alike with each of them; and, under ``normalize``, for the
+gradients of queries and keys, and of the gates that are made of them, that of one of the two sums which they are the difference
+of. On top of all stands the smallest normal number, times ``PARTED`` for gradients of calls with gates: below it, results may
+be flushed to zero.
 
 **Bounds.** No element may be off by more than ``ROW`` times the noise of its row, nor an array as a whole (root mean square
 over all rows) by more than ``OVERALL`` times its noise, or nearly ``ROW`` times if it has few numbers. An element's own
@@ -69,10 +69,6 @@ __all__ = ["OVERALL", "ROW", "Quantity", "Truth", "distance", "truth_of", "truth
 Array = NDArray[Any]
 Share = Callable[[], Array]
 """Gives what :func:`_share` says of a call."""
-Left = list[tuple[slice, slice, Array]]
-"""Of some sequences, and of tokens of theirs, what comes to the first of them, or back to the last: ``[B, HV]``."""
-ByChunk = Callable[..., Left]
-"""What :func:`_by_chunk` says of a call's states."""
 
 REPLICAS = 3
 SOLVED = 32
@@ -249,9 +245,8 @@ def _truth_of(
         rounding = _amplitude(problem, accumulation(low), low)
         found["final_state"] = _with_sums_apart(*outputs["final_state"], found["final_state"].dtype, count, rounding)
     share = functools.cache(lambda: _share(problem, low, arrays))  # of calls with states, and once for all that asks
-    by_chunk = functools.partial(_by_chunk, problem, op, arrays, options)
-    _add_noise_of_what_is_left(problem, share, by_chunk, arrays, found.get("final_state"), arrays.get("initial_state"))
-    _add_noise_of_reading_what_is_left(problem, share, by_chunk, arrays, found["o"], options.get("scale", 1.0))
+    _add_noise_of_what_is_left(problem, share, arrays, found.get("final_state"), arrays.get("initial_state"))
+    _add_noise_of_reading_what_is_left(problem, share, arrays, found["o"], options.get("scale", 1.0))
     if draw_cotangents is None:
         return Truth(found, {}, {})
     cotangents = draw_cotangents(found)
@@ -274,11 +269,11 @@ def _truth_of(
     for quantity in result.values():  # one of float64 may have been computed in float32
         quantity.noise = np.maximum(quantity.noise, least)
     initial = result.get("initial_state")
-    _add_noise_of_what_is_left(problem, share, by_chunk, arrays, initial, cotangents.get("final_state"), back=True)
+    _add_noise_of_what_is_left(problem, share, arrays, initial, cotangents.get("final_state"))
     _add_noise_of_being_read(problem, share, arrays, initial, cotangents.get("o"), options.get("scale", 1.0))
     _add_noise_of_all_gates(problem, low, arrays, initial)
     _add_noise_of_neighbours(problem, low, arrays, result)
-    _add_noise_of_passing_states(problem, share, by_chunk, arrays, result, cotangents.get("final_state"))
+    _add_noise_of_passing_states(problem, share, arrays, result, cotangents.get("final_state"))
     divided = problem.options.get("normalize") and "o" in cotangents
     terms = _terms_of_quotient(problem, op, arrays, cotangents["o"]) if divided else {}
     _add_noise_of_quotient(problem, low, terms, result)
@@ -623,34 +618,25 @@ def _with_sums_apart(stacked: Array, axis: int, dtype: str, count: int, rounding
 
 
 def _add_noise_of_what_is_left(
-    problem: Problem,
-    share: Share,
-    by_chunk: ByChunk,
-    arrays: Mapping[str, Array],
-    quantity: Quantity | None,
-    carried: Array | None,
-    back: bool = False,
+    problem: Problem, share: Share, arrays: Mapping[str, Array], quantity: Quantity | None, carried: Array | None
 ) -> None:
-    """What a chunk of the delta families leaves of a state is ``1 − Σ``, and as far off as the sum, though next to nothing may
-    be left: of one channel every token takes its share, of many a small part. Of what gates and earlier chunks took away
-    nothing is left to be off.
+    """What the delta families leave of a state is ``1 − Σ``, and as far off as the sum, though next to nothing may be left:
+    of one channel every token takes its share, of many a small part. Of what gates took away nothing is left to be off.
     """
     if quantity is None or carried is None or not {"beta", "a"}.intersection(arrays) or not carried.size:
         return
-    kept = np.zeros(carried.shape[:2])  # nothing of a sequence without a token
-    for sequences, chunk, earlier in by_chunk(carried, back):
-        kept[sequences] = earlier * _left_by_gates(arrays, chunk)  # of the last one that is passed
-    quantity.noise = np.hypot(quantity.noise, (share() * kept)[..., None, None])
+    kept = carried * _left_by_gates(problem, arrays)
+    quantity.noise = np.hypot(quantity.noise, share()[:, None, None] * _rms_of_held(kept)[..., None, None])
 
 
 def _add_noise_of_reading_what_is_left(
-    problem: Problem, share: Share, by_chunk: ByChunk, arrays: Mapping[str, Array], o: Quantity, scale: float
+    problem: Problem, share: Share, arrays: Mapping[str, Array], o: Quantity, scale: float
 ) -> None:
     """Outputs read what the delta families have left of a state so far, where values add next to nothing to it."""
     state = arrays.get("initial_state")
     if state is None or not {"beta", "a"}.intersection(arrays) or not o.value.size:
         return
-    read = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, by_chunk(state))
+    read = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, _rms_of_held(state))
     o.noise = np.hypot(o.noise, (share() * np.abs(scale) * read)[..., None])
 
 
@@ -660,8 +646,7 @@ def _add_noise_of_being_read(
     """What an initial state gets from outputs is as far off as they are by reading it."""
     if d_state is None or do is None or not {"beta", "a"}.intersection(arrays) or not do.size:
         return
-    everything = _by_sequence(problem, arrays, np.ones(d_state.value.shape[:2]))
-    reach = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, everything)
+    reach = _lengths(problem, arrays["q"]) * _left_at_tokens(problem, arrays, np.ones(d_state.value.shape[:2]))
     fed = np.square(reach * _rms(do, axis=-1))
     sums = [fed[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
     fed = np.sqrt(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])
@@ -674,48 +659,13 @@ def _lengths(problem: Problem, x: Array) -> Array:
     return np.repeat(lengths, problem.sizes["HV"] // lengths.shape[2], axis=2)
 
 
-def _by_sequence(problem: Problem, arrays: Mapping[str, Array], whole: Array) -> Left:
-    """What comes to each sequence, ``[N, HV]``."""
-    if "cu_seqlens" not in arrays:
-        return [(slice(None), slice(0, problem.sizes["T"]), whole)]
-    return [(slice(n, n + 1), own, whole[n : n + 1]) for n, own in enumerate(_sequences(problem.sizes["T"], arrays))]
-
-
-def _by_chunk(
-    problem: Problem, op: str, arrays: Mapping[str, Array], options: Mapping[str, Any], states: Array, back: bool = False
-) -> Left:
-    """How large states, ``[N, HV, K, V]``, still are at each chunk of their sequences, or gradients of final states as they
-    come ``back`` to it: where the chunk before it began, for that leaves its rounding errors to this one.
-    """
-    of_tokens = {name: x for name, x in arrays.items() if problem.symbols[name][1:2] == ("T",)}
-    options = {**options, "output_final_state": True}
-
-    def passed(chunk: slice, left: Array) -> Array:
-        given = {**arrays, **{name: x[:, chunk] for name, x in of_tokens.items()}}
-        given |= {"v": np.zeros_like(given["v"]), "initial_state": np.zeros_like(left) if back else left}
-        given.pop("cu_seqlens", None)
-        if back:
-            return oracle.vjp(op, given, options, None, left)["initial_state"]
-        return oracle.forward(op, given, options)[1]
-
-    found = []
-    for sequences, own, left in _by_sequence(problem, arrays, states):
-        chunks = [slice(start, min(start + CHUNK, own.stop)) for start in range(own.start, own.stop, CHUNK)]
-        earlier = _rms_of_held(left)
-        for chunk in reversed(chunks) if back else chunks:
-            found.append((sequences, chunk, earlier))
-            if chunk is not chunks[0 if back else -1]:
-                earlier, left = _rms_of_held(left), passed(chunk, left)
-    return found
-
-
-def _left_at_tokens(problem: Problem, arrays: Mapping[str, Array], wholes: Left, back: bool = False) -> Array:
-    """What gates alone leave of something once it has passed those of each token, or as it comes ``back`` to each token:
-    ``[B, T, HV]``.
+def _left_at_tokens(problem: Problem, arrays: Mapping[str, Array], whole: Array, back: bool = False) -> Array:
+    """What gates alone leave of something of each sequence, ``[N, HV]``, once it has passed each token's, or as it comes
+    ``back`` to each token from the end: ``[B, T, HV]``.
     """
     left = np.zeros((*arrays["v"].shape[:2], problem.sizes["HV"]))
-    for _, own, whole in wholes:
-        left[:, own] = whole[:, None]
+    for n, own in enumerate(_sequences(problem.sizes["T"], arrays)):
+        left[:, own] = whole[n] if "cu_seqlens" in arrays else whole[:, None]
         if "g" in arrays:
             gates = _weakest(arrays)[:, own]
             if back:
@@ -756,9 +706,12 @@ def _sequences(T: int, arrays: Mapping[str, Array]) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
-def _left_by_gates(arrays: Mapping[str, Array], tokens: slice) -> Array:
-    """What the gates of some tokens leave of a state at most, of each head."""
-    return np.exp(_weakest(arrays)[:, tokens].sum(1)) if "g" in arrays else np.ones(())
+def _left_by_gates(problem: Problem, arrays: Mapping[str, Array]) -> Array:
+    """What the gates of each sequence leave of a state at most, in a shape that broadcasts to that of states."""
+    if "g" not in arrays:
+        return np.ones(())
+    sums = [_weakest(arrays)[:, own].sum(1) for own in _sequences(problem.sizes["T"], arrays)]
+    return np.exp(np.concatenate(sums) if "cu_seqlens" in arrays else sums[0])[..., None, None]
 
 
 def _add_noise_of_all_gates(problem: Problem, low: str, arrays: Mapping[str, Array], quantity: Quantity | None) -> None:
@@ -801,23 +754,18 @@ def _add_noise_of_neighbours(
 
 
 def _add_noise_of_passing_states(
-    problem: Problem,
-    share: Share,
-    by_chunk: ByChunk,
-    arrays: Mapping[str, Array],
-    gradients: Mapping[str, Quantity],
-    d_state: Array | None,
+    problem: Problem, share: Share, arrays: Mapping[str, Array], gradients: Mapping[str, Quantity], d_state: Array | None
 ) -> None:
-    """A token of the delta families gets what its chunk leaves of the initial state times what it leaves of the final one's
-    gradient, each as far off as the share of it that is left, though next to nothing may be left of either; its gate does too.
+    """A token of the delta families gets what is left of the initial state times what is left of the final one's gradient, each
+    as far off as the share of it that is left, though next to nothing may be left of either; and so does its gate.
     """
     state = arrays.get("initial_state")
     if "beta" not in arrays or state is None or d_state is None or not state.size or not arrays["v"].size:
         return
     V, keys = problem.sizes["V"], _lengths(problem, arrays["k"])
     strengths = arrays["beta"] if arrays["beta"].ndim == 3 else np.abs(arrays["beta"]).max(-1)
-    before = _left_at_tokens(problem, arrays, by_chunk(state))
-    after = _left_at_tokens(problem, arrays, by_chunk(d_state, back=True), back=True)
+    before = _left_at_tokens(problem, arrays, _rms_of_held(state))
+    after = _left_at_tokens(problem, arrays, _rms_of_held(d_state), back=True)
     through = share() * keys * after
     found = {"v": through * strengths, "k": through * strengths * before * np.sqrt(V), "beta": through * keys * before}
     if arrays["beta"].ndim == 3:

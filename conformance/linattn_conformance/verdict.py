@@ -112,8 +112,8 @@ def verdict(report: Mapping[str, Any], manifest: Manifest) -> Verdict:
     statuses = {name: found[name]["status"] if name in found else "not-run" for name in wanted}
     if report.get("selection"):
         return Verdict(profile, NONE, coverage=capabilities.coverage(statuses))
-    lacking = [name for name, status in statuses.items() if status in ("failed", "not-run")]
-    waived = waivers.of(report, [*lacking, *filter(fresh.is_fresh, found)])
+    told = statuses | {name: result["status"] for name, result in found.items() if fresh.is_fresh(name)}
+    waived = waivers.of(report, [name for name, status in told.items() if status in ("failed", "not-run")])
     statuses |= {name: "waived" for name in waived if name in statuses}
     problems = list(report["complaints"])
     if report["manifest"] != manifest.hash:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import linattn.integrations.transformers as integration  # noqa: E402
-from linattn.errors import Unsupported  # noqa: E402
+from linattn.errors import ShapeError, Unsupported  # noqa: E402
 from linattn.integrations.seams import FallbackWarning, stood_for  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
@@ -316,6 +316,18 @@ def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family
             eager, compiled = [run(token, past_key_values=cache, use_cache=True).logits for run, cache in pairs]
             torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "olmo_hybrid"])
+def test_a_token_of_fewer_sequences_than_the_cache_has_is_refused(family: str) -> None:
+    model = tiny_models.model_of(family)
+    ids = torch.randint(3, 99, (4, 12), generator=torch.Generator().manual_seed(1))
+    with integration.enable(fuse=True), torch.no_grad():
+        cache = transformers.DynamicCache(config=model.config)
+        model(ids, past_key_values=cache, use_cache=True)
+        mixer = next(m for m in model.modules() if type(m).__name__ in integration.FORWARDS)
+        with pytest.raises(ShapeError, match="initial_state must be"):
+            mixer(torch.randn(2, 1, model.config.hidden_size), cache_params=cache)
 
 
 def test_an_exported_model_does_not_need_linattn() -> None:

@@ -164,8 +164,9 @@ def _recurrence(
     """
     beta_map = "2sigmoid" if getattr(layer, "allow_neg_eigval", False) else "sigmoid"
     maps: dict[str, Any] = dict(qk_norm="l2", gate=gate, beta_map=beta_map)
-    (operator, decode), offsets, one = forms, kwargs.get("cu_seq_lens_q"), arrays[0].shape[1] == 1
-    if one and state is not None and offsets is None and not wants_gradient(*arrays, gate.A_log, gate.dt_bias, state):
+    (operator, decode), offsets, (B, T, *_) = forms, kwargs.get("cu_seq_lens_q"), arrays[0].shape
+    one = T == 1 and offsets is None and state is not None and len(state) == B  # of a pool decoding would take some
+    if one and not wants_gradient(*arrays, gate.A_log, gate.dt_bias, state):
         return decode(*arrays, **maps, state=state)
     o, state = operator(*arrays, **maps, initial_state=state, output_final_state=cache is not None, cu_seqlens=offsets)
     if cache is not None:
