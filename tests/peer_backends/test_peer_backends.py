@@ -225,7 +225,7 @@ def test_float64_decays_have_its_digits(backend):
 
 @pytest.mark.parametrize("backend", ["mlx_fast", "mlx_lm"], indirect=True)
 def test_what_float16_does_not_hold_unscaled_is_scaled_before(backend):
-    """Outputs of 3e5 times a scale of 2^-12 is what they hold."""
+    """An output of 3e5, times a scale of 2^-12."""
     import mlx.core as mx
 
     one = mx.ones((1, 1, 1, 1), mx.float16)

@@ -113,7 +113,7 @@ def bidirectional(q: Array, k: Array, v: Array, cu_seqlens: Array | None, *, sca
     dtype = accumulation(v.dtype)
     if v.size == 0 or (cu_seqlens is not None and cu_seqlens.shape[0] == 1):
         return jnp.zeros_like(v)
-    C = power_of_two_up_to(64, T)
+    C = chunk_length("chunk", None, T, False, LONGEST)
     places = Rows(T, C, 1) if cu_seqlens is None else Packed(T, cu_seqlens, C, 1)
     xq, xk, xv = (to_heads(chunks_last(places.cut(x)), C, HV, dtype) for x in (q, k, v))  # [n, B, HV, C, W]
     sums = jnp.matmul(xk.mT, xv, precision="highest")
@@ -126,8 +126,3 @@ def chunks_last(x: Array) -> Array:
     """``[n, B, C, heads, W]`` as ``[B, n·C, heads, W]``."""
     n, B, C, *rest = x.shape
     return x.swapaxes(0, 1).reshape(B, n * C, *rest)
-
-
-def power_of_two_up_to(most: int, n: int) -> int:
-    """A chunk no longer than the sequence needs."""
-    return chunk_length("chunk", most, n, False, LONGEST)
