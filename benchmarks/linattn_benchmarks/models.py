@@ -20,7 +20,7 @@ import torch
 from linattn.integrations import transformers as integration
 from torch import Tensor, nn
 
-from .beside import KERNELS, OURS, REST, WHOLE, Compile, Job, Library, Prepared, hide
+from .beside import KERNELS, OURS, REST, WHOLE, Compile, Job, Library, Prepared, hide, is_ours
 from .subjects import fla_refuses, force_fla
 
 Options = Mapping[str, Any]
@@ -115,6 +115,8 @@ def prepared(job: Job) -> Prepared:
     """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
+    if not is_ours(job.library):
+        torch.compiler.is_exporting = exporting
     if job.library == MODELS[job.name].package:
         importlib.import_module(job.library)  # transformers would run its own code where that fails, and say nothing
     if job.library == "fla" and job.device == "cuda" and fla_refuses():
@@ -179,6 +181,13 @@ def prepared(job: Job) -> Prepared:
     return Prepared(proof, calls, lambda: way(job.library), idle)
 
 
+def exporting() -> bool:
+    """Whether a model is being exported, as PyTorch 2.12 says it. That of 2.10 and 2.11 is true in all that they compile, where
+    transformers then calls no package.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
     """The model, the same one in every process."""
     import transformers
@@ -238,7 +247,7 @@ def without_mixers(model: Any) -> Any:
 @contextlib.contextmanager
 def way(library: str) -> Iterator[None]:
     """Run models as a library has them run."""
-    if not library.startswith(OURS):
+    if not is_ours(library):
         yield
         return
     with integration.enable(fuse=library == FUSED):

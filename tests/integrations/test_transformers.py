@@ -282,25 +282,43 @@ def test_packed_sequences_of_a_fused_mixer_are_kept_apart() -> None:
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
 
 
+class Noted:
+    """A compiler that keeps the graphs that it is given, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs.append(graph)
+        return graph
+
+
+@pytest.fixture
+def exporting_all_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``is_exporting()`` as compiled models see it in PyTorch 2.10 and 2.11. The compiler knows its functions by then."""
+    torch.compile(lambda x: x + torch.compiler.is_exporting(), backend="eager")(torch.ones(1))
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: torch.compiler.is_compiling())
+
+
+@pytest.mark.usefixtures("exporting_all_that_compiles")
 @pytest.mark.parametrize(("family", "fuse"), [("olmo_hybrid", False), ("qwen3_5", True), ("bamba", True)])
-def test_a_step_is_one_graph(family: str, fuse: bool) -> None:
-    model = tiny_models.model_of(family)
+def test_a_step_is_one_graph_of_linattns(family: str, fuse: bool) -> None:
+    model, noted = tiny_models.model_of(family), Noted()
     ids = torch.randint(3, 99, (1, 12))
     with integration.enable(fuse=fuse), torch.no_grad():
         eager = model(ids, use_cache=False).logits
-        compiled = torch.compile(model, fullgraph=True, backend="eager")(ids, use_cache=False).logits
+        compiled = torch.compile(model, fullgraph=True, backend=noted)(ids, use_cache=False).logits
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+    (graph,) = noted.graphs
+    mixers = sum(type(m).__name__ in integration.FORWARDS for m in model.modules())
+    assert sum("linattn.matrix_state" in str(node.target) for node in graph.graph.nodes) == mixers
 
 
 @pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid"])
 def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No state is made beside the cache's, to be copied there."""
-    model, graphs = tiny_models.model_of(family), []
+    model, noted = tiny_models.model_of(family), Noted()
     ids = torch.randint(3, 99, (2, 12), generator=torch.Generator().manual_seed(1))
-
-    def noted(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
 
     def copied(*_: Any, **__: Any) -> Any:
         raise AssertionError("a state was made, and is to be copied")
@@ -315,7 +333,7 @@ def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family
             token, pairs = ids[:, n : n + 1], zip(runs, caches, strict=True)
             eager, compiled = [run(token, past_key_values=cache, use_cache=True).logits for run, cache in pairs]
             torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
-    assert len(graphs) == 1
+    assert len(noted.graphs) == 1
 
 
 @pytest.mark.parametrize("family", ["kimi_linear", "olmo_hybrid"])
@@ -330,10 +348,12 @@ def test_a_token_of_fewer_sequences_than_the_cache_has_is_refused(family: str) -
             mixer(torch.randn(2, 1, model.config.hidden_size), cache_params=cache)
 
 
-def test_an_exported_model_does_not_need_linattn() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fuse", [False, True])
+def test_an_exported_model_does_not_need_linattn(strict: bool, fuse: bool) -> None:
     layer = tiny_models.model_of("qwen3_next").model.layers[0].linear_attn
-    with integration.enable():
-        exported = torch.export.export(layer, (torch.randn(1, 6, 32),), strict=False)
+    with integration.enable(fuse=fuse):
+        exported = torch.export.export(layer, (torch.randn(1, 6, 32),), strict=strict)
     assert "linattn" not in str(exported.graph)
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
+
 from ..ops import gated_delta_rule
 from ..ops._family import explain
 from .fused import FORWARDS
@@ -215,15 +217,20 @@ def _named_only(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _elsewhere(before: Any, label: str) -> Callable[[], bool]:
     """Whether a call is not for linattn: of a model that is being exported, or for which a hub's kernel was chosen."""
-    from torch.compiler import is_exporting
-
     if not hasattr(before.__class__, "kernel_layer_name"):
-        return is_exporting
+        return _is_exporting
 
     def elsewhere() -> bool:
-        return is_exporting() or _has_kernel(before, label)
+        return _is_exporting() or _has_kernel(before, label)
 
     return elsewhere
+
+
+def _is_exporting() -> bool:
+    """Whether a model is being exported. PyTorch 2.10 and 2.11 hold ``torch.compiler.is_exporting()`` for true in all that they
+    compile.
+    """
+    return torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
 
 
 def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) -> Callable[..., Any]:
@@ -231,12 +238,10 @@ def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) 
 
     What it refuses, it raises: part of the layer's cache may be written by then.
     """
-    from torch.compiler import is_exporting
-
     ours: Any = import_module("transformers.integrations.accelerate").force_accelerate_hooks("conv1d")(forward)
 
     def served(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return before(layer, *args, **kwargs) if is_exporting() else ours(layer, *args, **kwargs)
+        return before(layer, *args, **kwargs) if _is_exporting() else ours(layer, *args, **kwargs)
 
     return standing_for(before, served, label)
 
@@ -269,16 +274,12 @@ def _by_functions(seams: Iterable[Seam]) -> Iterator[str]:
 
 def where() -> str:
     """Which backend a recurrence of a model runs on, for each kind of device that is here, e.g. ``"on cpu by torch"``."""
-    import torch
-
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return ", ".join(f"on {device} by {_backend(device)}" for device in devices)
 
 
 def _backend(device: str) -> str:
     """The backend that takes a gated delta rule as a model calls it, in bfloat16."""
-    import torch
-
     x = torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16, device=device)
     return explain(gated_delta_rule, x, x, x, x[..., 0], x[..., 0]).backend or "nothing"
 
