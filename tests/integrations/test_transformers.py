@@ -314,6 +314,19 @@ def test_a_step_is_one_graph_of_linattns(family: str, fuse: bool) -> None:
     assert sum("linattn.matrix_state" in str(node.target) for node in graph.graph.nodes) == mixers
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid", "qwen3_next"])
+def test_a_compiled_step_teaches_the_same_on_cuda(family: str, fuse: bool) -> None:
+    model = tiny_models.model_of(family).cuda()
+    ids = tokens("cuda")
+    with integration.enable(fuse=fuse):
+        logits, gradients = taught(model, ids)
+        model.compile(fullgraph=True, dynamic=False)
+        compiled = taught(model, ids)
+    torch.testing.assert_close(compiled, (logits, gradients), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid"])
 def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No state is made beside the cache's, to be copied there."""
