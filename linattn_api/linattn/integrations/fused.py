@@ -141,12 +141,17 @@ def _convolved(layer: Any, qkv: Any, cache: Any, kwargs: dict[str, Any]) -> tupl
         return causal_conv1d_fn(qkv.mT, weight, bias, kwargs.get("seq_idx"), activation=layer.activation).mT, None
     conv_state = cache.get_conv_state(layer.layer_idx, state_idx=0)
     state = cache.get_recurrent_state(layer.layer_idx, state_idx=0)
-    recording = getattr(cache, "is_recording_past", lambda layer_idx: False)
-    if conv_state is not None and tokens == 1 and not recording(layer.layer_idx):
+    if conv_state is not None and tokens == 1 and not _records(cache, layer):
         return causal_conv1d_update(qkv.mT, conv_state, weight, bias, layer.activation).mT, state
     longer = cache.update_conv_state(qkv.mT, layer.layer_idx, conv_kernel_size=layer.conv_kernel_size)
     y = causal_conv1d_fn(longer, weight, bias, kwargs.get("seq_idx"), activation=layer.activation)
     return y[..., -tokens:].mT, state
+
+
+def _records(cache: Any, layer: Any) -> bool:
+    """Whether the cache keeps what a layer's states were, to go back to; those of older versions of transformers do not."""
+    recording = getattr(cache, "is_recording_past", None)
+    return recording is not None and recording(layer.layer_idx)
 
 
 def _recurrence(
