@@ -38,7 +38,10 @@ Row = dict[str, Any]
 
 BENCHMARKS = {"layer": f"{__package__}.layers", "model": f"{__package__}.models"}
 """What knows how to make the modules of each: ``NAMES``, ``WHATS``, ``LIBRARIES``, ``SHAPES`` and ``prepared``."""
-MODES = ("eager", "compiled")
+MODES: dict[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "replayed": {"mode": "reduce-overhead"}}
+"""How a call is made, and what ``torch.compile`` is told of it. CUDA graphs that are replayed are recorded in a second call."""
+USUAL_MODES = ("eager", "compiled")
+"""Those that are timed where none is named."""
 OURS = "linattn"
 """The library that the others are held against."""
 WHOLE, REST = "train", "rest"
@@ -271,14 +274,18 @@ def called(make: Callable[[Compile], Call], mode: str) -> tuple[Call, str | None
         call = make(lambda function: function)
         call()
         return call, None
+
+    def compiled(fullgraph: bool) -> Call:
+        call = make(lambda function: torch.compile(function, fullgraph=fullgraph, dynamic=False, **MODES[mode]))
+        call()
+        if MODES[mode]:
+            call()
+        return call
+
     try:
-        call = make(lambda function: torch.compile(function, fullgraph=True, dynamic=False))
-        call()
+        return compiled(fullgraph=True), None
     except torch._dynamo.exc.Unsupported:
-        call = make(lambda function: torch.compile(function, dynamic=False))
-        call()
-        return call, "more than one graph"
-    return call, None
+        return compiled(fullgraph=False), "more than one graph"
 
 
 def hide(packages: Sequence[str]) -> None:

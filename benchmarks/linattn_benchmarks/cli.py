@@ -118,7 +118,7 @@ def bench(
     small: Annotated[bool | None, typer.Option(help="Of layer, model and parts: at reduced sizes. Default: real ones.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Of model: how many layers it has. Default: 4.")] = None,
     modes: Annotated[
-        str | None, typer.Option(help="Of layer and model, comma-separated: eager, compiled. Default: both.")
+        str | None, typer.Option(help="Of layer and model, comma-separated: eager, compiled, replayed. Default: the first two.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of PyTorch. Default: its own choice.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Makes the arrays. Default: another one every time.")] = None,

@@ -51,7 +51,7 @@ class Asked:
         ranks: Numbers of ranks; empty for the usual ones.
         graph: Whether calls of ranks are also recorded as CUDA graphs.
         what: What is done with layers and models; None for everything.
-        modes: Eager, compiled, or both.
+        modes: Eager, compiled, replayed; None for the first two.
         peers: The libraries beside linattn; None for every one.
         small: Whether at reduced sizes.
         layers: Layers of a model.
@@ -315,7 +315,8 @@ def jobs_of(name: str, words: Sequence[str], asked: Asked) -> list[beside.Job]:
         raise OptionError(f"{name} cannot run: {error}; pip install 'linattn[torch,bench]'") from error
     chosen = [choice(f"{name}: unknown name", word, known.NAMES) for word in words] or known.NAMES
     whats = [choice("--what: unknown", what, known.WHATS) for what in (asked.what or ",".join(known.WHATS)).split(",")]
-    modes = [choice("--modes: unknown", mode, beside.MODES) for mode in (asked.modes or ",".join(beside.MODES)).split(",")]
+    wanted_modes = asked.modes.split(",") if asked.modes else beside.USUAL_MODES
+    modes = [choice("--modes: unknown", mode, beside.MODES) for mode in wanted_modes]
     peers = (
         known.LIBRARIES if asked.peers is None else [choice("--peer: unknown", peer, known.LIBRARIES) for peer in asked.peers]
     )

@@ -302,6 +302,15 @@ def test_a_call_that_breaks_the_graph_is_compiled_in_parts(monkeypatch):
     assert call().tolist() == [4.0, 4.0]
 
 
+@pytest.mark.parametrize(("mode", "told", "times"), [("compiled", {}, 1), ("replayed", {"mode": "reduce-overhead"}, 2)])
+def test_a_replayed_call_is_recorded_before_it_is_timed(monkeypatch, mode, told, times):
+    compiled, made = [], []
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled.append(options) or f)
+    beside.called(lambda compile_: compile_(lambda: made.append(1)), mode)
+    assert compiled == [{"fullgraph": True, "dynamic": False, **told}]
+    assert len(made) == times
+
+
 def test_a_call_that_fails_leaves_the_others(monkeypatch):
     def refuse(compile_):
         raise ZeroDivisionError("no heads\nat all")
@@ -475,7 +484,10 @@ def test_through_the_command(run, tmp_path):
         ),
         (("layer", "--shape", "B=1,H=2"), "--shape B=1,H=2: layers and models have their own sizes: expected B and T, got H"),
         (("layer", "--what", "train"), "--what: unknown 'train': known are fwd, fwdbwd, decode"),
-        (("layer", "--modes", "compile"), "--modes: unknown 'compile': did you mean 'compiled'? known are eager, compiled"),
+        (
+            ("layer", "--modes", "compile"),
+            "--modes: unknown 'compile': did you mean 'compiled'? known are eager, compiled, replayed",
+        ),
         (("layer", "--layers", "2"), "--layers goes with model, not with layer"),
         (
             ("layer", "--gates", "weak"),
