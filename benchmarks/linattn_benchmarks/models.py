@@ -115,8 +115,7 @@ def prepared(job: Job) -> Prepared:
     """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
-    if not is_ours(job.library):
-        torch.compiler.is_exporting = exporting
+    torch.compiler.is_exporting = exporting
     if job.library == MODELS[job.name].package:
         importlib.import_module(job.library)  # transformers would run its own code where that fails, and say nothing
     if job.library == "fla" and job.device == "cuda" and fla_refuses():
@@ -183,7 +182,7 @@ def prepared(job: Job) -> Prepared:
 
 def exporting() -> bool:
     """Whether a model is being exported, as PyTorch 2.12 says it. That of 2.10 and 2.11 is true in all that they compile, where
-    transformers then calls no package.
+    transformers then calls no package, and makes masks that it leaves out otherwise.
     """
     return torch.compiler._is_exporting_flag
 
