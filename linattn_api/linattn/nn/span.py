@@ -44,7 +44,7 @@ class Span:
         self.before = cache.of_layer(layer.layer_idx, self.sequences) if cache is not None else {}
         self.after: dict[str, Any] = {}
         # One token a sequence, as in decoding, goes on from states that are overwritten where they lie.
-        self.in_place = in_place and x.shape[1] == 1 and offsets is None and bool(self.before)
+        self.in_place = in_place and x.shape[1] == 1 and offsets is None and len(self.before) > 0
 
     def positions(self) -> Any:
         """The position of each token in its sequence ``[B, T]`` or ``[1, T]``, int32."""
