@@ -275,6 +275,9 @@ def called(make: Callable[[Compile], Call], mode: str) -> tuple[Call, str | None
         call()
         return call, None
 
+    skips, notes = torch._dynamo.utils.counters["inductor"], []
+    before = skips["cudagraph_skips"]
+
     def compiled(fullgraph: bool) -> Call:
         call = make(lambda function: torch.compile(function, fullgraph=fullgraph, dynamic=False, **MODES[mode]))
         call()
@@ -283,9 +286,13 @@ def called(make: Callable[[Compile], Call], mode: str) -> tuple[Call, str | None
         return call
 
     try:
-        return compiled(fullgraph=True), None
+        call = compiled(fullgraph=True)
     except torch._dynamo.exc.Unsupported:
-        return compiled(fullgraph=False), "more than one graph"
+        call = compiled(fullgraph=False)
+        notes.append("more than one graph")
+    if skips["cudagraph_skips"] > before:
+        notes.append("not all of it replayed")
+    return call, ", ".join(notes) or None
 
 
 def hide(packages: Sequence[str]) -> None:

@@ -115,7 +115,6 @@ def prepared(job: Job) -> Prepared:
     """The calls of a model in one of its ways. What is compared is the model at reduced sizes."""
     if not job.library.startswith(MODELS[job.name].package):
         hide(KERNELS)
-    torch.compiler.is_exporting = exporting
     if job.library == MODELS[job.name].package:
         importlib.import_module(job.library)  # transformers would run its own code where that fails, and say nothing
     if job.library == "fla" and job.device == "cuda" and fla_refuses():
@@ -180,13 +179,6 @@ def prepared(job: Job) -> Prepared:
     return Prepared(proof, calls, lambda: way(job.library), idle)
 
 
-def exporting() -> bool:
-    """Whether a model is being exported, as PyTorch 2.12 says it. That of 2.10 and 2.11 is true in all that they compile, where
-    transformers then calls no package, and makes masks that it leaves out otherwise.
-    """
-    return torch.compiler._is_exporting_flag
-
-
 def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
     """The model, the same one in every process."""
     import transformers
@@ -246,8 +238,19 @@ def without_mixers(model: Any) -> Any:
 @contextlib.contextmanager
 def way(library: str) -> Iterator[None]:
     """Run models as a library has them run."""
-    if not is_ours(library):
+    with exports_alone(), integration.enable(fuse=library == FUSED) if is_ours(library) else contextlib.nullcontext():
         yield
-        return
-    with integration.enable(fuse=library == FUSED):
+
+
+@contextlib.contextmanager
+def exports_alone() -> Iterator[None]:
+    """Have ``torch.compiler.is_exporting()`` be true of exports alone, as from PyTorch 2.12 on. Before, it is of all that is
+    compiled, where transformers then calls no package, and makes masks that it leaves out otherwise.
+    """
+    usual = torch.compiler.is_exporting
+    torch.compile(lambda x: x + usual(), backend="eager")(torch.ones(1))  # the compiler knows its own functions from here on
+    torch.compiler.is_exporting = lambda: torch.compiler._is_exporting_flag
+    try:
         yield
+    finally:
+        torch.compiler.is_exporting = usual

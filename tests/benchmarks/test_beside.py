@@ -311,6 +311,30 @@ def test_a_replayed_call_is_recorded_before_it_is_timed(monkeypatch, mode, told,
     assert len(made) == times
 
 
+def test_a_remark_says_what_is_not_replayed(monkeypatch):
+    def skipping():
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
+
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
+    assert beside.called(lambda compile_: compile_(skipping), "replayed")[1] == "not all of it replayed"
+
+
+@pytest.mark.parametrize("library", ["linattn", "fla"])
+def test_what_a_benchmark_compiles_is_no_export(library):
+    pytest.importorskip("transformers")
+    from linattn_benchmarks import models
+
+    usual = torch.compiler.is_exporting
+
+    def told(x):
+        return x + torch.compiler.is_exporting()
+
+    with models.way(library):
+        assert torch.compile(told, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 0
+        assert torch.compiler.is_exporting is not usual
+    assert torch.compiler.is_exporting is usual
+
+
 def test_a_call_that_fails_leaves_the_others(monkeypatch):
     def refuse(compile_):
         raise ZeroDivisionError("no heads\nat all")
