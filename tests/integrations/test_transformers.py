@@ -274,6 +274,33 @@ def test_a_fused_mixer_gates_its_output_as_its_configuration_says(gate: str) -> 
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["cache_params", "cache"])
+def test_a_fused_mixer_takes_its_cache_by_the_name_that_any_version_has(name: str) -> None:
+    model = tiny_models.model_of("olmo_hybrid")
+    mixer, x = model.model.layers[0].linear_attn, torch.randn(2, 4, 32)
+    with torch.no_grad():
+        theirs = mixer(x, attention_mask=None)
+        with integration.enable(fuse=True):
+            cache = transformers.DynamicCache(config=model.config)
+            parts = [mixer(x[:, t : t + 1], **{name: cache}) for t in range(4)]
+    torch.testing.assert_close(torch.cat(parts, 1), theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mixer_with_another_signature_keeps_its_forward(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixer = type(tiny_models.model_of("olmo_hybrid").model.layers[0].linear_attn)
+
+    def forward(self: Any, hidden_states: Any, memory: Any = None) -> Any:
+        return hidden_states
+
+    monkeypatch.setattr(mixer, "forward", forward)
+    with integration.enable(fuse=True):
+        assert mixer.forward is forward
+    said = "transformers.models.olmo_hybrid: OlmoHybridGatedDeltaNet has no parameter cache, and its forward runs where it ran"
+    assert said in caplog.text
+
+
 def test_packed_sequences_of_a_fused_mixer_are_kept_apart() -> None:
     mixer = tiny_models.model_of("bamba").model.layers[0].mamba
     x, seq_idx = torch.randn(1, 12, 32), torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)

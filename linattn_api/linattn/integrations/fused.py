@@ -19,42 +19,40 @@ from .mamba_ssm import mamba_chunk_scan_combined, rmsnorm_fn, selective_state_up
 __all__ = ["FORWARDS"]
 
 
-def gated_delta_net(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def gated_delta_net(layer: Any, hidden_states: Any, cache: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
     """The forward of the gated delta net of Qwen3-Next, Qwen3.5, Qwen4-Exp and OLMo-Hybrid, ``[B, T, D]`` to ``[B, T, D]``."""
     x = _masked(hidden_states, attention_mask)
     qkv, z, b, a = _projections(layer, x)
-    qkv, state = _convolved(layer, qkv, cache_params, kwargs)
+    qkv, state = _convolved(layer, qkv, cache, kwargs)
     q, k, v = qkv.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v, gate = v.unflatten(-1, (-1, layer.head_v_dim)), Softplus(layer.A_log, layer.dt_bias)
     forms = gated_delta_rule, decode_gated_delta_rule
-    o = _recurrence(forms, (q, k, v, a, b), gate, state, layer, cache_params, kwargs)
+    o = _recurrence(forms, (q, k, v, a, b), gate, state, layer, cache, kwargs)
     norm, last = (layer.norm, layer.out_proj) if hasattr(layer, "out_proj") else (layer.o_norm, layer.o_proj)
     activation = getattr(norm, "activation", "silu")
     return last(gated_rms_norm(o, z.reshape(o.shape), norm.weight, eps=norm.variance_epsilon, activation=activation).flatten(2))
 
 
-def kimi_delta_attention(
-    layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any
-) -> Any:
+def kimi_delta_attention(layer: Any, hidden_states: Any, cache: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
     """The forward of the delta attention of Kimi-Linear, GLM-5-next and Bailing-Hybrid, ``[B, T, D]`` to ``[B, T, D]``."""
     x, heads = _masked(hidden_states, attention_mask), (layer.num_heads, layer.head_dim)
-    qkv, state = _convolved(layer, _side_by_side(layer, x), cache_params, kwargs)
+    qkv, state = _convolved(layer, _side_by_side(layer, x), cache, kwargs)
     q, k, v = (part.unflatten(-1, heads) for part in qkv.chunk(3, -1))
     a, gate = _decays(layer.forget_gate, x, heads)
-    o = _recurrence((kda, decode_kda), (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache_params, kwargs)
+    o = _recurrence((kda, decode_kda), (q, k, v, a, layer.b_proj(x)), gate, state, layer, cache, kwargs)
     z = (layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))).unflatten(-1, heads)
     o = gated_rms_norm(o, z, layer.o_norm.weight, eps=layer.o_norm.variance_epsilon, activation="sigmoid")
     return layer.o_proj(o.flatten(2))
 
 
-def mamba_2(layer: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+def mamba_2(layer: Any, hidden_states: Any, cache: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
     """The forward of Mamba-2's mixer, and of the models that have it, ``[B, T, D]`` to ``[B, T, D]``."""
     x, widths = _masked(hidden_states, attention_mask), [layer.intermediate_size, layer.conv_dim, layer.num_heads]
     z, xBC, dt = _scaled_projection(layer, x).split(widths, -1)
-    xBC, state = _convolved(layer, xBC, cache_params, kwargs)
+    xBC, state = _convolved(layer, xBC, cache, kwargs)
     normed = hasattr(layer.norm, "weight")  # else the gate alone follows the scan, as a part of it
-    y = _scanned(layer, _masked(xBC, attention_mask), dt, None if normed else z, state, cache_params, kwargs)
+    y = _scanned(layer, _masked(xBC, attention_mask), dt, None if normed else z, state, cache, kwargs)
     if normed:
         size, first = layer.intermediate_size // layer.n_groups, getattr(layer.norm, "norm_before_gate", False)
         y = rmsnorm_fn(y, layer.norm.weight, None, z, layer.norm.variance_epsilon, size, first)

@@ -168,7 +168,7 @@ class Transformers(Switch):
                 setattr(module, seam.name, serving(before, ours, label, unless=_elsewhere(before, label)))
         for name in FORWARDS if self.fuse else ():
             mixer: Any = getattr(module, name, None)
-            if mixer is not None and stood_for(mixer.forward) is None:
+            if mixer is not None and stood_for(mixer.forward) is None and _takes_cache(mixer.forward, f"{model}: {name}"):
                 mixer.forward = _fused(mixer.forward, FORWARDS[name], f"transformers.models.{model}: {name}")
 
     def _say(self, seams: tuple[Seam, ...], fuse: bool) -> None:
@@ -233,6 +233,18 @@ def _is_exporting() -> bool:
     return torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
 
 
+BEFORE_5_24 = "cache_params"
+"""What the parameter ``cache`` of transformers' mixers was called before transformers 5.24."""
+
+
+def _takes_cache(forward: Callable[..., Any], label: str) -> bool:
+    """Whether a mixer is given its cache by a name that is known; a warning says where it is not."""
+    known = {"cache", BEFORE_5_24} & inspect.signature(forward).parameters.keys()
+    if not known:
+        logger.warning("transformers.models.%s has no parameter cache, and its forward runs where it ran", label)
+    return bool(known)
+
+
 def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) -> Callable[..., Any]:
     """A mixer's forward on linattn's operators, with what transformers' has around it for weights that are elsewhere.
 
@@ -241,7 +253,11 @@ def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) 
     ours: Any = import_module("transformers.integrations.accelerate").force_accelerate_hooks("conv1d")(forward)
 
     def served(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return before(layer, *args, **kwargs) if _is_exporting() else ours(layer, *args, **kwargs)
+        if _is_exporting():
+            return before(layer, *args, **kwargs)
+        if BEFORE_5_24 in kwargs:
+            kwargs["cache"] = kwargs.pop(BEFORE_5_24)
+        return ours(layer, *args, **kwargs)
 
     return standing_for(before, served, label)
 
