@@ -309,7 +309,7 @@ TURNED = {
     "extrapolation": set(),
     "masked": set(),
     "mqar": {("RetNet", "DeltaNet"), ("GLA", "linear attention")},
-    "recall_by_map": {("elu1", "cosformer")},
+    "recall_by_map": {("hedgehog, eq. 3", "exp, t=1")},
 }
 """Models with those that a longer schedule put before them: no page may have them the other way round."""
 
