@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import signal
 import sys
 import tempfile
@@ -57,6 +58,8 @@ START, REPEATS = 90.0, 900.0
 """Seconds for what takes a process no time to speak of: to import what it needs, to repeat a call."""
 AGAIN = 5.0
 """Seconds after which a call is interrupted again that went on."""
+TURNS = 5
+"""In how many a call is timed, one library after the other: how fast a host is changes from second to second."""
 
 
 class Library(NamedTuple):
@@ -186,7 +189,7 @@ def measured(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
             made = [first_call(job, prepared, mode, what, deadline) for mode, what in job.ways]
         yield {"unproved": unproved}
         for row, call in made:
-            yield row | timed(job, prepared, call) if call else row
+            yield from (row | found for found in (timed(job, prepared, call) if call else itertools.repeat({}, TURNS)))
 
 
 def prove(prepared: Prepared, kept: Path, deadline: Deadline) -> str | None:
@@ -248,16 +251,22 @@ def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Dea
     return row | {"first_call_s": time.perf_counter() - start}, call
 
 
-def timed(job: Job, prepared: Prepared, call: Call) -> Row:
-    """Times and memory of a call."""
+def timed(job: Job, prepared: Prepared, call: Call) -> Iterator[Row]:
+    """Times and memory of a call, as far as they are known after each of its turns."""
     runner = RUNNERS["torch"](job.device)
-    try:
-        return {"ms": spread(runner.times(call, job.seconds)), **fresh.peak_of(runner, call)}
-    except Exception as error:  # as above
-        return {"status": "failed", "reason": said(error)}
-    finally:
-        prepared.idle()
-        runner.release()
+    times: list[float] = []
+    for turn in range(1, TURNS + 1):
+        try:
+            if sum(times) < 1e3 * job.seconds * turn / TURNS:
+                times += runner.times(call, job.seconds / TURNS)
+            memory_too = fresh.peak_of(runner, call) if turn == TURNS else {}
+        except Exception as error:  # as above
+            yield from itertools.repeat({"status": "failed", "reason": said(error)}, TURNS - turn + 1)
+            return
+        finally:
+            prepared.idle()
+            runner.release()
+        yield {"ms": spread(times), **memory_too}
 
 
 def said(error: Exception) -> str:
@@ -308,15 +317,15 @@ def run(jobs: Sequence[Job], processes: int) -> Iterator[Row]:
 
     Args:
         jobs: Whom to time on what, all in the same ways; of a layer or model linattn first.
-        processes: How many make their first calls at once. When all of these are done, they are timed in turn, call by call: on
-            a machine whose speed changes, what is compared is near in time.
+        processes: How many make their first calls at once. When all of these are done, they are timed in turn, call by call, a
+            part of each call's time at once: on a machine whose speed changes, what is compared is near in time.
     """
     able = [job for job in jobs if job.refusal is None]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
         for first in range(0, len(able), processes):
             ready = pool.map(lambda job: Timed(job, Path(folder)), able[first : first + processes])
             for row_of_each in zip(*[timed.rows() for timed in ready], strict=True):
-                yield from row_of_each
+                yield from filter(None, row_of_each)
     for job in jobs:
         if job.refusal is not None:
             yield from (job.row(mode, what) | {"status": "skipped", "reason": job.refusal} for mode, what in job.ways)
@@ -342,11 +351,16 @@ class Timed:
         except elsewhere.NoAnswer as error:
             self.ended = str(error)
 
-    def rows(self) -> Iterator[Row]:
-        """One for each call, as they are timed; why there is none where the process ended."""
+    def rows(self) -> Iterator[Row | None]:
+        """One for each call after the last of its turns, and nothing after the others; why there is none where the process
+        ended.
+        """
         error = self.agreement()
         with self.process:
             for mode, what in self.job.ways:
+                for _ in range(TURNS - 1):
+                    self.next()
+                    yield None
                 row = self.job.row(mode, what) | self.next() | {"error": error}
                 wrong = error is not None and error["ok"] is False and row["status"] == "ok"
                 yield row | ({"status": "wrong"} if wrong else {})

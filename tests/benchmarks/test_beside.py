@@ -35,7 +35,9 @@ def prepared(job: Job) -> Prepared:
 
 def timed(job: Job, ready: Prepared, what: str) -> beside.Row:
     row, call = beside.first_call(job, ready, "eager", what, beside.Deadline(600))
-    return row | (beside.timed(job, ready, call) if call else {})
+    for found in beside.timed(job, ready, call) if call else ():
+        row |= found
+    return row
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -341,6 +343,77 @@ def test_a_call_that_fails_leaves_the_others(monkeypatch):
 
     row = timed(JOB, Prepared(dict, {"fwd": refuse}, contextlib.nullcontext), "fwd")
     assert (row["status"], row["reason"], row["ms"]) == ("failed", "ZeroDivisionError: no heads", None)
+
+
+def test_a_quick_call_is_timed_in_every_turn_and_a_slow_one_until_its_time_is_spent(monkeypatch):
+    asked = []
+
+    class Clock:
+        def times(self, call, seconds):
+            asked.append(seconds)
+            return [call()]
+
+        def release(self):
+            """Nothing."""
+
+    def turns(ms):
+        asked.clear()
+        *before, last = beside.timed(replace(JOB, seconds=1.0), Prepared(dict, {}, contextlib.nullcontext), lambda: ms)
+        assert len(before) == beside.TURNS - 1
+        assert last["peak_bytes"] == 7
+        assert last["ms"]["median"] == ms
+        assert [found.keys() for found in before] == [{"ms"}] * len(before)
+        return asked
+
+    monkeypatch.setitem(beside.RUNNERS, "torch", lambda device: Clock())
+    monkeypatch.setattr(beside.fresh, "peak_of", lambda runner, call: {"peak_bytes": 7})
+    monkeypatch.setattr(beside, "TURNS", 4)
+    assert turns(1) == [0.25] * 4
+    assert turns(400) == [0.25] * 3  # of 250, 500, 750 and 1,000 ms by then 0, 400, 800 and 800 are spent
+    assert turns(2000) == [0.25]
+
+
+def test_a_call_that_fails_in_a_turn_answers_for_those_that_are_left():
+    calls = iter(range(3))
+    ready = Prepared(dict, {}, contextlib.nullcontext)
+    found = list(beside.timed(JOB, ready, lambda: next(calls)))
+    assert len(found) == beside.TURNS
+    assert found[-1] == {"status": "failed", "reason": "StopIteration: no message"}
+
+
+def test_libraries_take_turns_at_each_call(monkeypatch):
+    """Of what two are asked, call by call."""
+    asked = []
+
+    class Asked:
+        def __init__(self, job, folder):
+            self.job = job
+
+        rows = beside.Timed.rows
+
+        def agreement(self):
+            return None
+
+        def next(self):
+            asked.append(self.job.library)
+            return {}
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            """Nothing to end."""
+
+        process = property(lambda self: self)
+
+    monkeypatch.setattr(beside, "Timed", Asked)
+    monkeypatch.setattr(Job, "refusal", None)
+    jobs = [replace(JOB, library=library, whats=("fwd", "decode")) for library in ("linattn", "transformers")]
+    rows = list(beside.run(jobs, 2))
+    assert [(row["library"], row["what"]) for row in rows] == [
+        (job.library, what) for what in ("fwd", "decode") for job in jobs
+    ]
+    assert asked == ["linattn", "transformers"] * (2 * beside.TURNS)
 
 
 def test_a_process_without_an_answer_says_why():
