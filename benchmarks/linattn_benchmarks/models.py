@@ -176,7 +176,7 @@ def prepared(job: Job) -> Prepared:
             whole()[0].zero_grad(set_to_none=True)
 
     calls = {WHOLE: train, REST: rest, "prefill": prefill, "decode": decode}
-    return Prepared(proof, calls, lambda: way(job.library), idle)
+    return Prepared(proof, calls, lambda: way(job.library, compiled=set(job.modes) != {"eager"}), idle)
 
 
 def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
@@ -236,9 +236,13 @@ def without_mixers(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def way(library: str) -> Iterator[None]:
-    """Run models as a library has them run."""
-    with exports_alone(), integration.enable(fuse=library == FUSED) if is_ours(library) else contextlib.nullcontext():
+def way(library: str, compiled: bool = False) -> Iterator[None]:
+    """Run models as a library has them run; with ``compiled`` where they are compiled, too."""
+    with contextlib.ExitStack() as stack:
+        if compiled:
+            stack.enter_context(exports_alone())
+        if is_ours(library):
+            stack.enter_context(integration.enable(fuse=library == FUSED))
         yield
 
 

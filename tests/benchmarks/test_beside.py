@@ -332,6 +332,8 @@ def test_what_a_benchmark_compiles_is_no_export(library):
         return x + torch.compiler.is_exporting()
 
     with models.way(library):
+        assert torch.compiler.is_exporting is usual
+    with models.way(library, compiled=True):
         assert torch.compile(told, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 0
         assert torch.compiler.is_exporting is not usual
     assert torch.compiler.is_exporting is usual
