@@ -6,7 +6,9 @@ Rows are made one at a time, each begun with two levels that have not met and fi
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -144,10 +146,13 @@ class _Maker:
         self.missing = dict(asked.missing)
         self.late = np.array([level in factor.late for factor, level in self.of])
         self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in self.factors}
-        self.free = {factor.name for factor in self.factors if not factor.costs}
+        self.costly = {factor.name: any(factor.costs.values()) for factor in self.factors}
         self.rare = rare = np.array([level in factor.rare for factor, level in self.of])
         self.open = self.wanted & ~rare[:, None] & ~rare[None, :]
         self.dear = self.wanted & ~self.open
+        # Sets of levels as numbers, a bit each: rows are filled one level at a time, a million of them.
+        self.beside = [_bits(row) for row in self.wanted]
+        self.usable = {False: _bits(~rare & ~self.late), True: _bits(~rare)}
 
     @property
     def full(self) -> bool:
@@ -246,43 +251,44 @@ class _Maker:
         row = dict(begun)
         chosen = self._places(row)
         limit = min(max(self.usual, self.costs[chosen].sum()), self.limit)
-        may = self.wanted[chosen].all(0) & ~self.rare & (True if late else ~self.late)
+        may = functools.reduce(operator.and_, (self.beside[place] for place in chosen), self.usable[late])
         covers = left[chosen].sum(0)
         rest = [factor for factor in self.factors if factor.name not in row]
         for k in self.rng.permutation(len(rest)):
             factor = rest[k]
-            fits = may if factor.name in self.free else may & (self.costs <= limit - self.costs[chosen].sum())
-            place = self._preferred(factor, self._broad(row, factor, fits), covers)
-            if place is None:
+            start = self.starts[factor.name]
+            fits = [n for n in range(len(factor.levels)) if may >> (start + n) & 1]
+            if self.costly[factor.name]:
+                left_to_spend = limit - self.costs[chosen].sum()
+                fits = [n for n in fits if self.costs[start + n] <= left_to_spend]
+            if not fits:
                 return None
-            row[factor.name] = self.of[place][1]
-            chosen.append(place)
-            may &= self.wanted[place]
-            covers += left[place]
+            n = self._preferred(factor, self._broad(row, factor, fits), covers[start : start + len(factor.levels)].tolist())
+            row[factor.name] = factor.levels[n]
+            chosen.append(start + n)
+            may &= self.beside[start + n]
+            covers += left[start + n]
         return {factor.name: row[factor.name] for factor in self.factors}
 
-    def _broad(self, row: Row, factor: Factor, fits: np.ndarray) -> np.ndarray:
-        """Of the levels that fit those that are not thin, if this factor has one."""
-        thin = [self.index[factor.name, level] for level, lifts in factor.thin.items() if not self._is_many(row, lifts)]
-        if not thin:
+    def _broad(self, row: Row, factor: Factor, fits: list[int]) -> list[int]:
+        """Of the levels that fit those that are not thin, if there are any."""
+        if not factor.thin:
             return fits
-        broad = fits.copy()
-        broad[thin] = False
-        start = self.starts[factor.name]
-        return broad if broad[start : start + len(factor.levels)].any() else fits
+        thin = {level for level, lifts in factor.thin.items() if not self._is_many(row, lifts)}
+        return [n for n in fits if factor.levels[n] not in thin] or fits
 
     def _is_many(self, row: Row, lifts: str) -> bool:
         """Whether a row has that factor at another level than its usual one."""
         return lifts in row and row[lifts] != self.by_name[lifts].levels[0]
 
-    def _preferred(self, factor: Factor, may: np.ndarray, covers: np.ndarray) -> int | None:
-        """The level that covers most; of equals the usual one, or, where it varies, any. None if none may stand there."""
-        start = self.starts[factor.name]
-        block = slice(start, start + len(factor.levels))
-        allowed = may[block]
-        if not allowed.any():
-            return None
-        ties = self.rng.random(len(factor.levels)) / 2
+    def _preferred(self, factor: Factor, fits: list[int], covers: list[int]) -> int:
+        """Of the levels that fit the one that covers most; of equals the usual one, or, where it varies, any."""
+        ties = self.rng.random(len(factor.levels)).tolist()
         if not factor.varied:
-            ties[0] = 0.9
-        return start + int(np.where(allowed, covers[block] + ties, -1.0).argmax())
+            ties[0] = 1.8
+        return max(fits, key=lambda n: covers[n] + ties[n] / 2)
+
+
+def _bits(levels: np.ndarray) -> int:
+    """A number whose bit ``i`` says whether ``levels[i]``."""
+    return int.from_bytes(np.packbits(levels, bitorder="little").tobytes(), "little")
