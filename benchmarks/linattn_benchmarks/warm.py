@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +41,14 @@ class FirstCall(NamedTuple):
         spoken: Who is called on what.
         function: Makes it; a module's own, since a process looks it up by name.
         request: What the function is told.
+        builds: What it may have to build before anything else: while the first call of one name is made, no other of that name
+            is. A library that compiles all it has at once, behind a lock, would have every process wait for it.
     """
 
     spoken: str
     function: Callable[[str], str | None]
     request: str
+    builds: str = ""
 
 
 def first_calls(
@@ -62,21 +68,47 @@ def first_calls(
         seconds: After which no more is waited for; None for as long as it takes.
         tune: Configurations that a kernel's autotuner may choose among; None for all.
     """
-    calls = mixed(calls, NEIGHBOURS * processes)
+    line = mixed(calls, NEIGHBOURS * processes)
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    making: dict[Future[str | None], FirstCall] = {}
+    built = {""}
     with tempfile.TemporaryDirectory() as folder:
         begun = (str(Path(folder, "turns")), tune)
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
-        waiting = {pool.submit(call.function, call.request): call.spoken for call in calls}
         try:
-            for done, call in enumerate(as_completed(waiting, timeout=seconds), start=1):
-                told(done, len(calls))
-                del waiting[call]
-        except TimeoutError:
-            for process in multiprocessing.active_children():  # none but these: who compiles does not listen
-                process.kill()
+            while line or making:
+                for call in may_begin(line, list(making.values()), built, processes):
+                    making[pool.submit(call.function, call.request)] = call
+                    line.remove(call)
+                left = deadline - time.monotonic()
+                done = wait(making, None if left == math.inf else max(left, 0.0), FIRST_COMPLETED).done
+                if not done:
+                    break
+                for future in done:
+                    future.result()
+                    built.add(making.pop(future).builds)
+                    told(len(calls) - len(line) - len(making), len(calls))
+        except BrokenProcessPool:
+            pass  # one died of its call, and does so again where it is timed and told; the others are said not to be waited for
         finally:
+            if making:
+                for process in multiprocessing.active_children():  # none but these: who compiles does not listen
+                    process.kill()
             pool.shutdown(cancel_futures=True)
-    return Warmed(len(calls), sorted(set(waiting.values())))
+    return Warmed(len(calls), sorted({call.spoken for call in (*making.values(), *line)}))
+
+
+def may_begin(line: Sequence[FirstCall], making: Sequence[FirstCall], built: Set[str], processes: int) -> list[FirstCall]:
+    """Of those in line the next for which there is a process, and of which nobody else is building what they need."""
+    building = {call.builds for call in making} - built
+    found: list[FirstCall] = []
+    for call in line:
+        if len(making) + len(found) == processes:
+            break
+        if call.builds not in building:
+            found.append(call)
+            building |= {call.builds} - built
+    return found
 
 
 def mixed(calls: Sequence[FirstCall], together: int) -> list[FirstCall]:
@@ -98,6 +130,7 @@ def of_cases(pairs: Iterable[tuple[Case, Subject]]) -> list[FirstCall]:
             f"{subject.label} {case.operator} {case.what}",
             first_call,
             json.dumps({"case": case.as_json(), "subject": identity(subject)}),
+            builds="" if subject.library == "linattn" else subject.label,
         )
         for case, subject in pairs
         if subject.refusal(case) is None

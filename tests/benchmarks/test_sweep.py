@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -549,6 +550,41 @@ def test_first_calls_are_mixed_among_neighbours():
     assert sorted(places) == [*range(50)]
     assert places != sorted(places)
     assert [sorted(places[i : i + 20]) for i in (0, 20, 40)] == [[*range(20)], [*range(20, 40)], [*range(40, 50)]]
+
+
+def call(name, builds=""):
+    return warm.FirstCall(name, str.strip, "", builds)
+
+
+def test_nobody_waits_for_what_another_process_builds():
+    line = [call("ours 1"), call("peer 1", "peer"), call("peer 2", "peer"), call("ours 2"), call("other 1", "other")]
+
+    def begun(line, making, built, processes=3):
+        return [each.spoken for each in warm.may_begin(line, making, {"", *built}, processes)]
+
+    assert begun(line, [], []) == ["ours 1", "peer 1", "ours 2"]
+    assert begun(line[2:], [line[1]], []) == ["ours 2", "other 1"]
+    assert begun(line[2:], [line[0]], ["peer"]) == ["peer 2", "ours 2"]
+    assert begun([line[2]], [line[1]], []) == []
+    assert begun(line, line[:3], [], 3) == []
+
+
+def test_the_first_call_of_a_peer_is_made_before_its_others(case):
+    calls = warm.of_cases([(case("chunk_gla", T=T), Linattn("numpy")) for T in (8, 9, 10)])
+    assert [each.builds for each in calls] == [""] * 3
+    heard = []
+    found = warm.first_calls([each._replace(builds="peer") for each in calls], 2, lambda *done: heard.append(done))
+    assert found == warm.Warmed(3, [])
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+
+
+def die(request):
+    os._exit(3)
+
+
+def test_first_calls_that_nobody_is_left_to_make_are_said():
+    calls = [call("fine"), warm.FirstCall("a call that kills", die, "", "peer"), call("never", "peer")]
+    assert warm.first_calls(calls, 1) == warm.Warmed(3, ["a call that kills", "fine", "never"])
 
 
 def test_first_calls_say_where_they_are(monkeypatch):
