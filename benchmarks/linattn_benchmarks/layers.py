@@ -114,6 +114,7 @@ def of_transformers(layer: Any, job: Job) -> tuple[nn.Module, Call, Callable[[],
     """transformers' own, as where no package for it is installed."""
     hide(KERNELS)
     import transformers
+    from linattn.integrations.transformers import cache_parameter
     from linattn.nn import to_transformers
     from transformers import DynamicCache
 
@@ -122,7 +123,7 @@ def of_transformers(layer: Any, job: Job) -> tuple[nn.Module, Call, Callable[[],
     module = getattr(__import__(folder, fromlist=[name]), name)(config, layer_idx=0)
 
     def call(module: nn.Module, x: Tensor, cache: Any) -> Tensor:
-        found = module(x, cache_params=cache)
+        found = module(x, **{cache_parameter(module.forward): cache})
         return found[0] if isinstance(found, tuple) else found
 
     return to_transformers(layer, module), call, lambda: DynamicCache(config=config)

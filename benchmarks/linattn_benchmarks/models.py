@@ -161,13 +161,14 @@ def prepared(job: Job) -> Prepared:
     def decode(compile_: Compile) -> Callable[[], Any]:
         model, ids = whole()
         run, token = compile_(model), ids[:, -1:]
-        empty = None if run is model else still(model, job.T + 1)
+        cache = growing(model) if run is model else still(model, job.T + 1)
+        given = {integration.cache_parameter(model.forward): cache, "use_cache": True}
         with torch.no_grad():
-            cache = model(ids, past_key_values=empty, use_cache=True, logits_to_keep=1).past_key_values
+            model(ids, **given, logits_to_keep=1)
 
         def step() -> Any:
             rewind(cache, job.T)
-            return run(token, past_key_values=cache, use_cache=True).logits
+            return run(token, **given).logits
 
         return torch.no_grad()(step)
 
@@ -193,6 +194,13 @@ def made(job: Job, small: bool, dtype: torch.dtype) -> Any:
             return cls(found.config(job.layers, small)).to(job.device, dtype).train()
     finally:
         torch.set_default_dtype(usual)
+
+
+def growing(model: Any) -> Any:
+    """A cache that has room for as many tokens as there are, as models make by themselves."""
+    import transformers
+
+    return transformers.DynamicCache(config=model.config)
 
 
 def still(model: Any, tokens: int) -> Any:

@@ -365,13 +365,14 @@ def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family
 
     with integration.enable(fuse=True), torch.no_grad():
         caches = [transformers.StaticCache(config=model.config, max_cache_len=16) for _ in range(2)]
+        name = integration.cache_parameter(model.forward)
         for cache in caches:
-            model(ids, past_key_values=cache, use_cache=True)
+            model(ids, **{name: cache}, use_cache=True)
         monkeypatch.setattr(transformers.cache_utils.LinearAttentionLayer, "update_recurrent_state", copied)
         runs = model, torch.compile(model, fullgraph=True, dynamic=False, backend=noted)
         for n in range(3):
             token, pairs = ids[:, n : n + 1], zip(runs, caches, strict=True)
-            eager, compiled = [run(token, past_key_values=cache, use_cache=True).logits for run, cache in pairs]
+            eager, compiled = [run(token, **{name: cache}, use_cache=True).logits for run, cache in pairs]
             torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
     assert len(noted.graphs) == 1
 
@@ -382,10 +383,10 @@ def test_a_token_of_fewer_sequences_than_the_cache_has_is_refused(family: str) -
     ids = torch.randint(3, 99, (4, 12), generator=torch.Generator().manual_seed(1))
     with integration.enable(fuse=True), torch.no_grad():
         cache = transformers.DynamicCache(config=model.config)
-        model(ids, past_key_values=cache, use_cache=True)
+        model(ids, **{integration.cache_parameter(model.forward): cache}, use_cache=True)
         mixer = next(m for m in model.modules() if type(m).__name__ in integration.FORWARDS)
         with pytest.raises(ShapeError, match="initial_state must be"):
-            mixer(torch.randn(2, 1, model.config.hidden_size), cache_params=cache)
+            mixer(torch.randn(2, 1, model.config.hidden_size), **{integration.cache_parameter(mixer.forward): cache})
 
 
 @pytest.mark.parametrize("strict", [False, True])

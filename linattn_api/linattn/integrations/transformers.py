@@ -233,16 +233,22 @@ def _is_exporting() -> bool:
     return torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
 
 
-BEFORE_5_24 = "cache_params"
-"""What the parameter ``cache`` of transformers' mixers was called before transformers 5.24."""
+BEFORE_5_24 = "cache_params", "past_key_values"
+"""What the parameter ``cache`` of transformers' mixers and models was called before transformers 5.24."""
+
+
+def cache_parameter(forward: Callable[..., Any]) -> str | None:
+    """The name by which a mixer's or a model's forward is given a cache; ``None`` if it is given none."""
+    parameters = inspect.signature(forward).parameters
+    return next((name for name in ("cache", *BEFORE_5_24) if name in parameters), None)
 
 
 def _takes_cache(forward: Callable[..., Any], label: str) -> bool:
     """Whether a mixer is given its cache by a name that is known; a warning says where it is not."""
-    known = {"cache", BEFORE_5_24} & inspect.signature(forward).parameters.keys()
+    known = cache_parameter(forward) is not None
     if not known:
         logger.warning("transformers.models.%s has no parameter cache, and its forward runs where it ran", label)
-    return bool(known)
+    return known
 
 
 def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) -> Callable[..., Any]:
@@ -255,8 +261,9 @@ def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) 
     def served(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_exporting():
             return before(layer, *args, **kwargs)
-        if BEFORE_5_24 in kwargs:
-            kwargs["cache"] = kwargs.pop(BEFORE_5_24)
+        for name in BEFORE_5_24:
+            if name in kwargs:
+                kwargs["cache"] = kwargs.pop(name)
         return ours(layer, *args, **kwargs)
 
     return standing_for(before, served, label)
