@@ -189,7 +189,7 @@ def measured(question: dict[str, Any]) -> Iterator[dict[str, Any]]:
             made = [first_call(job, prepared, mode, what, deadline) for mode, what in job.ways]
         yield {"unproved": unproved}
         for row, call in made:
-            yield from (row | found for found in (timed(job, prepared, call) if call else itertools.repeat({}, TURNS)))
+            yield from (row | found for found in (timed(job, prepared, row, call) if call else itertools.repeat({}, TURNS)))
 
 
 def prove(prepared: Prepared, kept: Path, deadline: Deadline) -> str | None:
@@ -251,22 +251,29 @@ def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Dea
     return row | {"first_call_s": time.perf_counter() - start}, call
 
 
-def timed(job: Job, prepared: Prepared, call: Call) -> Iterator[Row]:
-    """Times and memory of a call, as far as they are known after each of its turns."""
+def timed(job: Job, prepared: Prepared, row: Row, call: Call) -> Iterator[Row]:
+    """Times and memory of a row's call, as far as they are known after each of its turns."""
     runner = RUNNERS["torch"](job.device)
     times: list[float] = []
     for turn in range(1, TURNS + 1):
         try:
             if sum(times) < 1e3 * job.seconds * turn / TURNS:
                 times += runner.times(call, job.seconds / TURNS)
-            memory_too = fresh.peak_of(runner, call) if turn == TURNS else {}
+            found = {"ms": spread(times)} | (fresh.peak_of(runner, call) if turn == TURNS and has_peak(row) else {})
         except Exception as error:  # as above
-            yield from itertools.repeat({"status": "failed", "reason": said(error)}, TURNS - turn + 1)
-            return
+            found = {"status": "failed", "reason": said(error)}
         finally:
             prepared.idle()
             runner.release()
-        yield {"ms": spread(times), **memory_too}
+        if "status" in found:
+            yield from itertools.repeat(found, TURNS - turn + 1)
+            return
+        yield found
+
+
+def has_peak(row: Row) -> bool:
+    """Whether what an allocator counts during a call is what the call needs: graphs that are replayed have theirs already."""
+    return not MODES[row["mode"]]
 
 
 def said(error: Exception) -> str:
@@ -450,7 +457,7 @@ def wrong(row: Row) -> str:
 
 def peak(row: Row) -> str:
     """In MiB, or that nobody can say."""
-    return "–" if row["peak_bytes"] is None else memory(row["peak_bytes"])
+    return memory(row["peak_bytes"]) if has_peak(row) and row["peak_bytes"] is not None else "–"
 
 
 def troubles(rows: Sequence[Row]) -> list[Section]:

@@ -437,6 +437,8 @@ def heat(calls: Sequence[warm.FirstCall], asked: Asked, say: Console, tune: int 
         task = bar.add_task("first calls", total=None)
         found = warm.first_calls(calls, asked.warm, told, seconds=seconds, tune=tune)
     say.print(f"{found.calls} first calls in {time.monotonic() - started:.0f} s", style="dim", highlight=False)
+    if found.ended:
+        say.print(f"no more first calls: {found.ended}", style="dim", highlight=False, soft_wrap=True)
     if found.left:
         say.print(f"not waited for: {', '.join(found.left)}", style="dim", highlight=False, soft_wrap=True)
 

@@ -28,10 +28,12 @@ class Warmed(NamedTuple):
     Attributes:
         calls: How many there were to make.
         left: Who had not answered when the time was over: library, operator and what is done, each once.
+        ended: Why no more were made, where that was not for want of time.
     """
 
     calls: int
     left: list[str]
+    ended: str | None = None
 
 
 class FirstCall(NamedTuple):
@@ -71,7 +73,7 @@ def first_calls(
     line = mixed(calls, NEIGHBOURS * processes)
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     making: dict[Future[str | None], FirstCall] = {}
-    built = {""}
+    built, ended = {""}, None
     with tempfile.TemporaryDirectory() as folder:
         begun = (str(Path(folder, "turns")), tune)
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
@@ -85,17 +87,18 @@ def first_calls(
                 if not done:
                     break
                 for future in done:
-                    future.result()
+                    if isinstance(error := future.exception(), BrokenProcessPool):
+                        raise error
                     built.add(making.pop(future).builds)
                     told(len(calls) - len(line) - len(making), len(calls))
-        except BrokenProcessPool:
-            pass  # one died of its call, and does so again where it is timed and told; the others are said not to be waited for
+        except BrokenProcessPool as error:
+            ended = str(error)
         finally:
             if making:
                 for process in multiprocessing.active_children():  # none but these: who compiles does not listen
                     process.kill()
             pool.shutdown(cancel_futures=True)
-    return Warmed(len(calls), sorted({call.spoken for call in (*making.values(), *line)}))
+    return Warmed(len(calls), sorted({call.spoken for call in (*making.values(), *line)}), ended)
 
 
 def may_begin(line: Sequence[FirstCall], making: Sequence[FirstCall], built: Set[str], processes: int) -> list[FirstCall]:

@@ -250,7 +250,9 @@ class _Maker:
     def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
         row = dict(begun)
         chosen = self._places(row)
-        limit = min(max(self.usual, self.costs[chosen].sum()), self.limit)
+        if self.costs[chosen].sum() > self.limit:
+            return None
+        limit = max(self.usual, self.costs[chosen].sum())
         may = functools.reduce(operator.and_, (self.beside[place] for place in chosen), self.usable[late])
         covers = left[chosen].sum(0)
         rest = [factor for factor in self.factors if factor.name not in row]

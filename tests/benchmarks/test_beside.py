@@ -35,7 +35,7 @@ def prepared(job: Job) -> Prepared:
 
 def timed(job: Job, ready: Prepared, what: str) -> beside.Row:
     row, call = beside.first_call(job, ready, "eager", what, beside.Deadline(600))
-    for found in beside.timed(job, ready, call) if call else ():
+    for found in beside.timed(job, ready, row, call) if call else ():
         row |= found
     return row
 
@@ -177,12 +177,12 @@ def test_a_still_cache_goes_on_after_the_same_tokens_in_every_call(tiny_olmo, mo
 
 
 def test_a_cache_that_grows_goes_on_where_it_is(tiny_olmo):
-    import transformers
 
     model = tiny_olmo.made(replace(JOB, benchmark="model", name="olmo_hybrid", layers=2), True, torch.float32)
-    cache = transformers.DynamicCache(config=model.config)
+    cache = tiny_olmo.growing(model)
+    name = tiny_olmo.integration.cache_parameter(model.forward)
     for length in (3, 6):
-        model(torch.ones(1, 3, dtype=int), past_key_values=cache, use_cache=True)
+        model(torch.ones(1, 3, dtype=int), **{name: cache}, use_cache=True)
         tiny_olmo.rewind(cache, 1)
         assert cache.get_seq_length() == length
 
@@ -358,11 +358,12 @@ def test_a_quick_call_is_timed_in_every_turn_and_a_slow_one_until_its_time_is_sp
         def release(self):
             """Nothing."""
 
-    def turns(ms):
+    def turns(ms, mode="eager"):
         asked.clear()
-        *before, last = beside.timed(replace(JOB, seconds=1.0), Prepared(dict, {}, contextlib.nullcontext), lambda: ms)
+        job, ready = replace(JOB, seconds=1.0), Prepared(dict, {}, contextlib.nullcontext)
+        *before, last = beside.timed(job, ready, {"mode": mode}, lambda: ms)
         assert len(before) == beside.TURNS - 1
-        assert last["peak_bytes"] == 7
+        assert last.get("peak_bytes") == {"eager": 7, "replayed": None}[mode]
         assert last["ms"]["median"] == ms
         assert [found.keys() for found in before] == [{"ms"}] * len(before)
         return asked
@@ -373,14 +374,17 @@ def test_a_quick_call_is_timed_in_every_turn_and_a_slow_one_until_its_time_is_sp
     assert turns(1) == [0.25] * 4
     assert turns(400) == [0.25] * 3  # of 250, 500, 750 and 1,000 ms by then 0, 400, 800 and 800 are spent
     assert turns(2000) == [0.25]
+    assert turns(2000, "replayed") == [0.25]
 
 
 def test_a_call_that_fails_in_a_turn_answers_for_those_that_are_left():
-    calls = iter(range(3))
-    ready = Prepared(dict, {}, contextlib.nullcontext)
-    found = list(beside.timed(JOB, ready, lambda: next(calls)))
-    assert len(found) == beside.TURNS
-    assert found[-1] == {"status": "failed", "reason": "StopIteration: no message"}
+    """And has given back what it held before the first of them."""
+    calls, given_back = iter(range(3)), []
+    ready = Prepared(dict, {}, contextlib.nullcontext, lambda: given_back.append(1))
+    answers = beside.timed(JOB, ready, {"mode": "eager"}, lambda: next(calls))
+    first = next(answers)
+    assert given_back == [1]
+    assert [first, *answers] == [{"status": "failed", "reason": "StopIteration: no message"}] * beside.TURNS
 
 
 def test_libraries_take_turns_at_each_call(monkeypatch):

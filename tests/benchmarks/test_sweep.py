@@ -584,7 +584,18 @@ def die(request):
 
 def test_first_calls_that_nobody_is_left_to_make_are_said():
     calls = [call("fine"), warm.FirstCall("a call that kills", die, "", "peer"), call("never", "peer")]
-    assert warm.first_calls(calls, 1) == warm.Warmed(3, ["a call that kills", "fine", "never"])
+    found = warm.first_calls(calls, 1)
+    assert (found.calls, found.left) == (3, ["a call that kills", "fine", "never"])
+    assert found.ended.startswith("A process in the process pool was terminated abruptly")
+
+
+def give_up(request):
+    raise SystemExit("no compiler")
+
+
+def test_a_first_call_that_gives_up_leaves_the_others():
+    calls = [call("fine"), warm.FirstCall("a call that gives up", give_up, "", "peer"), call("another", "peer")]
+    assert warm.first_calls(calls, 1) == warm.Warmed(3, [])
 
 
 def test_first_calls_say_where_they_are(monkeypatch):
@@ -593,7 +604,7 @@ def test_first_calls_say_where_they_are(monkeypatch):
     def first_calls(calls, processes, told, *, seconds, tune):
         assert (processes, seconds, tune) == (3, 30.0, 1)
         told(1, 2)
-        return warm.Warmed(2, ["fla chunk_gla fwd"])
+        return warm.Warmed(2, ["fla chunk_gla fwd"], "one died")
 
     monkeypatch.setattr(warm, "first_calls", first_calls)
     monkeypatch.setattr(commands, "SPOKEN_EVERY", -1.0)
@@ -603,6 +614,7 @@ def test_first_calls_say_where_they_are(monkeypatch):
     assert log.getvalue().splitlines() == [
         "first calls: 1 of 2 in 0 s",
         "2 first calls in 0 s",
+        "no more first calls: one died",
         "not waited for: fla chunk_gla fwd",
     ]
 

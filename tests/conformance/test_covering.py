@@ -50,6 +50,13 @@ def test_every_pair_meets_or_is_listed_with_its_reason():
     assert set(found.missing.values()) <= {"they exclude each other", "it would cost too much", "dear", "hides"}
 
 
+def test_no_row_costs_more_for_the_three_levels_that_it_is_made_for():
+    dear = [Factor(name, ("usual", "dear"), costs={"dear": 1.0}) for name in "abc"]
+    found = cover(Pairs([*dear, Factor("free", ("usual", "other"))], lambda levels: "", 2.0), 0, [("a", "b", "c")])
+    assert max(sum(row[name] == "dear" for name in "abc") for row in found.rows) == 2
+    assert found.missing == {("a=dear", "b=dear", "c=dear"): "no row has room for all three"}
+
+
 def test_rows_are_few_and_allowed():
     found = made()
     assert len(found.rows) < 40
