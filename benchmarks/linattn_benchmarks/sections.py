@@ -29,8 +29,9 @@ Heatmap = tuple[str, Sequence[str], Sequence[str], Mapping[tuple[str, str], floa
 
 
 def markdown(sections: Iterable[Section]) -> str:
-    """For the documentation."""
-    return "\n\n".join("\n\n".join(filter(None, (f"**{s.title}**", s.note, grid(s.head, s.lines)))) for s in sections)
+    """For the documentation, where the ``*`` of a note is a mark and begins no list."""
+    parts = ((f"**{s.title}**", s.note.replace("*", r"\*"), grid(s.head, s.lines)) for s in sections)
+    return "\n\n".join("\n\n".join(filter(None, of_one)) for of_one in parts)
 
 
 def grid(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -297,6 +297,7 @@ def test_a_table_in_the_documentation():
     results = results_of(row_of("forward 1/2 1x8", 2.0, {"fla": 1.0}))
     text = sections.markdown(reports.sections("table", results))
     assert "**linattn:triton, forward**\n\n| packing | 1/2 | mean |\n| --- | ---: | ---: |\n| 1x8 | 2.00 | 2.00 |" in text
+    assert "\n\\* published\n" in text
 
 
 # -- the grid --------------------------------------------------------------------------------------------------------
