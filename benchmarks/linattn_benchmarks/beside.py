@@ -359,8 +359,8 @@ class Timed:
             self.ended = str(error)
 
     def rows(self) -> Iterator[Row | None]:
-        """One for each call after the last of its turns, and nothing after the others; why there is none where the process
-        ended.
+        """The row of each call after the last of its turns, and ``None`` after each one before; where the process ended, rows
+        that say why.
         """
         error = self.agreement()
         with self.process:

@@ -250,9 +250,10 @@ class _Maker:
     def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
         row = dict(begun)
         chosen = self._places(row)
-        if self.costs[chosen].sum() > self.limit:
+        spent = self.costs[chosen].sum()
+        if spent > self.limit:
             return None
-        limit = max(self.usual, self.costs[chosen].sum())
+        limit = max(self.usual, spent)
         may = functools.reduce(operator.and_, (self.beside[place] for place in chosen), self.usable[late])
         covers = left[chosen].sum(0)
         rest = [factor for factor in self.factors if factor.name not in row]
@@ -285,10 +286,10 @@ class _Maker:
 
     def _preferred(self, factor: Factor, fits: list[int], covers: list[int]) -> int:
         """Of the levels that fit the one that covers most; of equals the usual one, or, where it varies, any."""
-        ties = self.rng.random(len(factor.levels)).tolist()
+        ties = (self.rng.random(len(factor.levels)) / 2).tolist()
         if not factor.varied:
-            ties[0] = 1.8
-        return max(fits, key=lambda n: covers[n] + ties[n] / 2)
+            ties[0] = 0.9
+        return max(fits, key=lambda n: covers[n] + ties[n])
 
 
 def _bits(levels: np.ndarray) -> int:

@@ -177,7 +177,6 @@ def test_a_still_cache_goes_on_after_the_same_tokens_in_every_call(tiny_olmo, mo
 
 
 def test_a_cache_that_grows_goes_on_where_it_is(tiny_olmo):
-
     model = tiny_olmo.made(replace(JOB, benchmark="model", name="olmo_hybrid", layers=2), True, torch.float32)
     cache = tiny_olmo.growing(model)
     name = tiny_olmo.integration.cache_parameter(model.forward)
