@@ -265,9 +265,11 @@ def test_what_a_page_of_recall_says_of_how_long_what_is_not_solved_was_trained(n
     short = Counter(cell["steps"] for cell in unsolved if "schedule not shown to be long enough" in cell["lacks"])
     assert most[0] == most_steps(name)
     had = [f"{most[1]} had the {most[0]:,} steps that the study allows", *(f"{count} had {steps:,}" for steps, count in fewer)]
-    said = f"Of the {len(unsolved)} cells that are not solved {', '.join(had[:-1])} and {had[-1]}; "
-    said += f"{short.total()} are not shown to have had enough, "
-    said += f"{'all' if short.total() == short[most[0]] else short[most[0]]} of them with {most[0]:,}."
+    said = f"{len(unsolved)} cells that are not solved {', '.join(had[:-1])} and {had[-1]}; "
+    if not fewer:
+        said = f"{len(unsolved)} cells that are not solved all had the {most[0]:,} steps that the study allows; "
+    said += f"{short.total()} are not shown to have had enough"
+    said += f", {'all' if short.total() == short[most[0]] else short[most[0]]} of them with {most[0]:,}." if fewer else "."
     assert said in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
@@ -309,7 +311,7 @@ TURNED = {
     "extrapolation": set(),
     "masked": set(),
     "mqar": {("RetNet", "DeltaNet"), ("GLA", "linear attention")},
-    "recall_by_map": {("hedgehog, eq. 3", "exp, t=1")},
+    "recall_by_map": {("hedgehog, eq. 3", "exp, t=1"), ("hedgehog, eq. 3", "hedgehog")},
 }
 """Models with those that a longer schedule put before them: no page may have them the other way round."""
 
