@@ -69,17 +69,25 @@ class Library(NamedTuple):
         distribution: What has to be installed.
         module: What is imported.
         kinds: Kinds of device that it runs on.
+        calls: Modules that it calls by itself where they are installed.
     """
 
     distribution: str
     module: str
     kinds: tuple[str, ...] = ("cpu", "cuda")
+    calls: tuple[str, ...] = ()
 
     def refusal(self, device: str) -> str | None:
         """Why it is not called; None if it can be."""
         if importlib.util.find_spec(self.module) is None:
             return f"{self.distribution} is not installed"
         return None if device in self.kinds else f"runs on {' or '.join(self.kinds)}, not on {device}"
+
+    @property
+    def lacks(self) -> str | None:
+        """What it would call, and cannot; None if there is nothing."""
+        absent = [module for module in self.calls if importlib.util.find_spec(module) is None]
+        return f"without {', '.join(absent)}" if absent else None
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Job:
     def row(self, mode: str, what: str) -> Row:
         """What is known of a call before it is made."""
         about = {"name": self.name, "library": self.library, "version": installed(self.of.distribution), "label": self.label}
-        none = {"status": "ok", "reason": None, "note": None, "ms": None, "error": None, **fresh.nothing()}
+        none = {"status": "ok", "reason": None, "note": self.of.lacks, "ms": None, "error": None, **fresh.nothing()}
         return {**about, "what": what, "mode": mode, **none}
 
 
@@ -241,7 +249,8 @@ def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Dea
     start = time.perf_counter()
     try:
         with deadline.kept():
-            call, row["note"] = called(prepared.calls[what], mode)
+            call, note = called(prepared.calls[what], mode)
+            row["note"] = ", ".join(filter(None, (note, row["note"]))) or None
             runner.wait(call)
     except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
         return row | {"status": "failed", "reason": said(error)}, None

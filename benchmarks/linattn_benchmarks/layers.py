@@ -161,7 +161,7 @@ MAKERS = {OURS: of_linattn, "fla": of_fla, "mamba_ssm": of_mamba_ssm, "transform
 LIBRARIES = {
     OURS: Library("linattn", "linattn"),
     "fla": Library("flash-linear-attention", "fla", ("cuda",)),
-    "mamba_ssm": Library("mamba-ssm", "mamba_ssm", ("cuda",)),
+    "mamba_ssm": Library("mamba-ssm", "mamba_ssm", ("cuda",), calls=("causal_conv1d",)),
     "transformers": Library("transformers", "transformers"),
 }
 

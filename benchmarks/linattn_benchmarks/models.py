@@ -98,8 +98,8 @@ FUSED, OWN = "linattn, fused", "transformers"
 LIBRARIES = {
     OURS: Library("linattn", "transformers"),
     FUSED: Library("linattn", "transformers"),
-    "fla": Library("flash-linear-attention", "fla", ("cuda",)),
-    "mamba_ssm": Library("mamba-ssm", "mamba_ssm", ("cuda",)),
+    "fla": Library("flash-linear-attention", "fla", ("cuda",), calls=("causal_conv1d",)),
+    "mamba_ssm": Library("mamba-ssm", "mamba_ssm", ("cuda",), calls=("causal_conv1d",)),
     OWN: Library("transformers", "transformers"),
 }
 

@@ -273,6 +273,14 @@ def test_a_proof_that_cannot_be_made_leaves_the_calls(tmp_path):
     assert not kept.exists()
 
 
+def test_a_library_without_what_it_would_call_is_timed_and_it_is_said(monkeypatch):
+    absent = beside.Library("numpy", "numpy", calls=("numpy", "no_such_convolution"))
+    monkeypatch.setitem(layers.LIBRARIES, "linattn", absent)
+    assert absent.refusal("cpu") is None
+    assert timed(JOB, prepared(JOB), "fwd")["note"] == "without no_such_convolution"
+    assert beside.Library("numpy", "numpy", calls=("numpy",)).lacks is None
+
+
 def test_first_calls_end_in_time():
     def slow(compile_):
         return lambda: time.sleep(20)

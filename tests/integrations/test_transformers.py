@@ -377,6 +377,30 @@ def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family
     assert len(noted.graphs) == 1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid", "qwen3_next"])
+def test_a_token_that_is_replayed_goes_on_from_the_states_that_are_there(family: str, fuse: bool) -> None:
+    """A CUDA graph is recorded in the second call, and replayed from the third on."""
+    model, ids = tiny_models.model_of(family).cuda(), tokens("cuda")
+    model.set_experts_implementation("batched_mm")  # in float32 the usual one reads on the host how many tokens an expert has
+    skips = torch._dynamo.utils.counters["inductor"]
+    with integration.enable(fuse=fuse), torch.no_grad():
+        caches = [transformers.StaticCache(config=model.config, max_cache_len=32) for _ in range(2)]
+        name = integration.cache_parameter(model.forward)
+        for cache in caches:
+            model(ids[:, :12], **{name: cache}, use_cache=True)
+        replayed, before = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead"), skips["cudagraph_skips"]
+        for n in range(12, 20):
+            torch.compiler.cudagraph_mark_step_begin()
+            found, expected = [
+                run(ids[:, n : n + 1], **{name: cache}, use_cache=True).logits.clone()
+                for run, cache in zip((replayed, model), caches, strict=True)
+            ]
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert skips["cudagraph_skips"] == before
+
+
 @pytest.mark.parametrize("family", ["kimi_linear", "olmo_hybrid"])
 def test_a_token_of_fewer_sequences_than_the_cache_has_is_refused(family: str) -> None:
     model = tiny_models.model_of(family)
