@@ -47,9 +47,7 @@ PACKAGES = {
     "tpu_static": ("jax", "libtpu"),
     "parts": ("torch", "triton", "flash-linear-attention", "mamba-ssm"),
     **dict.fromkeys(("grid", "host"), ("torch", "triton", "flash-linear-attention")),
-    **dict.fromkeys(
-        BENCHMARKS, ("torch", "triton", "transformers", "flash-linear-attention", "mamba-ssm", "causal-conv1d")
-    ),
+    **dict.fromkeys(BENCHMARKS, ("torch", "triton", "transformers", "flash-linear-attention", "mamba-ssm", "causal-conv1d")),
 }
 """Whose versions matter to a benchmark, where it is not NumPy's and PyTorch's."""
 

@@ -158,7 +158,7 @@ def sections(results: dict[str, Any]) -> list[Section]:
             continue
         passes = {what: [row for row in compared if row["pass"] == what] for what in WHAT}
         passes = {what: mine for what, mine in passes.items() if mine}
-        found.append(summary(passes, label))
+        found += [summary(passes, label), *beside_published(passes, label)]
         found += [by_group(what, mine, label) for what, mine in passes.items()]
         found.append(worst(compared, label))
     return [*found, *troubles(results)]
@@ -175,6 +175,28 @@ def summary(passes: dict[str, list[Row]], label: str) -> Section:
         lines.append((what, f"{mean:.2f}", f"{ahead} of {len(rows)}", f"{max(ratios):.2f}", furthest["name"], f"{here}"))
     head = ("pass", "geometric mean", "rows ahead", "worst", "there", "best peers measured here")
     return Section(f"{label}: time over the best peer's", head, lines, said_of_peers(list(itertools.chain(*passes.values()))))
+
+
+def beside_published(passes: dict[str, list[Row]], label: str) -> list[Section]:
+    """Times of each library over what is published of it, ours over the best that is; nothing where no peer was timed."""
+    found = {}
+    for what, rows in passes.items():
+        for name in (*PEERS.values(), label):
+            timed = [(row, x["ms"]) for row in rows if (x := row["found"].get(name, {"status": None}))["status"] == "ok"]
+            found[what, name] = [ms / of for row, ms in timed if (of := reference(row, name)) is not None]
+    lines = [
+        (*about, *(f"{of(x):.2f}" for of in (statistics.geometric_mean, min, max)), f"{sum(r < 1 for r in x)} of {len(x)}")
+        for about, x in found.items()
+        if x
+    ]
+    head = ("pass", "library", "geometric mean", "least", "most", "rows below 1")
+    title, note = f"{label} and peers: time over what is published", "linattn's over the best published figure of each row"
+    return [Section(title, head, lines, note)] if any(name != label for _, name, *_ in lines) else []
+
+
+def reference(row: Row, name: str) -> float | None:
+    """The published figure that a library's time is held against; None where there is none."""
+    return min(row["published"].values(), default=None) if ours(name) else row["published"].get(name)
 
 
 def said_of_peers(rows: Sequence[Row]) -> str:

