@@ -82,7 +82,7 @@ class Decoder:
         return self.w["token_embd"].device
 
     def taught(self, learned: Arrays) -> Decoder:
-        """With weights that were learned in the place of its own, where there are any."""
+        """The model with weights that were learned in the place of its own, where there are any."""
         found = {name: learned[f"{WEIGHT}{name}"].to(w.dtype) for name, w in self.w.items() if f"{WEIGHT}{name}" in learned}
         return Decoder(self.w | found, self.sizes) if found else self
 
@@ -182,10 +182,10 @@ def texts(held_out: bool, packages: str = "numpy") -> list[str]:
 
 def folder_of(package: str) -> Path:
     """Where a package is installed."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(f"--packages names {package}, which is not installed")
-    return Path(found.origin).parent
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit(f"--packages names {package}, which is no package that is installed")
+    return Path(found.submodule_search_locations[0])
 
 
 def unseen(text: str, seen: set[str]) -> Iterator[str]:
@@ -240,7 +240,7 @@ FINETUNED_ALONE = ("t2r, not distilled",)
 
 
 class Conversion(NamedTuple):
-    """A model's attention by name, and everything that is learned of it: parameters of a map in each layer, and adapters."""
+    """A model's attention by name, and what is learned: parameters of a map in each layer, and adapters or all weights."""
 
     name: str
     learned: Arrays
@@ -541,9 +541,12 @@ def streams(encode: Callable[[str], list[int]], chosen: Any) -> list[np.ndarray]
         ]
         if not kept:
             return parts
-        np.savez_compressed(kept, training=parts[0], held_out=parts[1], python=platform.python_version(), numpy=np.__version__)
-    saved = np.load(kept)
-    return [saved["training"], saved["held_out"]]
+        texts_of = {"packages": chosen.packages, "python": platform.python_version(), "numpy": np.__version__}
+        np.savez_compressed(kept, training=parts[0], held_out=parts[1], **texts_of)
+    with np.load(kept) as saved:
+        if str(saved["packages"]) != chosen.packages:
+            raise SystemExit(f"{kept} has the text of --packages {saved['packages']}, not {chosen.packages}")
+        return [saved["training"], saved["held_out"]]
 
 
 def main() -> None:

@@ -106,6 +106,10 @@ def test_finetuning_learns_adapters_or_weights_and_maps_and_leaves_the_model_alo
     found = perplexity(decoder, Conversion("hedgehog", learned), ids)
     assert course[-1]["score"] == found < 0.8 * untouched
     assert all((learned[name] != x).any() for name, x in conversion.learned.items() if "attn_output" in name or ".W" in name)
+    if not rank:
+        weights = {name.removeprefix(smollm.WEIGHT) for name in learned if name.startswith(smollm.WEIGHT)}
+        assert weights == set(decoder.w)
+        assert all((learned[f"{smollm.WEIGHT}{name}"] != w).any() for name, w in before.items())
     assert all((decoder.w[name] == w).all() for name, w in before.items())
 
 
@@ -229,6 +233,17 @@ def test_what_the_documentation_has_is_gone_on_with(tmp_path):
     assert {f"converted {name}" for name in smollm.DEFAULTS["maps"].split(";") if name not in new} <= set(record.parts)
     left = len(list(filter(smollm.distils, new))) * 30 + len([*new, *tuned]) * 45
     assert smollm.minutes(options, record.parts) == pytest.approx(left / 60)
+
+
+def test_all_weights_of_a_model_in_bfloat16_are_learned_in_float32(decoder):
+    short = Decoder({name: w.bfloat16() for name, w in decoder.w.items()}, decoder.sizes)
+    ids = torch.arange(20).remainder(5).repeat(30, 1)
+    learned, course = smollm.finetune(
+        short, Conversion("softmax", smollm.adapters(short, 0, 0)), ids, steps(20), 4, 1e-2, no_score, unseen
+    )
+    assert course[-1]["loss"] < course[0]["loss"] - 0.1
+    assert {x.dtype for x in learned.values()} == {torch.float32}
+    assert {w.dtype for w in short.taught(learned).w.values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", ["hedgehog", "hedgehog, softmax", "hedgehog, eq. 3"])
@@ -357,6 +372,10 @@ def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
     assert [part.tolist() for part in first] == [[0, 100, 101, 102], [0, 97, 98, 0, 99]]
     again = smollm.streams(lambda text: pytest.fail("encoded twice"), options)
     assert [part.tolist() for part in again] == [part.tolist() for part in first]
+    other = argparse.Namespace(tokens=str(path), packages="ghi")
+    with pytest.raises(SystemExit) as caught:
+        smollm.streams(encode, other)
+    assert str(caught.value) == f"{path} has the text of --packages def, not ghi"
 
 
 def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
@@ -382,7 +401,10 @@ def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
 def test_a_package_whose_text_is_not_here_is_named():
     with pytest.raises(SystemExit) as caught:
         smollm.texts(held_out=False, packages="numpy;no_such_package")
-    assert str(caught.value) == "--packages names no_such_package, which is not installed"
+    assert str(caught.value) == "--packages names no_such_package, which is no package that is installed"
+    for module in ("typing_extensions", "sys", "no_such.package"):
+        with pytest.raises(SystemExit, match=f"^--packages names {module}, which is no package"):
+            smollm.folder_of(module)
 
 
 def test_without_the_model_it_says_what_to_install(monkeypatch):
