@@ -153,7 +153,7 @@ class Job:
     def row(self, mode: str, what: str) -> Row:
         """What is known of a call before it is made."""
         about = {"name": self.name, "library": self.library, "version": installed(self.of.distribution), "label": self.label}
-        none = {"status": "ok", "reason": None, "note": self.of.lacks, "ms": None, "error": None, **fresh.nothing()}
+        none = {"status": "ok", "reason": None, "note": None, "ms": None, "error": None, **fresh.nothing()}
         return {**about, "what": what, "mode": mode, **none}
 
 
@@ -250,7 +250,7 @@ def first_call(job: Job, prepared: Prepared, mode: str, what: str, deadline: Dea
     try:
         with deadline.kept():
             call, note = called(prepared.calls[what], mode)
-            row["note"] = ", ".join(filter(None, (note, row["note"]))) or None
+            row["note"] = ", ".join(filter(None, (note, job.of.lacks))) or None
             runner.wait(call)
     except Exception as error:  # somebody else's code: the row says what happened, and the other rows still run
         return row | {"status": "failed", "reason": said(error)}, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,7 +57,15 @@ def merged(files: dict[str, dict[str, Any]]) -> dict[str, Any]:
         )
     environment = shared({name: file["environment"] for name, file in files.items()})
     rows = joined((row for file in files.values() for row in file["results"]["rows"]), CALLS[kinds[0]])
-    return first | {"environment": environment, "results": first["results"] | {"rows": rows}}
+    return first | {"environment": environment, "results": first["results"] | {"rows": rows} | tuned(files.values())}
+
+
+def tuned(files: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of runs whose autotuners chose among different numbers of configurations: all of these; else nothing."""
+    settings = [file["results"]["settings"] for file in files if "tune" in file["results"].get("settings", {})]
+    each = [of["tune"] if isinstance(of["tune"], list) else [of["tune"]] for of in settings]
+    numbers = list(dict.fromkeys(itertools.chain(*each)))
+    return {"settings": settings[0] | {"tune": numbers}} if len(numbers) > 1 else {}
 
 
 OF_A_RUN = ("load", "cores", "packages")

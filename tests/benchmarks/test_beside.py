@@ -278,6 +278,11 @@ def test_a_library_without_what_it_would_call_is_timed_and_it_is_said(monkeypatc
     monkeypatch.setitem(layers.LIBRARIES, "linattn", absent)
     assert absent.refusal("cpu") is None
     assert timed(JOB, prepared(JOB), "fwd")["note"] == "without no_such_convolution"
+    monkeypatch.setattr(beside, "called", lambda make, mode: (make(lambda function: function), "more than one graph"))
+    assert timed(JOB, prepared(JOB), "fwd")["note"] == "more than one graph, without no_such_convolution"
+    monkeypatch.setitem(layers.LIBRARIES, "linattn", absent._replace(kinds=("cuda",)))
+    (row,) = beside.run([replace(JOB, whats=("fwd",))], 1)
+    assert (row["status"], row["note"]) == ("skipped", None)
     assert beside.Library("numpy", "numpy", calls=("numpy",)).lacks is None
 
 

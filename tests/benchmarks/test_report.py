@@ -167,6 +167,15 @@ def test_runs_that_were_held_to_other_cores_are_joined():
     assert merging.shared({"a": one, "b": one | {"cores": 8, "load": 3.0}}) == one | {"cores": 8, "load": 3.0}
 
 
+def test_all_numbers_of_configurations_that_runs_were_tuned_by_are_kept():
+    def tuned(*runs):
+        return merging.tuned({"results": {"settings": {"device": "cuda", "tune": tune}}} for tune in runs)
+
+    assert tuned(3, [6, 3], None) == {"settings": {"device": "cuda", "tune": [3, 6, None]}}
+    assert tuned(3, 3) == {}
+    assert merging.tuned([{"results": {}}]) == {}
+
+
 def test_what_only_some_had_installed_is_part_of_the_environment():
     one = {"python": "3.12", "packages": {"torch": "2.11.0"}, "cores": 8, "load": 1.5}
     other = {"python": "3.12", "packages": {"torch": "2.11.0", "flash-qla": "0.1.3"}, "cores": 8, "load": 60.0}

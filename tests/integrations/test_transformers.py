@@ -380,11 +380,15 @@ def test_a_token_of_fused_mixers_is_one_graph_and_overwrites_their_states(family
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("family", ["bamba", "kimi_linear", "olmo_hybrid", "qwen3_next"])
-def test_a_token_that_is_replayed_goes_on_from_the_states_that_are_there(family: str, fuse: bool) -> None:
+def test_a_token_that_is_replayed_goes_on_from_the_states_that_are_there(
+    family: str, fuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CUDA graph is recorded in the second call, and replayed from the third on."""
     model, ids = tiny_models.model_of(family).cuda(), tokens("cuda")
     model.set_experts_implementation("batched_mm")  # in float32 the usual one reads on the host how many tokens an expert has
-    skips = torch._dynamo.utils.counters["inductor"]
+    skips, played = torch._dynamo.utils.counters["inductor"], []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (played.append(graph), replay(graph))[1])
     with integration.enable(fuse=fuse), torch.no_grad():
         caches = [transformers.StaticCache(config=model.config, max_cache_len=32) for _ in range(2)]
         name = integration.cache_parameter(model.forward)
@@ -399,6 +403,7 @@ def test_a_token_that_is_replayed_goes_on_from_the_states_that_are_there(family:
             ]
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     assert skips["cudagraph_skips"] == before
+    assert len(played) >= 6
 
 
 @pytest.mark.parametrize("family", ["kimi_linear", "olmo_hybrid"])
