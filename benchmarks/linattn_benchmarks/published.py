@@ -115,12 +115,18 @@ def published(line: dict[str, str]) -> dict[str, float]:
 # -- what came of it -------------------------------------------------------------------------------------------------
 
 
+def measured(row: Row, name: str) -> float | None:
+    """Milliseconds of a library in this run; None where it has no right time."""
+    found = row["found"].get(name)
+    return found["ms"] if found and found["status"] == "ok" else None
+
+
 def best_peer(row: Row) -> tuple[str, float, bool] | None:
     """The fastest peer, its milliseconds, and whether they were measured in this run; None without a peer."""
-    measured = {name: x["ms"] for name, x in row["found"].items() if not ours(name) and x["status"] == "ok"}
-    times = {**row["published"], **measured}
+    here = {name: ms for name in row["found"] if not ours(name) and (ms := measured(row, name)) is not None}
+    times = {**row["published"], **here}
     name = min(times, key=lambda name: times[name], default=None)
-    return None if name is None else (name, times[name], name in measured)
+    return None if name is None else (name, times[name], name in here)
 
 
 def ours(label: str) -> bool:
@@ -130,8 +136,8 @@ def ours(label: str) -> bool:
 
 def ratio(row: Row, label: str) -> float | None:
     """Time of a subject over the best peer's; None where one of them has no right time."""
-    found, peer = row["found"].get(label), best_peer(row)
-    return found["ms"] / peer[1] if found and found["status"] == "ok" and peer else None
+    ms, peer = measured(row, label), best_peer(row)
+    return None if ms is None or peer is None else ms / peer[1]
 
 
 def labels(rows: Iterable[Row]) -> list[str]:
@@ -182,8 +188,8 @@ def beside_published(passes: dict[str, list[Row]], label: str) -> list[Section]:
     found = {}
     for what, rows in passes.items():
         for name in (*PEERS.values(), label):
-            timed = [(row, x["ms"]) for row in rows if (x := row["found"].get(name, {"status": None}))["status"] == "ok"]
-            found[what, name] = [ms / of for row, ms in timed if (of := reference(row, name)) is not None]
+            pairs = [(measured(row, name), reference(row, name)) for row in rows]
+            found[what, name] = [ms / of for ms, of in pairs if ms is not None and of is not None]
     lines = [
         (*about, *(f"{of(x):.2f}" for of in (statistics.geometric_mean, min, max)), f"{sum(r < 1 for r in x)} of {len(x)}")
         for about, x in found.items()

@@ -265,11 +265,13 @@ def test_what_a_page_of_recall_says_of_how_long_what_is_not_solved_was_trained(n
     short = Counter(cell["steps"] for cell in unsolved if "schedule not shown to be long enough" in cell["lacks"])
     assert most[0] == most_steps(name)
     had = [f"{most[1]} had the {most[0]:,} steps that the study allows", *(f"{count} had {steps:,}" for steps, count in fewer)]
-    said = f"{len(unsolved)} cells that are not solved {', '.join(had[:-1])} and {had[-1]}; "
-    if not fewer:
-        said = f"{len(unsolved)} cells that are not solved all had the {most[0]:,} steps that the study allows; "
-    said += f"{short.total()} are not shown to have had enough"
-    said += f", {'all' if short.total() == short[most[0]] else short[most[0]]} of them with {most[0]:,}." if fewer else "."
+    those = f"{len(unsolved)} cells that are not solved"
+    enough = f"{short.total()} are not shown to have had enough"
+    if fewer:
+        longest = "all" if short.total() == short[most[0]] else short[most[0]]
+        said = f"Of the {those} {', '.join(had[:-1])} and {had[-1]}; {enough}, {longest} of them with {most[0]:,}."
+    else:
+        said = f"The {those} all had the {most[0]:,} steps that the study allows; {enough}."
     assert said in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
