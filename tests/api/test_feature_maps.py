@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 
@@ -234,6 +235,11 @@ EXPONENTIALS = {
 }
 
 
+LONG = EXPONENTIALS | {
+    "hedgehog, softmax": lambda make: Hedgehog(make(np.tile(np.eye(K, dtype=np.float32), (H, 1, 1))), softmax=True),
+}
+
+
 @pytest.mark.parametrize("framework", INSTALLED)
 @pytest.mark.parametrize("name", EXPONENTIALS)
 def test_exponents_are_held_where_sums_of_weights_are_finite(framework, name):
@@ -245,14 +251,24 @@ def test_exponents_are_held_where_sums_of_weights_are_finite(framework, name):
     np.testing.assert_allclose(found[:, -1], 1 / wanted if name == "hedgehog" else wanted, rtol=3e-5)
 
 
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_shares_are_held_where_a_product_of_two_does_not_vanish(framework):
+    """Of 20, 0, -14 and -16 from the first; and what is not a number stays so."""
+    y = np.array([[20, 0, -14, -16], [20, 0, np.nan, -16]], np.float32)
+    phi = Hedgehog(maker(framework)(np.eye(4, dtype=np.float32)[None]), softmax=True, negation=False)
+    found = np.asarray(phi(array(framework, y[:, None])))[:, 0]
+    np.testing.assert_allclose(found[0], np.exp([-math.log1p(math.exp(-20)), -20, -34, -35]), rtol=3e-5)
+    assert np.isnan(found[1]).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", EXPONENTIALS)
+@pytest.mark.parametrize("name", LONG)
 def test_queries_and_keys_of_any_length_give_finite_means_and_gradients(name, dtype):
     """A sum of weights past float32 would make an output ``inf / inf``, and every gradient of the model not a number."""
     torch = pytest.importorskip("torch")
     q, k, v = (torch.randn(1, 100, H, K) for _ in range(3))
     q, k, v = (x.to(getattr(torch, dtype)).requires_grad_() for x in (100 * q, 100 * k, v))
-    phi = EXPONENTIALS[name](torch.from_numpy)
+    phi = LONG[name](torch.from_numpy)
     o, state = linattn.linear_attn(q, k, v, feature_map=phi, normalize=True, output_final_state=True)
     assert o.isfinite().all()
     assert state.isfinite().all()

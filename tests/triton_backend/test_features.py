@@ -98,6 +98,19 @@ def test_exponents_are_held_and_beyond_no_gradient_passes(dtype):
     assert (next(iter(torch.autograd.grad(features(phi, x), x, torch.ones_like(found))))[[0, 1, 5, 6]] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shares_are_held_and_below_no_gradient_passes(dtype):
+    """As the map has it, where the gradient of a share that is held is 10^15 of the others', as behind a normaliser."""
+    x = torch.tensor([[20, 0, -14, -16], [20, 18, -90, -1e30], [0, 1, torch.nan, 2]], dtype=dtype)[:, None].requires_grad_()
+    phi = Hedgehog(torch.eye(4)[None], softmax=True)
+    found, wanted = features(phi, x), phi(x)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    torch.manual_seed(0)
+    dout = torch.where(wanted < 1e-15, 1e15, torch.randn(wanted.shape)).to(dtype)
+    gradients = (torch.autograd.grad(y, x, dout)[0] for y in (found, wanted))
+    torch.testing.assert_close(*gradients, equal_nan=True, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
 def test_rows_are_read_where_they_lie():
     """Heads of one projection, and tokens in the reverse order of memory."""
     x, W, b = draw(2, 30, H=6, K=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ __all__ = [
     "parameter",
     "power",
     "rectified",
+    "share",
 ]
 
 HIGHEST = 35.0
@@ -70,6 +72,15 @@ def power(xp: Framework, y: Any) -> Any:
     """``exp(y)``, ``y`` held within ``±HIGHEST``, with NaN kept; no gradient passes beyond."""
     bound = xp.full((), HIGHEST, like=y)
     return xp.exp(-xp.maximum(-xp.maximum(y, -bound), -bound))
+
+
+def share(xp: Framework, y: Any) -> Any:
+    """``softmax(y)``, features held to ``e^-HIGHEST`` and more, with NaN kept; no gradient passes below.
+
+    A query and a key whose features are large in different places would have a product that float32 does not hold, and an
+    output, divided by the sum of those, would not be a number.
+    """
+    return xp.maximum(xp.softmax(y), xp.full((), math.exp(-HIGHEST), like=y))
 
 
 def outer(x: Any) -> Any:

@@ -3,15 +3,19 @@
 ::
 
     y = x W + b                                    of each head
-    p = exp(y), n = exp(-y)                        or, if SOFTMAX, softmax(y) and softmax(-y); exponents within ±HIGHEST
+    p = exp(y), n = exp(-y)                        exponents within ±HIGHEST
+                                                   or, if SOFTMAX, softmax(y) and softmax(-y); no less than LEAST
     φ = [p, n]                                     or, without NEGATION, p alone
 
-    dy = dp ∘ p - dn ∘ n                           or p ∘ (dp - Σ dp ∘ p) - n ∘ (dn - Σ dn ∘ n); 0 past ±HIGHEST
+    dy = dp ∘ p - dn ∘ n                           0 past ±HIGHEST
+                                                   or p ∘ (dp - Σ dp ∘ p) - n ∘ (dn - Σ dn ∘ n); dp, dn 0 at LEAST
     dx = dy Wᵀ        dW = Σ xᵀ dy        db = Σ dy
 
 A program has one head's ``W [BK, BD]``, and rows ``[R, BK]`` of ``x [M, H, K]``, which is read where it lies. Backward it walks
 over blocks of rows, makes the features again, and adds up its part of ``dW`` and ``db``.
 """
+
+import math
 
 import triton
 import triton.language as tl
@@ -22,6 +26,7 @@ from ..lib.tiles import dot, dot_add
 __all__ = ["features_bwd", "features_fwd"]
 
 HIGHEST = tl.constexpr(base.HIGHEST)
+LEAST = tl.constexpr(math.exp(-base.HIGHEST))
 
 
 @triton.jit
@@ -54,7 +59,8 @@ def activated(y, columns, D: tl.constexpr, SOFTMAX: tl.constexpr):
     if SOFTMAX:
         y = tl.where(inside, y, float("-inf"))
         e = tl.exp(y - tl.max(y, 1)[:, None])
-        return e / tl.sum(e, 1)[:, None]
+        made = e / tl.sum(e, 1)[:, None]
+        return tl.where(inside, tl.where(made < LEAST, LEAST, made), 0.0)
     held = tl.where(y > HIGHEST, HIGHEST, tl.where(y < -HIGHEST, -HIGHEST, y))
     return tl.where(inside, tl.exp(held), 0.0)
 
@@ -64,6 +70,7 @@ def through(d, y, made, SOFTMAX: tl.constexpr):
     """The gradient of ``y``, which was :func:`activated`, from ``d``, that of what was ``made`` of it."""
     met = d * made
     if SOFTMAX:
+        met = tl.where(made == LEAST, 0.0, met)
         return met - made * tl.sum(met, 1)[:, None]
     return tl.where(tl.abs(y) > HIGHEST, 0.0, met)
 
