@@ -23,11 +23,12 @@ from .smollm import Arrays, Conversion, Decoder, Descent, Found, Pace, Sizes, pe
 
 DEFAULTS: dict[str, Any] = {
     **smollm.DEFAULTS,
-    "weights": "", "maps": ";".join(("softmax", *smollm.LEARNED, "elu1", "relu", "cosformer", "performer")),
-    "layers": 8, "heads": 8, "hidden": 1408, "packages": 1, "test_tokens": 65536, "rank": 64,
+    "weights": "",
+    "maps": "softmax;hedgehog;hedgehog, eq. 3;hedgehog, softmax;t2r;t2r, not distilled;relu;elu1;cosformer;performer",
+    "layers": 8, "heads": 8, "hidden": 1408, "packages": 1, "test_tokens": 65536, "rank": 0,
     "train_steps": 2500, "train_seconds": 100.0, "train_length": 1024, "train_batch": 32, "train_rate": 1e-3,
     "distil_steps": 600, "distil_seconds": 15.0, "distil_rate": 1e-2,
-    "tune_steps": 600, "tune_seconds": 22.0, "tune_length": 1024, "tune_batch": 16, "tune_rate": 1e-3,
+    "tune_steps": 600, "tune_seconds": 22.0, "tune_length": 1024, "tune_batch": 16, "tune_rate": 3e-4,
 }  # fmt: skip
 SMALL = {
     "device": "cpu", "maps": "softmax;elu1;hedgehog", "tuned": "softmax;elu1;hedgehog", "layers": 2, "heads": 2, "hidden": 128,
@@ -37,7 +38,21 @@ SMALL = {
 }  # fmt: skip
 """What ``--small 1`` sets: a try of the program in seconds, on a CPU."""
 K = 64
-collected = smollm.collected
+
+
+def collected(parts: dict[str, Any]) -> dict[str, Any]:
+    """What :mod:`.smollm` makes of the parts of a run, and bits of a byte by map, stage and length of context."""
+    found = smollm.collected(parts)
+    scored = {name: {stage: of[stage] for stage in smollm.STAGES if stage in of} for name, of in found["maps"].items()}
+    found["bits"] = {
+        name: {stage: {n: bits(x) for n, x in figures.items()} for stage, figures in of.items()} for name, of in scored.items()
+    }
+    return found
+
+
+def bits(perplexity: float | None) -> float | None:
+    """Of a byte; of what diverged none."""
+    return None if perplexity is None else math.log2(perplexity)
 
 
 def fresh(sizes: Sizes, hidden: int, device: str) -> Arrays:
@@ -105,24 +120,23 @@ def main() -> None:
     held_out = held_out[: chosen.test_tokens]
     record = Record("ours", chosen, shown)
     decoder = trained(record, chosen, training, windows(held_out, chosen.length))
-    smollm.run(record, chosen, decoder, training, held_out)
+    smollm.run(record, chosen, decoder, training, held_out, collected)
 
 
 def shown(results: dict[str, Any], chosen: dict[str, Any]) -> tuple[Tables, Figure]:
     """Bits of a byte by map and stage, and the divergence of its weights from softmax's before finetuning."""
     _, figure = smollm.shown(results, chosen)
-    maps = results["maps"]
-    lengths = list(maps["softmax"]["converted"])
+    lengths = list(results["bits"]["softmax"]["converted"])
     columns = [(stage, n) for stage in smollm.STAGES for n in lengths]
     rows = [
-        (f"`{LABELS.get(name, name)}`", of.get("kl", ""), *(bits(of[stage][n]) if stage in of else "" for stage, n in columns))
-        for name, of in maps.items()
+        (
+            f"`{LABELS.get(name, name)}`",
+            results["maps"][name].get("kl", ""),
+            *(smollm.told(of[stage][n]) if stage in of else "" for stage, n in columns),
+        )
+        for name, of in results["bits"].items()
     ]
     return {"": (["attention", "KL", *(f"{stage}, {n}" for stage, n in columns)], rows)}, figure
-
-
-def bits(perplexity: float) -> float:
-    return math.log2(perplexity)
 
 
 if __name__ == "__main__":

