@@ -36,9 +36,9 @@ from .minilm import (
     queries_and_keys,
     softmax,
 )
+from .prose import docstrings
 from .record import COLOURS, LABELS, Record, Tables, axes, options
 from .schedule import rise_and_fall
-from .smollm import docstrings
 
 Pairs = list[tuple[str, str]]
 Arrays = dict[str, Tensor]

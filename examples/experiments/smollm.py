@@ -10,18 +10,13 @@ GPU: some minutes of an H200.
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib.util
 import itertools
 import json
 import math
-import platform
-import sysconfig
 import time
-import zlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import linattn
@@ -35,6 +30,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from . import prose
 from .graphs import record
 from .mixers import one_sided
 from .record import COLOURS, DOCS, LABELS, Record, Tables, axes, options, runs_of
@@ -122,7 +118,7 @@ def softmax(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-# -- the file and the text -------------------------------------------------------------------------------------------
+# -- the file -------------------------------------------------------------------------------------------
 
 
 class Loaded(NamedTuple):
@@ -165,56 +161,6 @@ def load(path: Path, device: str) -> Loaded:
 def halves(x: np.ndarray, K: int) -> np.ndarray:
     """Rows of a projection for :func:`linattn.rotary`: it turns channels ``i, i + K/2``, the file ``2i, 2i + 1``."""
     return x.reshape(-1, K // 2, 2, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
-
-
-def texts(held_out: bool, packages: str = "numpy") -> list[str]:
-    """English about Python: some of its topics, held out whole, or the others and docstrings, of its library and of packages.
-
-    A paragraph, compared without its white space, that is held out or came before is left out of what is trained on.
-    """
-    kept = [text for name, text in sorted(topics.items()) if (zlib.crc32(name.encode()) % 4 == 0) == held_out]
-    if held_out:
-        return kept
-    seen = {plain(paragraph) for text in texts(held_out=True) for paragraph in text.split("\n\n")}
-    folders = [Path(sysconfig.get_path("stdlib")), *map(folder_of, packages.split(";"))]
-    kept += [text for folder in folders for text in docstrings(folder)]
-    fresh = ("\n\n".join(unseen(text, seen)) for text in kept)
-    return [text for text in fresh if text]
-
-
-def folder_of(package: str) -> Path:
-    """Where a package is installed."""
-    found = importlib.util.find_spec(package) if package.isidentifier() else None
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit(f"--packages names {package}, which is no package that is installed")
-    return Path(found.submodule_search_locations[0])
-
-
-def unseen(text: str, seen: set[str]) -> Iterator[str]:
-    """Paragraphs that are not in ``seen``, which takes them in."""
-    for paragraph in text.split("\n\n"):
-        if plain(paragraph) not in seen:
-            seen.add(plain(paragraph))
-            yield paragraph
-
-
-def plain(paragraph: str) -> str:
-    return " ".join(paragraph.split())
-
-
-def docstrings(folder: Path) -> Iterator[str]:
-    """Those of 200 characters and more, tests left out."""
-    for path in sorted(folder.rglob("*.py")):
-        if {"test", "tests", "site-packages", "dist-packages", "pydoc_data"}.isdisjoint(path.relative_to(folder).parts):
-            try:
-                tree = ast.parse(path.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError):
-                continue  # templates, and examples of what is wrong
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                    text = ast.get_docstring(node) or ""
-                    if len(text) >= 200:
-                        yield text
 
 
 # -- maps and adapters -----------------------------------------------------------------------------------------------
@@ -460,7 +406,7 @@ def windows(stream: Tensor, length: int) -> Tensor:
 TUNED = "softmax;hedgehog, softmax;t2r;t2r, not distilled;hedgehog, eq. 3;hedgehog;elu1;relu;cosformer;performer"
 DEFAULTS: dict[str, Any] = {
     "small": 0, "weights": "", "tokens": "", "packages": "numpy;scipy;torch;transformers;jax;matplotlib",
-    "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "documents": "", "device": "cuda" if torch.cuda.is_available() else "cpu",
     "maps": ";".join(("softmax", *LEARNED, *FIXED)), "tuned": TUNED,
     "length": 512, "long": 2048, "test_tokens": 24576, "rank": 0, "seed": 0, "marks": 6, "graphs": 1,
     "distil_steps": 900, "distil_seconds": 80.0, "distil_length": 512, "distil_batch": 8, "distil_rate": 2e-2,
@@ -523,43 +469,24 @@ def settings() -> Any:
 
 
 def prepare(chosen: Any) -> tuple[Decoder, Tensor, Tensor]:
-    """The model, and the tokens to train on and to score."""
+    """The model, and the tokens to train on and to score; ``documents`` become the names of what was read there."""
     torch.manual_seed(chosen.seed)
     torch.set_float32_matmul_precision("high")
     torch.set_flush_denormal(True)  # random features of long vectors are so small that a CPU would crawl
     decoder, encode = load(Path(chosen.weights) if chosen.weights else packaged(), chosen.device)
-    training, held_out = (torch.from_numpy(part.astype(np.int64)).to(chosen.device) for part in streams(encode, chosen))
+    text = prose.tokens(encode, chosen.tokens, chosen.packages, chosen.documents)
+    chosen.documents = text.documents
+    training, held_out = (torch.from_numpy(part.astype(np.int64)).to(chosen.device) for part in (text.training, text.held_out))
     return decoder, training, held_out[: chosen.test_tokens]
-
-
-def streams(encode: Callable[[str], list[int]], chosen: Any) -> list[np.ndarray]:
-    """What to train on and what is held out, one stream of tokens each; a symbol of the model's stands between texts.
-
-    They are kept in the file ``--tokens``, if one is named, and read from it the next time: the text is that of the Python and
-    the packages that are installed.
-    """
-    kept = chosen.tokens
-    if not (kept and Path(kept).exists()):
-        parts = [
-            np.array([token for text in texts(part, chosen.packages) for token in (0, *encode(text))], dtype=np.uint16)
-            for part in (False, True)
-        ]
-        if not kept:
-            return parts
-        texts_of = {"packages": chosen.packages, "python": platform.python_version(), "numpy": np.__version__}
-        np.savez_compressed(kept, training=parts[0], held_out=parts[1], **texts_of)
-    with np.load(kept) as saved:
-        if str(saved["packages"]) != chosen.packages:
-            raise SystemExit(f"{kept} has the text of --packages {saved['packages']}, not {chosen.packages}")
-        return [saved["training"], saved["held_out"]]
 
 
 def main() -> None:
     chosen = settings()
+    prepared = prepare(chosen)
     record = Record("smollm", chosen, shown, MORE)
     record.take_up()
     print(f"learning takes {minutes(chosen, record.parts):.0f} minutes or less")
-    run(record, chosen, *prepare(chosen))
+    run(record, chosen, *prepared)
 
 
 def packaged() -> Path:

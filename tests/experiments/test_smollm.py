@@ -364,49 +364,6 @@ def test_learning_ends_with_its_seconds_and_is_scored_as_they_double(monkeypatch
     assert 1 > course[0]["score"] > course[1]["score"] > course[2]["score"] == learned["x"].item()
 
 
-def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(smollm, "texts", lambda held_out, packages: ["ab", "c"] if held_out else [packages])
-    path, encode = tmp_path / "tokens.npz", lambda text: [ord(letter) for letter in text]
-    options = argparse.Namespace(tokens=str(path), packages="def")
-    first = smollm.streams(encode, options)
-    assert [part.tolist() for part in first] == [[0, 100, 101, 102], [0, 97, 98, 0, 99]]
-    again = smollm.streams(lambda text: pytest.fail("encoded twice"), options)
-    assert [part.tolist() for part in again] == [part.tolist() for part in first]
-    other = argparse.Namespace(tokens=str(path), packages="ghi")
-    with pytest.raises(SystemExit) as caught:
-        smollm.streams(encode, other)
-    assert str(caught.value) == f"{path} has the text of --packages def, not ghi"
-
-
-def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
-    held_out = smollm.texts(held_out=True)
-    shared, fresh = held_out[0].split("\n\n")[0], " ".join(["Words that no other text has."] * 10)
-    (tmp_path / "module.py").write_text(f'"""{fresh}\n\n{shared}\n"""\n\n\ndef short():\n    """Too short."""\n')
-    (tmp_path / "broken.py").write_text(f'"""{fresh}"""\nnot python at all')
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "left_out.py").write_text(f'"""{fresh}"""')
-    assert [smollm.plain(text) for text in smollm.docstrings(tmp_path)] == [smollm.plain(f"{fresh} {shared}")]
-    monkeypatch.setattr(smollm.sysconfig, "get_path", lambda name: str(tmp_path))
-    package, more = tmp_path / "site-packages" / "a_package", " ".join(["Words of a package."] * 20)
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f'"""{more}"""')
-    monkeypatch.syspath_prepend(package.parent)
-    training = smollm.texts(held_out=False, packages="a_package")
-    assert training[-2:] == [fresh, more]
-    paragraphs = [smollm.plain(p) for text in training for p in text.split("\n\n")]
-    assert len(paragraphs) == len(set(paragraphs))
-    assert not {smollm.plain(p) for text in held_out for p in text.split("\n\n")} & set(paragraphs)
-
-
-def test_a_package_whose_text_is_not_here_is_named():
-    with pytest.raises(SystemExit) as caught:
-        smollm.texts(held_out=False, packages="numpy;no_such_package")
-    assert str(caught.value) == "--packages names no_such_package, which is no package that is installed"
-    for module in ("typing_extensions", "sys", "no_such.package"):
-        with pytest.raises(SystemExit, match=f"^--packages names {module}, which is no package"):
-            smollm.folder_of(module)
-
-
 def test_without_the_model_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
