@@ -261,6 +261,18 @@ def test_shares_are_held_where_a_product_of_two_does_not_vanish(framework):
     assert np.isnan(found[1]).all()
 
 
+@pytest.mark.parametrize("framework", DIFFERENTIABLE)
+def test_no_gradient_passes_below_what_shares_are_held_to(framework):
+    """However large it is: behind a normaliser it is some 10^15."""
+    x = np.array([20, 0, -14, -16], np.float32).reshape(1, 1, 4)
+    phi = Hedgehog(maker(framework)(np.eye(4, dtype=np.float32)[None]), softmax=True, negation=False)
+    weights = array(framework, np.array([1, 2, 3, 1e15], np.float32))
+    found = gradient(framework, lambda x: phi(x) * weights, x)[0, 0]
+    p = np.exp([0, -20, -34, -36.0])
+    wanted = p * ([1, 2, 3, 0] - p @ [1, 2, 3, 0])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-8)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", LONG)
 def test_queries_and_keys_of_any_length_give_finite_means_and_gradients(name, dtype):

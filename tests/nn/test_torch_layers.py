@@ -286,6 +286,20 @@ def test_encoders_see_the_whole_sequence():
         assert (made(x)[0, 0] != made(changed)[0, 0]).any()
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LinearAttention(WIDTH, num_heads=2, feature_map="hedgehog"), lambda: nn.Hedgehog(WIDTH, num_heads=2)]
+)
+def test_hedgehog_s_gradients_are_finite_however_long_tokens_are(make):
+    """Whose products of features vanish, or leave float32, without a bound."""
+    x = (1000 * tokens(50, torch.float32)).requires_grad_()
+    layer = make()
+    found = layer(x)
+    y = found[0] if isinstance(found, tuple) else found
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in (x, *layer.parameters()))
+
+
 def test_hedgehog_distilled_from_softmax_comes_closer_to_it():
     class Attention(torch.nn.Module):
         def __init__(self):

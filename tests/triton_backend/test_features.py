@@ -104,7 +104,7 @@ def test_shares_are_held_and_below_no_gradient_passes(dtype):
     x = torch.tensor([[20, 0, -14, -16], [20, 18, -90, -1e30], [0, 1, torch.nan, 2]], dtype=dtype)[:, None].requires_grad_()
     phi = Hedgehog(torch.eye(4)[None], softmax=True)
     found, wanted = features(phi, x), phi(x)
-    torch.testing.assert_close(found, wanted, equal_nan=True)
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0.02 if dtype == torch.bfloat16 else 1e-5, atol=0)
     torch.manual_seed(0)
     dout = torch.where(wanted < 1e-15, 1e15, torch.randn(wanted.shape)).to(dtype)
     gradients = (torch.autograd.grad(y, x, dout)[0] for y in (found, wanted))

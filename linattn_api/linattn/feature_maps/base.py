@@ -13,8 +13,10 @@ from ..frameworks import FLOAT_DTYPES, Framework, framework_of
 
 __all__ = [
     "HIGHEST",
+    "LEAST",
     "FeatureMap",
     "Wide",
+    "bounded_softmax",
     "check_fit",
     "check_float",
     "check_place",
@@ -23,12 +25,15 @@ __all__ = [
     "parameter",
     "power",
     "rectified",
-    "share",
 ]
 
 HIGHEST = 35.0
 """Exponents of a map are held within ± this, so that products of two features, ``e^70``, can be summed over millions of tokens
 in float32. Beyond, the sum of weights is infinite, and so a normalised output, and every gradient, not a number."""
+
+LEAST = math.exp(-HIGHEST)
+"""Features that are a softmax are held to this and more. Where those of a query and of a key are large in different places, all
+their products would leave float32, and an output, divided by the sum of them, be ``0 / 0``."""
 
 
 class FeatureMap:
@@ -74,13 +79,9 @@ def power(xp: Framework, y: Any) -> Any:
     return xp.exp(-xp.maximum(-xp.maximum(y, -bound), -bound))
 
 
-def share(xp: Framework, y: Any) -> Any:
-    """``softmax(y)``, features held to ``e^-HIGHEST`` and more, with NaN kept; no gradient passes below.
-
-    A query and a key whose features are large in different places would have a product that float32 does not hold, and an
-    output, divided by the sum of those, would not be a number.
-    """
-    return xp.maximum(xp.softmax(y), xp.full((), math.exp(-HIGHEST), like=y))
+def bounded_softmax(xp: Framework, y: Any) -> Any:
+    """``softmax(y)`` over the last axis, held to :data:`LEAST` and more, with NaN kept; no gradient passes below."""
+    return xp.maximum(xp.softmax(y), xp.full((), LEAST, like=y))
 
 
 def outer(x: Any) -> Any:

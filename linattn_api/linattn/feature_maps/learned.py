@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ShapeError
 from ..frameworks import Framework
-from .base import Wide, check_whole, outer, parameter, power, rectified, share
+from .base import Wide, bounded_softmax, check_whole, outer, parameter, power, rectified
 
 __all__ = ["Hedgehog", "Rebased", "T2r"]
 
@@ -46,8 +46,9 @@ class Hedgehog(Wide):
     Args:
         W: ``[H, K, D]``; the features have width ``2D``.
         b: ``[H, D]``, or ``None`` for none.
-        softmax: The softmax-normalised variant, ``[softmax(y), softmax(−y)]``: features stay below 1, and are held to e^−35 and
-            more, so that no product of a query's with a key's vanishes. Default False.
+        softmax: The softmax-normalised variant, ``[softmax(y), softmax(−y)]``: features stay below 1, and are held to ``e^−35``
+            and more, so that no product of a query's with a key's vanishes, but in float16, which does not hold them. Default
+            False.
         negation: Whether there is the half of ``−y``. Without it the map is eq. 3 as printed, and features have width ``D``.
             Default True.
     """
@@ -59,7 +60,7 @@ class Hedgehog(Wide):
 
     def features_of(self, xp: Framework, x: Any) -> Any:
         y = _affine(xp, x, "hedgehog", self.W, self.b)
-        activate = functools.partial(share if self.softmax else power, xp)
+        activate = functools.partial(bounded_softmax if self.softmax else power, xp)
         return xp.concat([activate(y), activate(-y)], axis=-1) if self.negation else activate(y)
 
     @staticmethod

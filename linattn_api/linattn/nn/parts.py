@@ -13,6 +13,7 @@ import numpy as np
 
 import linattn
 
+from ..feature_maps.base import bounded_softmax
 from ..frameworks import framework_of
 from .definition import Definition
 from .span import Span
@@ -175,7 +176,7 @@ class SwiGLU(Definition):
 
 class HedgehogMap(Definition):
     """Hedgehog's map with a matrix that all heads share: ``softmax([2y, −2y])``, ``y = x W + b``, ``W`` the identity at first
-    (Zhang et al. 2024, eq. 3)."""
+    (Zhang et al. 2024, eq. 3); no feature is below ``e^−35``."""
 
     def __init__(self, width: int, **framework: Any) -> None:
         make = self.begin(**framework)
@@ -185,7 +186,7 @@ class HedgehogMap(Definition):
 
     def forward(self, x: Any) -> Any:
         xp, y = framework_of(x), 2 * self.layer(x)
-        return xp.softmax(xp.concat([y, -y], axis=-1))
+        return bounded_softmax(xp, xp.concat([y, -y], axis=-1))
 
 
 class T2rMap(Definition):

@@ -15,8 +15,6 @@ A program has one head's ``W [BK, BD]``, and rows ``[R, BK]`` of ``x [M, H, K]``
 over blocks of rows, makes the features again, and adds up its part of ``dW`` and ``db``.
 """
 
-import math
-
 import triton
 import triton.language as tl
 from linattn.feature_maps import base
@@ -26,7 +24,7 @@ from ..lib.tiles import dot, dot_add
 __all__ = ["features_bwd", "features_fwd"]
 
 HIGHEST = tl.constexpr(base.HIGHEST)
-LEAST = tl.constexpr(math.exp(-base.HIGHEST))
+LEAST = tl.constexpr(base.LEAST)
 
 
 @triton.jit
@@ -54,7 +52,7 @@ def projected(x, w, bias, h, columns, D: tl.constexpr, DT: tl.constexpr, PREC: t
 
 @triton.jit
 def activated(y, columns, D: tl.constexpr, SOFTMAX: tl.constexpr):
-    """``exp(y)`` or ``softmax(y)``; zeros past ``D``."""
+    """``exp(y)`` or ``softmax(y)``, within their bounds; zeros past ``D``."""
     inside = (columns < D)[None, :]
     if SOFTMAX:
         y = tl.where(inside, y, float("-inf"))
