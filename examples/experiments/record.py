@@ -13,6 +13,7 @@ import importlib.util
 import json
 import math
 import platform
+import shlex
 import sys
 import time
 import zlib
@@ -185,6 +186,16 @@ def program(name: str) -> str:
     return f"experiments.{name}" if importlib.util.find_spec(f"experiments.{name}") else f"experiments {name}"
 
 
+def given(name: str, options: dict[str, Any]) -> list[str]:
+    """The options of a program's command line that are not its defaults; a device is that of the host."""
+    found = importlib.util.find_spec(f"experiments.{name}")
+    module = importlib.import_module(found.name) if found else None
+    defaults = getattr(module, "DEFAULTS", {}) | (getattr(module, "SMALL", {}) if options.get("small") else {})
+    asked = {"small": options["small"]} if options.get("small") else {}
+    asked |= {key: x for key, x in published(options).items() if key in defaults and x != defaults[key] and key != "device"}
+    return [word for key, x in asked.items() for word in (f"--{key.replace('_', '-')}", shlex.quote(str(x)))]
+
+
 def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
     """What ``NAME.json`` says of a run, given its ``NAME.partial.json``.
 
@@ -192,7 +203,7 @@ def whole_run(name: str, saved: dict[str, Any], results: Any) -> dict[str, Any]:
     """
     return {
         "experiment": name,
-        "command": f"PYTHONPATH=examples python -m {program(name)}",
+        "command": " ".join(["PYTHONPATH=examples python -m", program(name), *given(name, saved["options"])]),
         "options": saved["options"],
         "seconds": round(sum(part["seconds"] for part in saved["parts"].values()), 1),
         "versions": saved["versions"],
