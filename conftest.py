@@ -2,6 +2,7 @@
 
 import doctest
 import gc
+import multiprocessing
 import os
 import random
 import re
@@ -10,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,6 +34,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # its tests are a run of their own, and every other run says that it left them out.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 collect_ignore = [] if INTERPRETED else ["tests/triton_backend"]
+
+# One process imports what processes of tests need most, when the first of them is started; each is a copy of it.
+multiprocessing.set_forkserver_preload([
+    "torch.distributed.fsdp", "torch.distributed.tensor", "linattn.distributed.on_torch", "linattn.nn",
+    "linattn_backends.torch", "linattn_backends.triton", "numpy.random",
+])  # fmt: skip
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
+    """``copied(module)``: the processes that a module begins from nothing are such copies, where no import is tested."""
+    context = multiprocessing.get_context("forkserver")
+    return lambda module: monkeypatch.setattr(module, "get_context", lambda method: context)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

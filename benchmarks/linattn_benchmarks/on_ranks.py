@@ -8,7 +8,6 @@ what the host does ahead of a device is hidden as it is there. A rank that is al
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import queue
 import tempfile
 import time
@@ -16,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def rows(
     """
     if not jobs:
         return
-    context = multiprocessing.get_context("spawn")
+    context = get_context("spawn")
     said = context.Queue()
     ranks = max(job[0] for job in jobs)
     with tempfile.TemporaryDirectory() as folder:

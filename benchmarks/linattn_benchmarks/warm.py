@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ def first_calls(
     built, ended = {""}, None
     with tempfile.TemporaryDirectory() as folder:
         begun = (str(Path(folder, "turns")), tune)
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), tune_together, begun)
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), tune_together, begun)
         try:
             while line or making:
                 for call in may_begin(line, list(making.values()), built, processes):
@@ -95,7 +95,7 @@ def first_calls(
             ended = str(error)
         finally:
             if making:
-                for process in multiprocessing.active_children():  # none but these: who compiles does not listen
+                for process in active_children():  # none but these: who compiles does not listen
                     process.kill()
             pool.shutdown(cancel_futures=True)
     return Warmed(len(calls), sorted({call.spoken for call in (*making.values(), *line)}), ended)

@@ -92,7 +92,7 @@ class Pairs:
     def __init__(self, factors: Sequence[Factor], refuses: Refuses, limit: float, usual: float = math.inf) -> None:
         self.factors, self.limit, self.usual = factors, limit, min(usual, limit)
         self.of = [(factor, level) for factor in factors for level in factor.levels]
-        self.costs = np.array([factor.costs.get(level, 0.0) for factor, level in self.of])
+        self.costs = [factor.costs.get(level, 0.0) for factor, level in self.of]
         self.wanted = np.zeros((len(self.of), len(self.of)), bool)
         self.missing: dict[tuple[str, ...], str] = {}
         for (i, (f, a)), (j, (g, b)) in combinations(enumerate(self.of), 2):
@@ -145,14 +145,16 @@ class _Maker:
         self.rows: list[Row] = []
         self.missing = dict(asked.missing)
         self.late = np.array([level in factor.late for factor, level in self.of])
-        self.starts = {factor.name: self.index[factor.name, factor.levels[0]] for factor in self.factors}
-        self.costly = {factor.name: any(factor.costs.values()) for factor in self.factors}
+        # Each factor, the place of its first level, how many it has, and whether any of them costs something.
+        self.kinds = [
+            (each, self.index[each.name, each.levels[0]], len(each.levels), any(each.costs.values())) for each in self.factors
+        ]
         self.rare = rare = np.array([level in factor.rare for factor, level in self.of])
         self.open = self.wanted & ~rare[:, None] & ~rare[None, :]
         self.dear = self.wanted & ~self.open
         # Sets of levels as numbers, a bit each: rows are filled one level at a time, a million of them.
-        self.beside = [_bits(row) for row in self.wanted]
-        self.usable = {False: _bits(~rare & ~self.late), True: _bits(~rare)}
+        self.beside = _bits_of_rows(self.wanted)
+        self.usable = _bits_of_rows(np.stack((~rare & ~self.late, ~rare)))  # without late levels, and with them
 
     @property
     def full(self) -> bool:
@@ -244,39 +246,50 @@ class _Maker:
 
     def _best(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
         """Of some rows that begin so the one that covers most."""
-        found = [row for _ in range(TRIES) if (row := self._fill(begun, left, late)) is not None]
-        return max(found, key=lambda row: left[np.ix_(*[self._places(row)] * 2)].sum()) if found else None
+        partners = _bits_of_rows(left)
+        found = [row for _ in range(TRIES) if (row := self._fill(begun, partners, late)) is not None]
+        return max(found, key=lambda row: self._covered(row, partners)) if found else None
 
-    def _fill(self, begun: Row, left: np.ndarray, late: bool) -> Row | None:
-        row = dict(begun)
-        chosen = self._places(row)
-        spent = self.costs[chosen].sum()
+    def _covered(self, row: Row, partners: list[int]) -> int:
+        """How many of the pairs of a row are among those of ``partners``, each counted twice."""
+        places = self._places(row)
+        together = sum(1 << place for place in places)
+        return sum((partners[place] & together).bit_count() for place in places)
+
+    def _fill(self, begun: Row, partners: list[int], late: bool) -> Row | None:
+        row, chosen = dict(begun), self._places(begun)
+        spent = sum(self.costs[place] for place in chosen)
         if spent > self.limit:
             return None
         limit = max(self.usual, spent)
         may = functools.reduce(operator.and_, (self.beside[place] for place in chosen), self.usable[late])
-        covers = left[chosen].sum(0)
-        rest = [factor for factor in self.factors if factor.name not in row]
-        for k in self.rng.permutation(len(rest)):
-            factor = rest[k]
-            start = self.starts[factor.name]
-            fits = [n for n in range(len(factor.levels)) if may >> (start + n) & 1]
-            if self.costly[factor.name]:
-                left_to_spend = limit - self.costs[chosen].sum()
-                fits = [n for n in fits if self.costs[start + n] <= left_to_spend]
+        together = sum(1 << place for place in chosen)
+        rest = [each for each in self.kinds if each[0].name not in row]
+        for k in self.rng.permutation(len(rest)).tolist():
+            factor, start, count, costly = rest[k]
+            fits = _places_of(may >> start & (1 << count) - 1)
+            if costly:
+                fits = [n for n in fits if self.costs[start + n] <= limit - spent]
             if not fits:
                 return None
-            n = self._preferred(factor, self._broad(row, factor, fits), covers[start : start + len(factor.levels)].tolist())
+            if factor.thin:
+                fits = self._broad(row, factor, fits)
+            ties = self.rng.random(count)
+            n = fits[0]
+            if len(fits) > 1:  # the level that covers most; of equals the usual one, or, where it varies, any
+                worth = ties.tolist()
+                if not factor.varied:
+                    worth[0] = 1.8
+                found = [(partners[start + n] & together).bit_count() + worth[n] / 2 for n in fits]
+                n = fits[found.index(max(found))]
             row[factor.name] = factor.levels[n]
-            chosen.append(start + n)
+            spent += self.costs[start + n]
             may &= self.beside[start + n]
-            covers += left[start + n]
+            together |= 1 << start + n
         return {factor.name: row[factor.name] for factor in self.factors}
 
-    def _broad(self, row: Row, factor: Factor, fits: list[int]) -> list[int]:
+    def _broad(self, row: Row, factor: Factor, fits: Sequence[int]) -> Sequence[int]:
         """Of the levels that fit those that are not thin, if there are any."""
-        if not factor.thin:
-            return fits
         thin = {level for level, lifts in factor.thin.items() if not self._is_many(row, lifts)}
         return [n for n in fits if factor.levels[n] not in thin] or fits
 
@@ -284,14 +297,15 @@ class _Maker:
         """Whether a row has that factor at another level than its usual one."""
         return lifts in row and row[lifts] != self.by_name[lifts].levels[0]
 
-    def _preferred(self, factor: Factor, fits: list[int], covers: list[int]) -> int:
-        """Of the levels that fit the one that covers most; of equals the usual one, or, where it varies, any."""
-        ties = (self.rng.random(len(factor.levels)) / 2).tolist()
-        if not factor.varied:
-            ties[0] = 0.9
-        return max(fits, key=lambda n: covers[n] + ties[n])
+
+@functools.cache
+def _places_of(levels: int) -> list[int]:
+    """The bits of a number that are one."""
+    return [n for n in range(levels.bit_length()) if levels >> n & 1]
 
 
-def _bits(levels: np.ndarray) -> int:
-    """A number whose bit ``i`` says whether ``levels[i]``."""
-    return int.from_bytes(np.packbits(levels, bitorder="little").tobytes(), "little")
+def _bits_of_rows(levels: np.ndarray) -> list[int]:
+    """A number for each row, whose bit ``i`` says whether its level ``i``."""
+    width = -(-levels.shape[1] // 8)
+    packed = np.packbits(levels, axis=1, bitorder="little").tobytes()
+    return [int.from_bytes(packed[at : at + width], "little") for at in range(0, len(packed), width)]

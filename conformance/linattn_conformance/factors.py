@@ -50,6 +50,8 @@ LAYOUTS = ("strided", "sliced", "headsfirst", "expanded", "reversed", "readonly"
 GATES = ("gate.Softplus", "gate.BoundedSigmoid", "gate.LogSigmoid", "gate.NegExp")
 MADE_IN_FLOAT32 = ("g", "beta", "dt", "A", "D", "dt_bias")
 """Arrays from which others are made in float32 unless they are float64 themselves."""
+VANISHING = {f"{kind}.{name}" for kind in ("zeros", "blank") for name in ("q", "k", "initial_state")}
+"""Flags of arrays that are zero, or that hold nothing else."""
 NARROW = frozenset(f"{short}.{name}" for short in ("fp16", "bf16") for name in MADE_IN_FLOAT32)
 DEEP = ("simple_gla", "gla", "gated_delta_rule", "kda")
 LONG = "a long call is dear: a few rows have it"
@@ -463,12 +465,11 @@ class Rules:
             return "there is no state that holds such numbers"
         if "deep" in flags and "normalize" in flags:
             return "what is normalised by is no longer above zero"
-        vanishing = {f"{kind}.{name}" for kind in ("zeros", "blank") for name in ("q", "k", "initial_state")}
         if "normalize" in flags and (
-            flags & {*vanishing, "scale.zero"} or any(flag.startswith("subnormal.q") for flag in flags)
+            flags & {*VANISHING, "scale.zero"} or any(flag.startswith("subnormal.q") for flag in flags)
         ):
             return "0 / 0"
-        if "qk_norm.l2" in flags and flags & {*vanishing, "subnormal.q", "tiny.q", "tiny.k"}:
+        if "qk_norm.l2" in flags and flags & {*VANISHING, "subnormal.q", "tiny.q", "tiny.k"}:
             return "the length of nothing has no gradient worth comparing"
         mapped = any(flag.startswith("gate.") for flag in flags)
         if mapped and (chosen.get("gates", "usual") != "usual" or "g.HV" in flags):
@@ -568,7 +569,8 @@ def call_of(row: Row, rules: Rules, rng: np.random.Generator, dealt: Counter[tup
         fits = [n for n in choices[symbol] if each * max(n, LEAST.get(symbol, 1)) <= most] or [min(choices[symbol])]
         shares = {n: dealt[symbol, n, such] / count for n, count in Counter(fits).items()}
         seldom = min(shares.values())
-        drawn[symbol] = int(rng.choice([n for n, share in shares.items() if share == seldom]))
+        least = [n for n, share in shares.items() if share == seldom]
+        drawn[symbol] = least[rng.integers(len(least))]
         dealt[symbol, drawn[symbol], such] += 1
     groups = drawn.pop("G", None)
     flags += [f"grouped.{groups}"] if groups else []

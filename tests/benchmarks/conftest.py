@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 from linattn.registry import registry
-from linattn_benchmarks import ceilings, cli, operators
+from linattn_benchmarks import ceilings, cli, on_ranks, operators, warm
 from linattn_benchmarks.cases import Case, complete
 from linattn_benchmarks.subjects import PEERS, subjects
 from typer.testing import CliRunner
@@ -19,6 +19,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def quick_processes(copied):
+    copied(on_ranks)
+    copied(warm)
 
 
 @pytest.fixture(autouse=True)

@@ -23,11 +23,6 @@ from sequence_cases import SPREAD, arguments, draw, operator, parts
 Job = tuple[str, str, dict[str, Any]]
 """Its id, the function, and the keywords."""
 
-PRELOADED = [
-    "torch.distributed.tensor", "linattn.distributed.on_torch", "linattn_backends.torch", "linattn_backends.triton",
-    "numpy.random",
-]  # fmt: skip
-"""What one process imports for all groups: each of theirs is a copy of it."""
 KERNELS = {"float32": 2e-3, "bfloat16": 2e-2}
 """Of the norm, by which kernels may be off, by the dtype of matrices: products of the matrix units, in another order."""
 WIDTHS = {"float32": 32, "bfloat16": 128}
@@ -51,7 +46,6 @@ def run_jobs(
     On ``"cuda"`` each process has a device, and NCCL between them. ``heard`` is told of a job as soon as all ranks did it.
     """
     context = multiprocessing.get_context("spawn" if device == "cuda" else "forkserver")
-    context.set_forkserver_preload(PRELOADED)
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"

@@ -768,7 +768,8 @@ def test_text_that_comes_twice_is_scored_by_itself():
     assert task.figures(lost, lost > 0, targets) == {"bits": pytest.approx(1), "bits again": pytest.approx(3)}
 
 
-def test_cells_run_in_processes_too(tmp_path):
+def test_cells_run_in_processes_too(tmp_path, copied):
+    copied(crew)
     runner.run([STUDIES["gates"]], tmp_path, "cpu", small=True, jobs=2)
     parts = json.loads(packed.read(tmp_path / "gates.runs.json.gz"))
     found = [(run["model"], run["setting"]) for part in parts.values() for run in part["found"]]

@@ -18,7 +18,6 @@ from linattn.context import Context  # noqa: E402
 from linattn.errors import OptionError, ShapeError  # noqa: E402
 
 processes = multiprocessing.get_context("forkserver")  # each is a copy of one that has imported everything
-processes.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor", "linattn.nn", "linattn_backends.torch"])
 
 
 def member(check: str, rank: int, file: str, said: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -19,6 +20,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("pydoc_data.topics")
 if not torch.distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: E402
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples" / "train_lm"
 SMALL = "--text topics --width 16 --depth 2 --heads 2 --tokens 128 --length 64 --steps 6 --every 3 --dtype float64 --device cpu"
@@ -43,19 +47,33 @@ def train(monkeypatch):
     return load("train")
 
 
+def program(words, log):
+    """The program with its command line, in a process of its own; what it prints goes to the end of a file."""
+    with log.open("a") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    sys.argv = ["train.py", *words]
+    sys.path.insert(0, str(FOLDER))
+    runpy.run_path(str(FOLDER / "train.py"), run_name="__main__")
+
+
 def trained(processes, run, *options):
-    """What the program prints on so many processes."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launch, str(FOLDER / "train.py"), *SMALL.split(), "--out", str(run), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    """What the program prints on so many processes: one alone, or several as torchrun starts them."""
+    log = run.with_suffix(".log")
+    given = [*SMALL.split(), "--out", str(run), *options], log
+    if processes > 1:
+        nodes = dict(min_nodes=1, max_nodes=1, nproc_per_node=processes, max_restarts=0)
+        meeting = dict(run_id="train", rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+        try:
+            elastic_launch(LaunchConfig(**nodes, **meeting, start_method="forkserver"), program)(*given)
+        except ChildFailedError as error:
+            raise AssertionError(log.read_text()) from error
+    else:
+        process = multiprocessing.get_context("forkserver").Process(target=program, args=given)
+        process.start()
+        process.join(500)
+        assert process.exitcode == 0, log.read_text()
+    return log.read_text()
 
 
 def curve(run):

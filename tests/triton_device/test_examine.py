@@ -3,11 +3,9 @@
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,25 +17,32 @@ from roads import ROADS, Lengths  # noqa: E402
 FEW = ("decode_ssd", "linear_attn: all tokens")
 
 
-def run(*arguments):
-    command = [sys.executable, str(Path(examine.__file__)), *arguments, "--device", "cpu", "--backend", "torch"]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command in this process, and its status and what it prints; what it looks at it runs in processes of their own."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["examine.py", *arguments, "--device", "cpu", "--backend", "torch"])
+        with pytest.raises(SystemExit) as ended:
+            examine.main()
+        return int(ended.value.code), capsys.readouterr().out
+
+    return run
 
 
-def test_what_is_found_is_kept_and_not_run_again(tmp_path):
+def test_what_is_found_is_kept_and_not_run_again(tmp_path, run):
     file = tmp_path / "right.json"
     file.write_text(json.dumps({FEW[0]: {"ok": True, "errors": {"o": 0.25}}}))
-    done = run("right", str(file), *FEW)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "right: 2 of 2"
+    status, said = run("right", str(file), *FEW)
+    assert (status, said.splitlines()[-1]) == (0, "right: 2 of 2")
     kept = json.loads(file.read_text())
     assert kept[FEW[0]]["errors"] == {"o": 0.25}
     assert set(kept[FEW[1]]["errors"]) == {"o", "dq", "dk", "dv"}
 
 
-def test_what_finds_no_time_is_said(tmp_path):
-    done = run("right", str(tmp_path / "right.json"), FEW[0], "--within", "0.2")
-    assert (done.returncode, done.stdout) == (1, "BAD decode_ssd not within 0.2 s\nright: 0 of 1\n")
+def test_what_finds_no_time_is_said(tmp_path, run):
+    said = "BAD decode_ssd not within 0.2 s\nright: 0 of 1\n"
+    assert run("right", str(tmp_path / "right.json"), FEW[0], "--within", "0.2") == (1, said)
 
 
 def test_a_wrong_call_is_found(monkeypatch):
