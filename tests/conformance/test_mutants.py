@@ -187,6 +187,16 @@ class TestLots:
         first, second = (re.sub(r"in \d+ s", "", lot().stdout) for _ in range(2))
         assert first == second
 
+    def test_a_family_is_recorded_once_and_dropped_for_the_next(self, lot, recorded, monkeypatch):
+        """What a profile calls in all families would fill the memory."""
+        begun = []
+        monkeypatch.setattr(recorded, "traces", {})
+        monkeypatch.setattr(recorded, "track", lambda cases: [begun.extend({case.op for case in cases}), *cases][1:])
+        done = lot("--count", "8")
+        assert done.exit_code == 0
+        assert len(begun) == len(set(begun)) > 1
+        assert len(recorded.traces) == 1
+
     def test_a_share_that_is_too_small_fails(self, lot):
         done = lot("--least", "99.5")
         share = re.search(r"core +(\d+\.\d) %", done.stdout)[1]

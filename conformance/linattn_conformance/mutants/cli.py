@@ -55,7 +55,7 @@ def conformance_mutants(
         profiles = profiles_to(profile)
         fresh = 1 + seed % (MOST - 1)
         with bench(backend, profile, fresh, tracked) if workers == 1 else team(backend, profile, fresh, workers) as made:
-            drawn = made.faults(rng, count, tokens)
+            drawn = sorted(made.faults(rng, count, tokens), key=lambda of: of[0].condition.op)  # a family is recorded once
             listed = [told(judged(fault, shown, profiles, made.tried)) for fault, shown in drawn]
             tell(made, listed, seed, count, tokens, time.perf_counter() - started)
     except (LinattnError, ValueError) as error:

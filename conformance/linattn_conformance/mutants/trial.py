@@ -139,7 +139,7 @@ class Bench:
         self.left_out: frozenset[str] = frozenset()
         self.cases: dict[str, list[Case]] = {}
         self.track: Callable[[Sequence[Case]], Iterable[Case]] = iter
-        self.traces: dict[tuple[str, str], list[Trace]] = {}
+        self.traces: dict[tuple[str, str], list[Trace]] = {}  # of one family: those of all would fill the memory
 
     def record(self, track: Callable[[Sequence[Case]], Iterable[Case]] = iter) -> None:
         """Say which cases there are; ``track`` is told of those that are run without a fault, and hands them back in turn."""
@@ -157,6 +157,7 @@ class Bench:
     def traced(self, profile: str, op: str) -> list[Trace]:
         """The cases of a family in a profile, and their calls; those that the right backend fails are left out."""
         if (profile, op) not in self.traces:
+            self.traces = {key: traces for key, traces in self.traces.items() if key[1] == op}
             self.mutant.fault = recorder = Recorder(self.xp)
             found = self.traces[profile, op] = []
             for case in self.track([case for case in self.cases[profile] if case.op == op]):
