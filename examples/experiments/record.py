@@ -188,10 +188,11 @@ def program(name: str) -> str:
 
 def given(name: str, options: dict[str, Any]) -> list[str]:
     """The options of a program's command line that are not its defaults; a device is that of the host."""
-    found = importlib.util.find_spec(f"experiments.{name}")
-    module = importlib.import_module(found.name) if found else None
-    defaults = getattr(module, "DEFAULTS", {}) | (getattr(module, "SMALL", {}) if options.get("small") else {})
-    asked = {"small": options["small"]} if options.get("small") else {}
+    if importlib.util.find_spec(f"experiments.{name}") is None:
+        return []  # a study, whose options are those of its table
+    module, small = importlib.import_module(f"experiments.{name}"), options.get("small")
+    defaults = getattr(module, "DEFAULTS", {}) | (module.SMALL if small else {})
+    asked = {"small": small} if small else {}
     asked |= {key: x for key, x in published(options).items() if key in defaults and x != defaults[key] and key != "device"}
     return [word for key, x in asked.items() for word in (f"--{key.replace('_', '-')}", shlex.quote(str(x)))]
 
