@@ -63,11 +63,12 @@ def texts(held_out: bool, packages: str = "numpy", documents: str = "") -> list[
     kept = [text for name, text in sorted(topics.items()) if (zlib.crc32(name.encode()) % 4 == 0) == held_out]
     if held_out:
         return kept
-    seen = {plain(paragraph) for text in texts(held_out=True) for paragraph in text.split("\n\n")}
+    scored = texts(held_out=True)
+    seen = {plain(paragraph) for text in scored for paragraph in text.split("\n\n")}
     folders = [Path(sysconfig.get_path("stdlib")), *map(folder_of, packages.split(";"))]
     kept += [text for folder in folders for text in docstrings(folder)]
     if documents:
-        quoted = {run for text in texts(held_out=True) for run in runs(text)}
+        quoted = {run for text in scored for run in runs(text)}
         kept += [unquoted(text, quoted) for archive in sorted(Path(documents).iterdir()) for text in written(archive)]
     fresh = ("\n\n".join(unseen(text, seen)) for text in kept)
     return [text for text in fresh if text]

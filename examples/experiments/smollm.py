@@ -119,7 +119,7 @@ def softmax(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-# -- the file -------------------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------------------------------------
 
 
 class Loaded(NamedTuple):
