@@ -312,7 +312,7 @@ TURNED = {
     "flash": set(),
     "extrapolation": set(),
     "masked": set(),
-    "mqar": {("RetNet", "DeltaNet"), ("GLA", "linear attention")},
+    "mqar": {("GLA", "linear attention")},
     "recall_by_map": {("hedgehog, eq. 3", "exp, t=1"), ("hedgehog, eq. 3", "hedgehog")},
 }
 """Models with those that a longer schedule put before them: no page may have them the other way round."""
