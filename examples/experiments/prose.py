@@ -37,8 +37,8 @@ def tokens(encode: Callable[[str], list[int]], kept: str, packages: str, documen
     Otherwise the text is that of the Python and the packages that are installed, and of a folder of documents, and is kept in
     that file, if one is named.
     """
+    names = ";".join(sorted(path.name for path in Path(documents).iterdir())) if documents else ""
     if not (kept and Path(kept).exists()):
-        names = ";".join(sorted(path.name for path in Path(documents).iterdir())) if documents else ""
         streams = [
             np.array([token for text in texts(part, packages, documents) for token in (0, *encode(text))], dtype=np.uint16)
             for part in (False, True)
@@ -51,6 +51,8 @@ def tokens(encode: Callable[[str], list[int]], kept: str, packages: str, documen
     with np.load(kept) as saved:
         if str(saved["packages"]) != packages:
             raise SystemExit(f"{kept} has the text of --packages {saved['packages']}, not {packages}")
+        if documents and str(saved["documents"]) != names:
+            raise SystemExit(f"{kept} has the text of --documents with {saved['documents'] or 'nothing'}, not {names}")
         return Tokens(saved["training"], saved["held_out"], str(saved["documents"]))
 
 

@@ -31,6 +31,8 @@ from matplotlib.figure import Figure
 DOCS = Path(__file__).parents[2] / "docs" / "experiments"
 PLACES = ("weights", "tokens")
 """Options that say where files lie. A run goes on only with the same, but what it publishes is the same wherever they lay."""
+CONTENTS = ("documents",)
+"""Options that name a folder on a command line, and what was in it in a record."""
 Tables = dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]] | str]
 """Header and rows of each table, or its text, by what its file has between the experiment's name and ``.table.md``."""
 Shown = Callable[[Any, dict[str, Any]], tuple[Tables, Figure]]
@@ -194,6 +196,7 @@ def given(name: str, options: dict[str, Any]) -> list[str]:
     defaults = getattr(module, "DEFAULTS", {}) | (module.SMALL if small else {})
     asked = {"small": small} if small else {}
     asked |= {key: x for key, x in published(options).items() if key in defaults and x != defaults[key] and key != "device"}
+    asked |= dict.fromkeys(asked.keys() & set(CONTENTS), "FOLDER")
     return [word for key, x in asked.items() for word in (f"--{key.replace('_', '-')}", shlex.quote(str(x)))]
 
 

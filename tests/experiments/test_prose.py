@@ -31,6 +31,11 @@ def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
     with pytest.raises(SystemExit) as caught:
         prose.tokens(letters, kept, "ghi", "")
     assert str(caught.value) == f"{kept} has the text of --packages def, not ghi"
+    (documents / "three-3.0").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        prose.tokens(letters, kept, "def", str(documents))
+    there = "one-1.0;three-3.0;two-2.0"
+    assert str(caught.value) == f"{kept} has the text of --documents with one-1.0;two-2.0, not {there}"
 
 
 def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):
