@@ -37,23 +37,34 @@ def tokens(encode: Callable[[str], list[int]], kept: str, packages: str, documen
     Otherwise the text is that of the Python and the packages that are installed, and of a folder of documents, and is kept in
     that file, if one is named.
     """
-    names = ";".join(sorted(path.name for path in Path(documents).iterdir())) if documents else ""
-    if not (kept and Path(kept).exists()):
-        streams = [
-            np.array([token for text in texts(part, packages, documents) for token in (0, *encode(text))], dtype=np.uint16)
-            for part in (False, True)
-        ]
-        found = Tokens(*streams, names)
-        if kept:
-            of = {"packages": packages, "python": platform.python_version(), "numpy": np.__version__}
-            np.savez_compressed(kept, **found._asdict(), **of)
-        return found
+    if kept and Path(kept).exists():
+        return read(kept, packages, documents)
+    streams = [
+        np.array([token for text in texts(part, packages, documents) for token in (0, *encode(text))], dtype=np.uint16)
+        for part in (False, True)
+    ]
+    found = Tokens(*streams, names(documents))
+    if kept:
+        of = {"packages": packages, "python": platform.python_version(), "numpy": np.__version__}
+        np.savez_compressed(kept, **found._asdict(), **of)
+    return found
+
+
+def read(kept: str, packages: str, documents: str) -> Tokens:
+    """What a file has, which must be of these packages, and of the folder of documents if that is on this host."""
     with np.load(kept) as saved:
         if str(saved["packages"]) != packages:
             raise SystemExit(f"{kept} has the text of --packages {saved['packages']}, not {packages}")
-        if documents and str(saved["documents"]) != names:
-            raise SystemExit(f"{kept} has the text of --documents with {saved['documents'] or 'nothing'}, not {names}")
+        if documents and Path(documents).is_dir() and str(saved["documents"]) != (there := names(documents)):
+            raise SystemExit(
+                f"{kept} has the text of --documents with {saved['documents'] or 'nothing'}, not with {there or 'nothing'}"
+            )
         return Tokens(saved["training"], saved["held_out"], str(saved["documents"]))
+
+
+def names(documents: str) -> str:
+    """Of what is in a folder of documents."""
+    return ";".join(sorted(path.name for path in Path(documents).iterdir())) if documents else ""
 
 
 def texts(held_out: bool, packages: str = "numpy", documents: str = "") -> list[str]:

@@ -31,11 +31,24 @@ def test_tokens_are_kept_and_read(monkeypatch, tmp_path):
     with pytest.raises(SystemExit) as caught:
         prose.tokens(letters, kept, "ghi", "")
     assert str(caught.value) == f"{kept} has the text of --packages def, not ghi"
-    (documents / "three-3.0").mkdir()
+
+
+def test_kept_tokens_are_those_of_the_folder_of_documents(monkeypatch, tmp_path):
+    monkeypatch.setattr(prose, "texts", lambda held_out, packages, documents: ["a"])
+    kept, documents, empty = str(tmp_path / "tokens.npz"), tmp_path / "documents", tmp_path / "empty"
+    (documents / "one-1.0").mkdir(parents=True)
+    empty.mkdir()
+    first = prose.tokens(letters, kept, "def", str(documents))
+    assert first.documents == "one-1.0"
+    for folder in (documents, tmp_path / "on another host"):
+        assert prose.tokens(letters, kept, "def", str(folder)).documents == first.documents
     with pytest.raises(SystemExit) as caught:
-        prose.tokens(letters, kept, "def", str(documents))
-    there = "one-1.0;three-3.0;two-2.0"
-    assert str(caught.value) == f"{kept} has the text of --documents with one-1.0;two-2.0, not {there}"
+        prose.tokens(letters, kept, "def", str(empty))
+    assert str(caught.value) == f"{kept} has the text of --documents with one-1.0, not with nothing"
+    prose.tokens(letters, str(tmp_path / "plain.npz"), "def", "")
+    with pytest.raises(SystemExit) as caught:
+        prose.tokens(letters, str(tmp_path / "plain.npz"), "def", str(documents))
+    assert str(caught.value) == f"{tmp_path}/plain.npz has the text of --documents with nothing, not with one-1.0"
 
 
 def test_nothing_held_out_is_trained_on(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from experiments import ours, smollm, tasks  # noqa: E402
-from experiments.record import Record, again  # noqa: E402
+from experiments.record import DOCS, Record, again, given  # noqa: E402
 from experiments.smollm import Conversion, Decoder, Pace, Sizes, initial, perplexity, softmax, windows  # noqa: E402
 
 SIZES, SYMBOLS = Sizes(layers=2, heads=4, kv_heads=2, K=8, base=1e4, eps=1e-5), 13
@@ -390,3 +390,11 @@ def test_a_model_of_bytes_is_trained_and_converted(tmp_path, monkeypatch):
     }
     table = (tmp_path / "ours.table.md").read_text().splitlines()
     assert f"{math.log2(found['elu1']['converted']['64']):.3f}" in table[3]
+
+
+@pytest.mark.parametrize("path", [*sorted(DOCS.rglob("smollm.json")), DOCS / "ours.json"], ids=lambda path: path.parent.name)
+def test_the_command_of_a_record_is_that_of_its_options(path):
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    name, options = whole["experiment"], whole["options"]
+    assert whole["command"] == " ".join(["PYTHONPATH=examples python -m", f"experiments.{name}", *given(name, options)])
+    assert ("--documents FOLDER" in whole["command"]) == bool(options.get("documents"))
