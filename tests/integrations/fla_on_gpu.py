@@ -28,7 +28,7 @@ def enable():
     from linattn.integrations import fla, seams
 
     serving = seams.serving
-    seams._warn_once = lambda name, reason: reasons.append(reason)
+    seams.warn_once = lambda name, reason: reasons.append(reason)
     seams.serving = lambda before, ours, name: serving(answered(before, name), ours, name)
     fla.FUNCTIONS.update({name: seen(function) for name, function in fla.FUNCTIONS.items()})
     fla.enable()

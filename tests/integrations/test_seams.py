@@ -93,6 +93,15 @@ def test_blocks_may_be_in_each_other_and_overlap(integration: Integration) -> No
     assert user.run(1) == "ours 1"
 
 
+def test_a_block_is_not_entered_again_when_it_is_over(integration: Integration) -> None:
+    block = integration.enable()
+    with block:
+        pass
+    with pytest.raises(RuntimeError) as caught, block:
+        pass
+    assert str(caught.value) == ("this call of enable() is over, by the end of its block or disable(): call enable() again")
+
+
 def test_what_is_wrapped_around_ours_is_not_ours(integration: Integration) -> None:
     user = importlib.import_module("user_of_test")
     integration.enable()

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,21 +229,59 @@ def test_a_call_that_linattn_refuses_goes_where_it_went_and_is_said_once(monkeyp
     ]
 
 
-def test_packed_sequences_are_kept_apart_without_fla() -> None:
+PACK = {"seq_idx": torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)}
+PACK |= {"cu_seq_lens_q": torch.tensor([0, 5, 12], dtype=torch.int32)}
+"""What a collator says of two sequences in a row of twelve tokens."""
+
+
+def mixer_of(family: str):
+    """The first recurrent layer of a small model."""
+    model = tiny_models.model_of(family)
+    return next(layer for layer in model.modules() if getattr(layer, "conv1d", None) is not None)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "glm5_next", "bamba"])
+def test_packed_sequences_are_kept_apart_without_fla(family: str, fuse: bool) -> None:
     """transformers' own code refuses them; on linattn each row of the pack is what it is alone."""
-    model = tiny_models.model_of("qwen3_next")
-    ids = torch.randint(3, 99, (1, 12))
-    seq_idx = torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)
-    offsets = torch.tensor([0, 5, 12], dtype=torch.int32)
-    layer = model.model.layers[0].linear_attn
-    x = torch.randn(1, 12, 32)
+    layer, x = mixer_of(family), torch.randn(1, 12, 32)
     with pytest.raises(ValueError, match="packed"):
-        layer(x, seq_idx=seq_idx, cu_seq_lens_q=offsets)
-    with integration.enable(), torch.no_grad():
-        packed = layer(x, seq_idx=seq_idx, cu_seq_lens_q=offsets)
-        alone = torch.cat([layer(x[:, :5]), layer(x[:, 5:])], dim=1)
+        layer(x, **PACK)
+    with integration.enable(fuse=fuse), torch.no_grad():
+        packed, alone = layer(x, **PACK), torch.cat([layer(x[:, :5]), layer(x[:, 5:])], dim=1)
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
-    assert ids.shape == (1, 12)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_packed_sequences_beside_a_cache_are_warned_of(fuse: bool) -> None:
+    """transformers makes no mask for its softmax layers then, and does not refuse what recurrent layers keep apart now."""
+    model, ids = tiny_models.model_of("qwen3_next"), torch.randint(3, 99, (1, 12))
+    positions = torch.tensor([[*range(5), *range(7)]])
+    integration._say_packed.cache_clear()
+    with integration.enable(fuse=fuse), torch.no_grad(), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        apart = model(ids, position_ids=positions, use_cache=False, **PACK).logits
+        alone = torch.cat([model(part, use_cache=False).logits for part in (ids[:, :5], ids[:, 5:])], dim=1)
+        assert [str(warning.message) for warning in warned if warning.category is UserWarning] == []
+        model(ids, position_ids=positions, use_cache=True, **PACK)
+    torch.testing.assert_close(apart, alone, rtol=1e-4, atol=1e-5)
+    assert [str(warning.message) for warning in warned if warning.category is UserWarning] == [
+        "packed sequences come with a cache: recurrent layers keep them apart, but beside a cache transformers makes no mask"
+        " that keeps them apart in softmax layers, and only FlashAttention does. Pass use_cache=False"
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "bamba"])
+def test_a_mixer_with_another_activation_keeps_its_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fused forward has not, the layer's own has."""
+    monkeypatch.setitem(tiny_models.COMMON, "hidden_act", "gelu")
+    layer, x = mixer_of(family), torch.randn(1, 12, 32)
+    expected = layer(x)
+    with integration.enable(fuse=True), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-6)
+    reason = "its convolution's activation is 'gelu', which must be 'silu' or 'swish'"
+    assert any(str(warning.message).endswith(f"not on linattn: {reason}") for warning in warned)
 
 
 @pytest.mark.parametrize(
@@ -299,14 +338,6 @@ def test_a_mixer_with_another_signature_keeps_its_forward(
         assert mixer.forward is forward
     said = "transformers.models.olmo_hybrid: OlmoHybridGatedDeltaNet has no parameter cache, and its forward runs where it ran"
     assert said in caplog.text
-
-
-def test_packed_sequences_of_a_fused_mixer_are_kept_apart() -> None:
-    mixer = tiny_models.model_of("bamba").model.layers[0].mamba
-    x, seq_idx = torch.randn(1, 12, 32), torch.tensor([[0] * 5 + [1] * 7], dtype=torch.int32)
-    with integration.enable(fuse=True), torch.no_grad():
-        packed, alone = mixer(x, seq_idx=seq_idx), torch.cat([mixer(x[:, :5]), mixer(x[:, 5:])], dim=1)
-    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
 
 
 class Noted:

@@ -291,6 +291,24 @@ def test_a_model_of_transformers_computes_the_same(reference):
         assert (longer[:, 9:] == theirs(longer[:, :-1]).logits[:, 8:].argmax(-1)).all()
 
 
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Qwen3.5", "OLMo-Hybrid", "Kimi Linear", "MiniMax", "Mamba-2"])
+def test_a_layer_of_another_activation_is_refused(reference, name):
+    theirs = reference[name]()
+    ours = nn.from_transformers(theirs)
+    if name == "MiniMax":
+        theirs.act_fn = torch.nn.GELU()
+    else:
+        theirs.activation = "gelu"
+    for function, call in {
+        "from_transformers": lambda: nn.from_transformers(theirs),
+        "to_transformers": lambda: nn.to_transformers(ours, theirs),
+    }.items():
+        with pytest.raises(OptionError) as caught:
+            call()
+        said = f"{function}: {type(theirs).__name__} has the activation 'gelu', and ours have 'silu' alone"
+        assert str(caught.value) == said
+
+
 def test_what_transformers_has_not_is_refused(reference):
     theirs = reference["Kimi Linear"]()
     layer = nn.from_transformers(theirs)

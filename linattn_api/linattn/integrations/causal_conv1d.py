@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+ACTIVATIONS = (None, "silu", "swish")
+
+
 def causal_conv1d_fn(
     x: Tensor,
     weight: Tensor,
@@ -130,7 +133,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
 def _activation(function: str, activation: str | None) -> str | None:
     """The name that linattn has for it."""
-    if activation not in (None, "silu", "swish"):
+    if activation not in ACTIVATIONS:
         raise OptionError(f"{function}: activation must be None, 'silu' or 'swish', got {activation!r}")
     return None if activation is None else "silu"
 

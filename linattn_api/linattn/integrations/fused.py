@@ -13,10 +13,16 @@ from typing import Any
 from ..gates import BoundedSigmoid, Softplus
 from ..ops import decode_gated_delta_rule, decode_kda, gated_delta_rule, gated_rms_norm, kda
 from ._slots import wants_gradient
-from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from .causal_conv1d import ACTIVATIONS, causal_conv1d_fn, causal_conv1d_update
 from .mamba_ssm import mamba_chunk_scan_combined, rmsnorm_fn, selective_state_update
 
-__all__ = ["FORWARDS"]
+__all__ = ["FORWARDS", "refused"]
+
+
+def refused(layer: Any) -> str | None:
+    """What a mixer has and the forwards here have not, or ``None``."""
+    known = layer.activation in ACTIVATIONS
+    return None if known else f"its convolution's activation is {layer.activation!r}, which must be 'silu' or 'swish'"
 
 
 def gated_delta_net(layer: Any, hidden_states: Any, cache: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:

@@ -37,6 +37,7 @@ __all__ = [
     "stand_of",
     "standing_for",
     "stood_for",
+    "warn_once",
 ]
 
 logger = logging.getLogger("linattn.integrations")
@@ -65,7 +66,7 @@ def serving(before: Function, ours: Function, name: str, unless: Callable[[], bo
         try:
             return ours(*args, **kwargs)
         except (Unsupported, ArgumentError) as reason:
-            _warn_once(name, str(reason))
+            warn_once(name, str(reason))
         return before(*args, **kwargs)
 
     return standing_for(before, served, name)
@@ -93,7 +94,8 @@ def standing_for(before: Function, function: Function, name: str) -> Function:
 
 
 @functools.cache
-def _warn_once(name: str, reason: str) -> None:
+def warn_once(name: str, reason: str) -> None:
+    """Say that a function or a forward stays what it was, and why."""
     warnings.warn(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning, stacklevel=4)
 
 
@@ -162,7 +164,7 @@ class AfterImport:
 
 
 class Asked:
-    """One call of ``enable()``: as a context manager it is over at the end of the block.
+    """One call of ``enable()``: as a context manager it is over at the end of the block, and is not for a second one.
 
     Args:
         switch: What it enabled.
@@ -174,6 +176,8 @@ class Asked:
         self.fuse = fuse
 
     def __enter__(self) -> Asked:
+        if self not in self.switch.asked:
+            raise RuntimeError("this call of enable() is over, by the end of its block or disable(): call enable() again")
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -19,6 +19,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module, metadata
@@ -30,8 +31,19 @@ import torch
 
 from ..ops import gated_delta_rule
 from ..ops._family import explain
-from .fused import FORWARDS
-from .seams import AfterImport, Asked, Switch, globals_of_modules, logger, serving, stand_of, standing_for, stood_for
+from .fused import FORWARDS, refused
+from .seams import (
+    AfterImport,
+    Asked,
+    Switch,
+    globals_of_modules,
+    logger,
+    serving,
+    stand_of,
+    standing_for,
+    stood_for,
+    warn_once,
+)
 
 __all__ = ["FUNCTIONS", "Seam", "Transformers", "disable", "enable", "lines", "seams_of_models", "served", "where"]
 
@@ -205,14 +217,46 @@ def _is_modelling(name: str) -> bool:
     return ".modeling_" in name
 
 
+OFFSETS = "cu_seq_lens_q"
+"""What models call the offsets of packed sequences, which functions call ``cu_seqlens``."""
+PACKED = (OFFSETS, "cu_seqlens", "seq_idx")
+CACHED = ("output_final_state", "return_final_states")
+
+
 def _named_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without the keywords that it does not name: a model passes on all that it was called with."""
+    """The function without the keywords that it does not name: a model passes on all that it was called with.
+
+    Some models name the offsets of packed sequences for their functions, others pass them on as they were given them.
+    """
     names = frozenset(inspect.signature(function).parameters)
+    by_offsets = "cu_seqlens" in names and "seq_idx" not in names
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if any(kwargs.get(name) for name in CACHED):
+            _warn_of_packed(kwargs)
+        if by_offsets and kwargs.get("cu_seqlens") is None:
+            kwargs["cu_seqlens"] = kwargs.get(OFFSETS)
         return function(*args, **{name: value for name, value in kwargs.items() if name in names})
 
     return call
+
+
+def _warn_of_packed(kwargs: dict[str, Any]) -> None:
+    """Say that packed sequences beside a cache are kept apart here, and may not be elsewhere in the model.
+
+    transformers refuses them where its own code would mix them; on linattn nothing does.
+    """
+    if not torch.compiler.is_compiling() and any(kwargs.get(name) is not None for name in PACKED):
+        _say_packed()
+
+
+@cache
+def _say_packed() -> None:
+    warnings.warn(
+        "packed sequences come with a cache: recurrent layers keep them apart, but beside a cache transformers makes no mask"
+        " that keeps them apart in softmax layers, and only FlashAttention does. Pass use_cache=False",
+        stacklevel=5,
+    )
 
 
 def _elsewhere(before: Any, label: str) -> Callable[[], bool]:
@@ -254,16 +298,22 @@ def _takes_cache(forward: Callable[..., Any], label: str) -> bool:
 def _fused(before: Callable[..., Any], forward: Callable[..., Any], label: str) -> Callable[..., Any]:
     """A mixer's forward on linattn's operators, with what transformers' has around it for weights that are elsewhere.
 
-    What it refuses, it raises: part of the layer's cache may be written by then.
+    A layer that has what these have not keeps its own forward, after one warning. What is refused later is raised: part of the
+    layer's cache may be written by then.
     """
     ours: Any = import_module("transformers.integrations.accelerate").force_accelerate_hooks("conv1d")(forward)
 
     def served(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_exporting():
             return before(layer, *args, **kwargs)
+        if (reason := refused(layer)) is not None:
+            warn_once(label, reason)
+            return before(layer, *args, **kwargs)
         for name in BEFORE_5_24:
             if name in kwargs:
                 kwargs["cache"] = kwargs.pop(name)
+        if kwargs.get("cache") is not None:
+            _warn_of_packed(kwargs)
         return ours(layer, *args, **kwargs)
 
     return standing_for(before, served, label)

@@ -243,7 +243,7 @@ def from_transformers(module: nn.Module) -> Any:
             ``MiniMaxLightningAttention``.
 
     Raises:
-        OptionError: It is none of these.
+        OptionError: It is none of these, or it has another activation than SiLU.
     """
     if type(module).__name__ == "Mamba2ForCausalLM":
         return _model_from_fla(module)
@@ -279,7 +279,15 @@ def _pair(function: str, module: nn.Module) -> Pair:
     name = type(module).__name__
     if name not in PAIRS:
         raise OptionError(f"{function}: expected one of {', '.join(PAIRS)}, got {name}")
+    _check_activation(function, module)
     return PAIRS[name]
+
+
+def _check_activation(function: str, module: Any) -> None:
+    """Refuse a layer with another activation than ours have."""
+    found = module.activation if hasattr(module, "activation") else type(module.act_fn).__name__.lower()
+    if found.removesuffix("activation") not in ("silu", "swish"):
+        raise OptionError(f"{function}: {type(module).__name__} has the activation {found!r}, and ours have 'silu' alone")
 
 
 def _renaming(names: Mapping[str, str]) -> tuple[Callable[[Weights, Any], Weights], Callable[[Weights, Any], Weights]]:
