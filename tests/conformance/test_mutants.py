@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import linattn
 import numpy as np
@@ -258,3 +259,24 @@ def test_decoding_has_faults_too(mutant):
     shown = show(drawn, registry.load("numpy"), mutant, np.random.default_rng(0), 64)
     assert (shown.draft.operator, shown.wrong) == ("decode_short_conv", "o is wrong")
     assert "state=(state)" in shown.draft.text(ARRAYS["numpy"](), "numpy")
+
+
+SHARE = r"(?m)^(core|training|full) +[0-9.]+ %  (\d+) of 100; the target is (\d+) %$"
+
+
+def test_the_page_says_what_share_was_caught():
+    docs = Path(__file__).parents[2] / "docs"
+    printed, page = ((docs / name).read_text(encoding="utf-8") for name in ("conformance/mutants-numpy.txt", "conformance.md"))
+    shares = {profile: (int(of), int(target)) for profile, of, target in re.findall(SHARE, printed)}
+    seed, count = re.search(r"^seed (\d+): (\d+) faults of the numpy backend", printed, re.MULTILINE).groups()
+    (forward,) = set(re.findall(r"^ +(\d+\.\d) %  \d+ of \d+ that show without a gradient$", printed, re.MULTILINE))
+    said = (
+        f"Of {count} faults of the NumPy backend, of seed {seed}, `full` catches {shares['full'][0]}, where the target is"
+        f" {shares['full'][1]} in a hundred, `training` {shares['training'][0]}, which is its target, and `core`"
+        f" {shares['core'][0]} where the target is {shares['core'][1]}: it says nothing about gradients, and catches"
+        f" {float(forward):.0f} % of the faults that show without any."
+    )
+    assert said in page
+    assert shares["training"][0] == shares["training"][1]
+    assert "Of the five that are missed two rest on what no case has" in page
+    assert (printed.count("\nMISSED"), printed.count("\n  no case has ")) == (5, 2)
