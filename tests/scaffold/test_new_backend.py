@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -15,9 +17,13 @@ from pathlib import Path
 import linattn
 import pytest
 from linattn import cli
+from linattn.call import FORMS
+from linattn.errors import OptionError
+from linattn.ops._family import OPERATORS
+from linattn.registry import check_contract
 from linattn.scaffold import Project, project, write
-from linattn.scaffold.project import FRAMEWORKS, WITHOUT_TEMPLATE
-from linattn.spec import FAMILIES
+from linattn.scaffold.project import FRAMEWORKS, WITH_TEMPLATE
+from linattn.spec import COMPANIONS
 from linattn_conformance.adapters import ADAPTERS
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
@@ -68,7 +74,7 @@ def test_names_are_derived():
     )
 
 
-EVERY = [f"{form}_{op}" for op in FAMILIES if op not in WITHOUT_TEMPLATE for form in ("chunk", "recurrent", "parallel")]
+EVERY = [f"{form}_{op}" for op in WITH_TEMPLATE for form in ("chunk", "recurrent", "parallel")]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -80,6 +86,37 @@ def test_what_is_written_is_tidy(framework, tmp_path):
             [sys.executable, "-m", "ruff", *words, "--no-cache", "."], cwd=tmp_path / "acme", capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    """The class of a new project with some operators, imported from where it was written."""
+
+    def load(*operators: str, framework: str = "numpy"):
+        made = Project("loaded", framework, operators)
+        write(made, tmp_path / "loaded")
+        monkeypatch.syspath_prepend(str(tmp_path / "loaded" / "src"))
+        importlib.invalidate_caches()
+        return getattr(importlib.import_module(made.package), made.kind)
+
+    yield load
+    for module in [name for name in sys.modules if name.partition(".")[0] == "linattn_loaded"]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_is_written_as_the_spec_has_it_or_refused_in_a_sentence(operator, loaded):
+    spec, complaint = OPERATORS[operator].spec, refusal(operator)
+    if complaint is not None:
+        with pytest.raises(OptionError) as refused:
+            Project("loaded", "numpy", [operator])
+        assert str(refused.value) == complaint
+        return
+    kind = loaded(operator)
+    check_contract(kind())
+    steps = inspect.getsource(getattr(kind, operator)).partition("def step(S, ")[2]
+    arrays = steps.partition(")")[0].split(", ")
+    assert {arg.name for arg in (*spec.args, *spec.keyword_args)} == set(arrays)
 
 
 def test_mlx_is_required_with_a_library_to_load(tmp_path):
@@ -138,7 +175,24 @@ RULE = (
     "the name of a backend must be lower case letters, digits, '_' and '-', with a letter first and no '_' or '-' last, "
     "and not 'auto', got "
 )
-FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_attn, rwkv6, simple_gla"
+FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_attn, rwkv6, simple_gla, ssd"
+
+
+def refusal(operator: str) -> str | None:
+    """What is said of an operator that no project can start with; ``None`` of the others."""
+    family, form = OPERATORS[operator].spec.name, OPERATORS[operator].form
+    none = f"there is no template for {operator}"
+    if family in COMPANIONS:
+        return f"{none}, a companion: there is one for {FAMILIES_WITH_TEMPLATE}"
+    if family == "mixed_attn":
+        return f"{none}, whose state is no matrix: there is one for {FAMILIES_WITH_TEMPLATE}"
+    if form in FORMS:
+        return None
+    return {
+        None: f"{family} is a family, and a backend has forms of it: chunk_{family}, recurrent_{family} or parallel_{family}",
+        "decode": f"{none}, which writes to its states: linattn decodes by recurrent_{family}, too",
+        "summary": f"{none}, which returns no output: linattn reads it off chunk_{family}, too",
+    }[form]
 
 
 @pytest.mark.parametrize(
@@ -172,6 +226,17 @@ FAMILIES_WITH_TEMPLATE = "delta_rule, dplr, gated_delta_rule, gla, kda, linear_a
         (
             ["acme", "--op", "chunk_mixed_attn"],
             "there is no template for chunk_mixed_attn, whose state is no matrix: there is one for " + FAMILIES_WITH_TEMPLATE,
+        ),
+        (
+            ["acme", "--op", "summary_gla"],
+            "there is no template for summary_gla, which returns no output: linattn reads it off chunk_gla, too",
+        ),
+        *(
+            (
+                ["acme", "--op", operator],
+                f"there is no template for {operator}, a companion: there is one for {FAMILIES_WITH_TEMPLATE}",
+            )
+            for operator in ("short_conv", "decode_short_conv", "gated_rms_norm")
         ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
@@ -224,6 +289,9 @@ def test_without_jinja_it_says_what_to_install(tmp_path, monkeypatch):
 # -- installed, and held to what it claims -----------------------------------------------------------------------------
 
 
+ONE_OF_EACH = [f"chunk_{op}" for op in WITH_TEMPLATE]
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> tuple[Path, Path]:
     """The Python of a clean environment with one new project for each framework installed, and their folder.
@@ -237,7 +305,7 @@ def environment(tmp_path_factory) -> tuple[Path, Path]:
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     (site / "outer.pth").write_text(f"import site; site.addsitedir({here!r})\n", encoding="utf-8")
     for framework in FRAMEWORKS:
-        write(Project(f"my-{framework}", framework), folder / framework)
+        write(Project(f"my-{framework}", framework, ONE_OF_EACH), folder / framework)
     install = ["install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
     projects = [str(folder / framework) for framework in FRAMEWORKS]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install, *projects], check=True)
@@ -261,7 +329,7 @@ def test_every_new_backend_is_listed(environment):
             __import__(module)
         except ImportError:
             continue
-        assert rows[f"my-{framework}"] == f"linattn-my-{framework} 0.1.0 {framework} gla (chunk) ready"
+        assert rows[f"my-{framework}"] == f"linattn-my-{framework} 0.1.0 {framework} all but mixed_attn (chunk) ready"
 
 
 def test_a_new_backend_installs_as_its_workflow_says(environment, tmp_path):
@@ -288,12 +356,13 @@ def test_a_new_backend_passes_its_own_tests(framework, environment):
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / framework / "tests"))
 
 
+@pytest.mark.parametrize("family", ["gla", "ssd"])
 @pytest.mark.parametrize("framework", [name for name in FRAMEWORKS if name in ADAPTERS])
-def test_a_new_backend_passes_cases_of_the_core(framework, environment):
+def test_a_new_backend_passes_cases_of_the_core(framework, family, environment):
     """Those of a few tokens; all of them run where the page on writing a backend is tested."""
     pytest.importorskip(MODULES[framework])
     python, _ = environment
-    words = ["--backend", f"my-{framework}", "--profile", "core", "--case", "gla/chunk/*/T?-*", "-n", "1"]
+    words = ["--backend", f"my-{framework}", "--profile", "core", "--case", f"{family}/chunk/*/T?-*", "-n", "1"]
     said = run(python, "-m", "linattn_conformance", *words)
-    passed = next(line.split()[1] for line in said.splitlines() if line.startswith("gla "))
+    passed = next(line.split()[1] for line in said.splitlines() if line.startswith(f"{family} "))
     assert int(passed) > 10, said

@@ -22,7 +22,7 @@ from ..errors import BackendConflict, OptionError
 from ..ops._family import operator_named
 from ..plugin import API_VERSION
 from ..registry import registry
-from ..spec import FAMILIES, OpSpec
+from ..spec import COMPANIONS, FAMILIES, OpSpec
 
 __all__ = ["FRAMEWORKS", "Framework", "Operator", "Project", "source", "write"]
 
@@ -30,8 +30,13 @@ REPOSITORY = "https://github.com/linattn/linattn"
 
 NAME = re.compile(r"(?!auto$)[a-z]([a-z0-9_-]*[a-z0-9])?")
 SMALL = {"B": 2, "T": 20, "H": 2, "HV": 4, "K": 8, "V": 6}
-WITHOUT_TEMPLATE = ("mixed_attn",)
-"""Families whose state is no matrix: their recurrence does not fit the loop of the template."""
+WITH_TEMPLATE = tuple(name for name, spec in FAMILIES.items() if spec.state_type is None)
+"""Families whose state is a matrix: the recurrence of any other does not fit the loop of the template."""
+INSTEAD = {
+    "decode": "which writes to its states: linattn decodes by recurrent_{family}, too",
+    "summary": "which returns no output: linattn reads it off chunk_{family}, too",
+}
+"""Forms of a family that are no run of the loop: what they are, and what a backend without them has."""
 MLX = "mlx; platform_system == 'Darwin'", "mlx[cpu]; platform_system == 'Linux'"
 """Elsewhere than on a Mac, ``mlx`` alone has no library to load."""
 
@@ -124,7 +129,8 @@ class Operator(NamedTuple):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """A small shape for each array, for the project's tests."""
-        return {arg.name: tuple(SMALL[symbol] for symbol in arg.shapes[0]) for arg in self.spec.args}
+        given = (*self.spec.args, *(arg for arg in self.spec.keyword_args if arg.name in self.keywords))
+        return {arg.name: tuple(SMALL[symbol] for symbol in arg.shapes[0]) for arg in given}
 
     @property
     def arrays(self) -> str:
@@ -132,13 +138,25 @@ class Operator(NamedTuple):
         return ", ".join(f"{arg.name}=None" if arg.optional else arg.name for arg in self.spec.args)
 
     @property
-    def keywords(self) -> str:
-        """The keyword parameters."""
-        return ", ".join(KEYWORDS)
+    def keywords(self) -> tuple[str, ...]:
+        """The keyword parameters, in the order of the operator's own."""
+        return tuple(name for name in self.spec.keywords if name in KEYWORDS)
+
+    @property
+    def looped(self) -> tuple[str, ...]:
+        """The arrays that the loop goes through, as its step takes them."""
+        return LOOPED.get(self.spec.name) or tuple(arg.name for arg in self.spec.args)
+
+    @property
+    def scale(self) -> str:
+        """The code of what multiplies the output."""
+        return "scale" if "scale" in self.keywords else "1.0"
 
 
-KEYWORDS = ("scale", "initial_state", "output_final_state", "cu_seqlens")
-"""What the loop of the template takes. A call that asks for more is unsupported, or linattn rewrites it."""
+KEYWORDS = ("scale", "D", "z", "dt_bias", "dt_softplus", "dt_limit", "initial_state", "output_final_state", "cu_seqlens")
+"""What the templates take of an operator's keywords. A call that asks for more is unsupported, or linattn rewrites it."""
+LOOPED = {"ssd": ("C", "B", "x", "dt", "A", "D", "z", "dt_bias")}
+"""The arrays of a loop, for families whose positional ones do not begin with queries, keys and values: these have to."""
 
 
 @dataclass(frozen=True)
@@ -232,16 +250,15 @@ def _commit(folder: str) -> str | None:
 def _operator(name: str) -> Operator:
     function = operator_named(name)
     spec: OpSpec = function.spec
+    if spec.name not in WITH_TEMPLATE:
+        why = "a companion" if spec.name in COMPANIONS else "whose state is no matrix"
+        raise OptionError(f"there is no template for {name}, {why}: there is one for {', '.join(WITH_TEMPLATE)}")
     if function.form is None:
         raise OptionError(
             f"{name} is a family, and a backend has forms of it: chunk_{name}, recurrent_{name} or parallel_{name}"
         )
-    if function.form == "decode":
-        instead = name.replace("decode", "recurrent", 1)
-        raise OptionError(f"there is no template for {name}, which writes to its states: linattn decodes by {instead}, too")
-    if spec.name in WITHOUT_TEMPLATE:
-        others = ", ".join(family for family in FAMILIES if family not in WITHOUT_TEMPLATE)
-        raise OptionError(f"there is no template for {name}, whose state is no matrix: there is one for {others}")
+    if function.form in INSTEAD:
+        raise OptionError(f"there is no template for {name}, {INSTEAD[function.form].format(family=spec.name)}")
     return Operator(name, function.form, spec)
 
 
