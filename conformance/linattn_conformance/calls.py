@@ -68,6 +68,8 @@ def outputs_of(case: Case, found: Any) -> Arrays:
     """What a function other than a decoding one returned, by name: ``(o, final_state)``, or ``o`` alone."""
     if not has_state(case.spec):
         return {"o": found}
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise Failure(f"(o, final_state) is expected, and a {type(found).__name__} is returned")
     o, state = found
     return {"o": o, **flat_state(state)}
 

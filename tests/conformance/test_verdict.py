@@ -6,14 +6,16 @@ import inspect
 import json
 
 import linattn
+import numpy as np
 import pytest
 from linattn.plugin import Backend, Unsupported
 from linattn.registry import check_contract, registry
 from linattn_conformance import calls, known_failures, manifest, report
 from linattn_conformance.broken import Honest
 from linattn_conformance.broken.base import Simple
+from linattn_conformance.calls import Failure, outputs_of
 from linattn_conformance.capabilities import covered
-from linattn_conformance.cases import every_case, generate, neighbours
+from linattn_conformance.cases import every_case, generate, named, neighbours
 from linattn_conformance.known_failures import KnownFailure, KnownFailuresError
 from linattn_conformance.manifest import Entry, Manifest
 from linattn_conformance.memory import GIB, resident
@@ -485,3 +487,11 @@ def test_a_backend_with_float64_is_held_to_all():
     taken = {**ASKED, "gla/chunk/fp64/plain/T4/forward": "passed", "gla/chunk/fp64/plain/T5/forward": "declared-unsupported"}
     told = "chunk_gla: takes 2 of its 6 cases, and profile core wants 50% of a claimed operator's"
     assert covered("core", "chunk_gla", taken) == told
+
+
+@pytest.mark.parametrize("found", [np.zeros((2, 3)), (np.zeros(2),) * 3])
+def test_what_is_no_output_and_state_is_said(found):
+    case = named("gla/chunk/fp32/plain/T65-K24-V40/forward")
+    with pytest.raises(Failure) as caught:
+        outputs_of(case, found)
+    assert str(caught.value) == f"(o, final_state) is expected, and a {type(found).__name__} is returned"
