@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from linattn import nn
 from linattn.distributed import context_parallel
+from linattn.feature_maps import Cosformer
 from nn_cases import LAYERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +27,12 @@ SPLIT = {
     "LinearAttention": {"num_heads": 2},
     "RetNet": {"num_heads": 2},
 }
+MAPPED = (
+    ("LinearAttention", {"num_heads": 2, "feature_map": Cosformer(16)}),
+    ("LinearAttention", {"num_heads": 2, "feature_map": "rebased"}),
+    ("RetNet", {"num_heads": 2, "feature_map": "hedgehog"}),
+)
+"""Maps that depend on positions, and that have parameters for each head."""
 
 
 def close(found, expected):
@@ -45,7 +52,7 @@ def compare(layer, x, split, inputs):
 
 
 def by_heads(mesh):
-    for name, options in SPLIT.items():
+    for name, options in (*SPLIT.items(), *MAPPED):
         layer = getattr(nn, name)(WIDTH, **options, dtype=torch.float64)
         split = nn.shard_by_heads(copy.deepcopy(layer), mesh)
         local = split.q_proj.weight.to_local()
@@ -56,7 +63,8 @@ def by_heads(mesh):
 
 
 def by_batch(mesh):
-    for name, options in {**SPLIT, "Mamba2": {"head_dim": 8, "state_size": 8}, "Lightning": {"num_heads": 2}}.items():
+    others = {"Mamba2": {"head_dim": 8, "state_size": 8}, "Lightning": {"num_heads": 2}}
+    for name, options in (*SPLIT.items(), *others.items(), *MAPPED):
         layer, x = getattr(nn, name)(WIDTH, **options, dtype=torch.float64), torch.randn(4, T, WIDTH, dtype=torch.float64)
         compare(layer, x, distribute_module(copy.deepcopy(layer), mesh), distribute_tensor(x, mesh, [Shard(0)]))
 
@@ -74,7 +82,7 @@ def decoding(mesh):
 def context(mesh):
     """Outputs on this process's tokens, and sums of gradients over both, of every layer that takes a context."""
     mine = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
-    for name, options in LAYERS.items():
+    for name, options in (*LAYERS.items(), *MAPPED, ("LinearAttention", {**MAPPED[0][1], "norm_q": True, "norm_k": True})):
         if name in ("FLASH", "GAU"):
             continue
         layer = getattr(nn, name)(WIDTH, **options, dtype=torch.float64)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,6 +22,7 @@ __all__ = [
     "check_float",
     "check_place",
     "check_whole",
+    "learned",
     "outer",
     "parameter",
     "power",
@@ -42,13 +44,26 @@ class FeatureMap:
     Attributes:
         signed: True if ``φ(q)·φ(k)`` can be negative. Dividing by a sum of such weights (``normalize=True``) can divide by
             nearly zero, so that is warned of.
+        positional: True if features depend on where a token is in its sequence; such a map defines :meth:`at`.
+        axes: The axes of those of its arrays that are no parameters, by name, e.g. ``{"positions": "B T"}``. What else of
+            floats the fields of a dataclass hold are parameters, which a layer takes for its own.
     """
 
     signed: ClassVar[bool] = False
+    positional: ClassVar[bool] = False
+    axes: ClassVar[Mapping[str, str]] = {}
 
     def __call__(self, x: Any) -> Any:
         """Features of ``x``, an array ``[…, K]`` of any framework; same dtype and device."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+    def at(self, positions: Any) -> Self:
+        """The map of tokens that are not the first of their sequences, which layers call for.
+
+        Args:
+            positions: Of the tokens in their sequences ``[B, T]``, or ``[1, T]`` for all rows: integers.
+        """
+        return self
 
     def signed_within(self, T: int) -> bool:
         """Whether the weights of ``T`` tokens in a row can be negative; a map that depends on distances knows better."""
@@ -66,6 +81,17 @@ class Wide(FeatureMap):
     def features_of(self, xp: Framework, x: Any) -> Any:
         """Features of ``x``, which is float32 or float64."""
         raise NotImplementedError
+
+
+def learned(phi: FeatureMap) -> dict[str, Any]:
+    """The parameters of a map by name: arrays of floats among the fields of a dataclass, but those that have ``axes``."""
+    found = {f.name: getattr(phi, f.name) for f in fields(phi) if f.init} if is_dataclass(phi) else {}
+    return {name: x for name, x in found.items() if name not in phi.axes and _has_floats(x)}
+
+
+def _has_floats(x: Any) -> bool:
+    """Whether ``x`` is an array of floats, in a container of a framework's for parameters or not; a number is none."""
+    return hasattr(x, "shape") and not isinstance(x, np.generic) and "float" in str(getattr(x, "dtype", ""))
 
 
 def rectified(xp: Framework, x: Any) -> Any:

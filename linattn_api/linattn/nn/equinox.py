@@ -54,6 +54,10 @@ class Tools(Values):
         """A parameter with these values; a ``wide`` one has no fewer bits than float32."""
         return Parameter(values, jnp.promote_types(self.dtype, jnp.float32) if wide else self.dtype)
 
+    def given(self, values: Any) -> Parameter:
+        """A parameter with the values of the caller's array."""
+        return self.parameter(values)
+
     def assign(self, parameter: Parameter, values: Any) -> None:
         """Give a parameter other values."""
         parameter.array = jnp.asarray(values, parameter.array.dtype)

@@ -10,7 +10,12 @@ from typing import Any
 
 from ..frameworks import framework_of
 
-__all__ = ["Expressions"]
+__all__ = ["Expressions", "joined_heads"]
+
+
+def joined_heads(x: Any) -> Any:
+    """``[B, T, H, V]`` to ``[B, T, H·V]``, also where there are no tokens to infer a size of."""
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
 
 
 class Expressions:
@@ -38,7 +43,7 @@ class Expressions:
         wide = xp.astype(x, xp.accumulation(x))
         wide = wide - wide.mean(-1)[..., None]
         wide = wide * ((wide * wide).mean(-1)[..., None] + eps) ** -0.5
-        wide = wide.reshape(*x.shape[:2], -1)
+        wide = joined_heads(wide)
         if weight is not None:
             wide = wide * xp.astype(weight, xp.dtype(wide)) + xp.astype(bias, xp.dtype(wide))
         return xp.astype(wide, xp.dtype(x))

@@ -40,6 +40,10 @@ class Tools(Values):
         """A parameter with these values; a ``wide`` one has no fewer bits than float32."""
         return nnx.Param(jnp.asarray(values, jnp.promote_types(self.dtype, jnp.float32) if wide else self.dtype))
 
+    def given(self, values: Any) -> nnx.Param:
+        """A parameter that the caller made, itself; of an array one with its values."""
+        return values if isinstance(values, nnx.Param) else self.parameter(values)
+
     def assign(self, parameter: nnx.Param, values: Any) -> None:
         """Give a parameter other values."""
         parameter[...] = jnp.asarray(values, parameter.dtype)

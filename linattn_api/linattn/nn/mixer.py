@@ -10,11 +10,15 @@ from typing import Any, ClassVar
 
 from ..context import Context
 from ..errors import OptionError, ShapeError
+from ..feature_maps.base import learned
+from ..feature_maps.names import initial
 from ..frameworks import framework_of
 from ..positions import rotary
 from .cache import Cache
 from .definition import Definition
+from .expressions import joined_heads
 from .packing import Packing
+from .parts import LearnedMap
 from .span import Span
 
 __all__ = ["Mixer"]
@@ -37,6 +41,7 @@ class Mixer(Definition):
     hidden_size: int
     layer_idx: int
     use_short_conv: bool
+    feature_map: Any
 
     def start(self, hidden_size: int, layer_idx: int, framework: dict[str, Any]) -> Any:
         """Begin a layer: what makes its parameters."""
@@ -111,11 +116,27 @@ class Mixer(Definition):
 
     def heads(self, x: Any, width: int) -> Any:
         """``[B, T, H·K]`` to ``[B, T, H, K]``."""
-        return x.reshape(*x.shape[:2], -1, width)
+        return x.reshape(*x.shape[:2], x.shape[2] // width, width)  # sizes are said: there may be no tokens to infer them of
 
     def flat(self, x: Any) -> Any:
         """``[B, T, H, V]`` to ``[B, T, H·V]``."""
-        return x.reshape(*x.shape[:2], -1)
+        return joined_heads(x)
+
+    def make_map(self, make: Any, feature_map: Any, heads: int, width: int) -> None:
+        """Keep the feature map of queries and keys ``[…, heads, width]``, or none; its parameters become the layer's."""
+        phi = None if feature_map is None else initial(feature_map, heads, width)
+        self.feature_map = make.part("LearnedMap", phi) if phi is not None and learned(phi) else phi
+
+    def phi(self, span: Span, by_operator: bool = True) -> Any:
+        """The feature map of this call: with the layer's parameters, and told where tokens are if it depends on that.
+
+        Args:
+            span: The call.
+            by_operator: Whether an operator applies it, which moves a ``start`` along the spans of a context itself.
+        """
+        phi = self.feature_map.map() if isinstance(self.feature_map, LearnedMap) else self.feature_map
+        told = by_operator and span.context is not None and hasattr(phi, "start")
+        return phi if phi is None or not phi.positional or told else phi.at(span.positions())
 
     def rotated(self, x: Any, positions: Any) -> Any:
         """Queries or keys ``[B, T, H, K]`` with rotary positions ``[B, T]``."""

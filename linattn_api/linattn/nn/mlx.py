@@ -48,6 +48,10 @@ class Tools:
         """A parameter with these values; a ``wide`` one has no fewer bits than float32."""
         return mx.array(values).astype(mx.float32 if wide else self.dtype)
 
+    def given(self, values: Any) -> mx.array:
+        """A parameter with the values of the caller's array."""
+        return self.parameter(values)
+
     def assign(self, parameter: mx.array, values: Any) -> None:
         """Give a parameter other values."""
         parameter[...] = mx.array(values).astype(parameter.dtype)

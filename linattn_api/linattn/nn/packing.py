@@ -46,12 +46,13 @@ class Packing(NamedTuple):
         padding_before = xp.astype(xp.module.cumsum(1 - flat, 0), "int32")
         place = xp.where(flat != 0, before, flat.sum() + padding_before) - 1
         ends = xp.astype(xp.module.cumsum(ones.sum(1), 0), "int32")
-        offsets = xp.concat([xp.zeros_like(ends[:1]), ends], axis=0)
+        offsets = xp.concat([xp.full((1,), 0, like=ends), ends], axis=0)
         return cls(xp.module.argsort(place), place, offsets, live)
 
     def pack(self, x: Any) -> Any:
         """``[B, T, D]`` to ``[1, B·T, D]``."""
-        return x.reshape(1, -1, x.shape[-1])[:, self.order]
+        B, T, D = x.shape
+        return x.reshape(1, B * T, D)[:, self.order]
 
     def unpack(self, y: Any) -> Any:
         """``[1, B·T, D]`` to ``[B, T, D]``, with zeros where there is padding."""

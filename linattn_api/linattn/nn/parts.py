@@ -7,13 +7,14 @@ A part says what its parameters are with the tools that ``begin`` gives it, and 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 import linattn
 
-from ..feature_maps.base import bounded_softmax
+from ..feature_maps.base import FeatureMap, bounded_softmax, learned
 from ..frameworks import framework_of
 from .definition import Definition
 from .span import Span
@@ -23,6 +24,7 @@ __all__ = [
     "GatedRMSNorm",
     "GroupNorm",
     "HedgehogMap",
+    "LearnedMap",
     "LerpLinear",
     "Linear",
     "LowRank",
@@ -198,6 +200,29 @@ class T2rMap(Definition):
 
     def forward(self, x: Any) -> Any:
         return self.functions.relu(self.layer(x))
+
+
+class LearnedMap(Definition):
+    """A feature map whose parameters are those of this module, under the names that the map has for them.
+
+    The map is made of them in each call, and so has them as they are by then: moved, loaded, traced, distributed.
+    """
+
+    def __init__(self, phi: Any, **framework: Any) -> None:
+        make = self.begin(**framework)
+        arrays = learned(phi)
+        self._kind, self._names = type(phi), tuple(arrays)
+        # As pairs: what is in a dictionary would be taken for modules.
+        self._options = tuple((f.name, getattr(phi, f.name)) for f in fields(phi) if f.init and f.name not in arrays)
+        for name, x in arrays.items():
+            setattr(self, name, make.given(x))
+
+    def map(self) -> FeatureMap:
+        """The map with the parameters of now."""
+        return self._kind(**dict(self._options), **{name: self.value(getattr(self, name)) for name in self._names})
+
+    def forward(self, x: Any) -> Any:
+        return self.map()(x)
 
 
 class ProductMap(Definition):

@@ -91,11 +91,21 @@ class Split:
     def local(self, name: str, x: Any) -> Any:
         """What this device needs of an argument."""
         if isinstance(x, (Gate, FeatureMap)) and is_dataclass(x):
-            prefix = "gate." if isinstance(x, Gate) else "map."
-            return replace(x, **{f.name: self.local(prefix + f.name, getattr(x, f.name)) for f in fields(x)})
+            of: Any = self._field_of_gate if isinstance(x, Gate) else self._field_of_map
+            return replace(x, **{f.name: of(x, f.name) for f in fields(x)})
         if isinstance(x, MixedState):
             return MixedState(*(self.local(f"{name}.{part}", y) for part, y in zip(x._fields, x, strict=True)))
         return self._local(self._symbols_of(name, x), x) if isinstance(x, Tensor) else x
+
+    def _field_of_gate(self, gate: Any, name: str) -> Any:
+        return self.local(f"gate.{name}", getattr(gate, name))
+
+    def _field_of_map(self, phi: FeatureMap, name: str) -> Any:
+        """Parameters are one set a head; a map says what axes its other arrays have."""
+        x = getattr(phi, name)
+        if not isinstance(x, Tensor):
+            return x
+        return self._local(tuple(phi.axes[name].split())[: x.ndim] if name in phi.axes else ("H", *[""] * (x.ndim - 1)), x)
 
     def _local(self, symbols: tuple[str, ...], x: Any) -> Any:
         from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -157,8 +167,6 @@ class Split:
         return next((i for i, symbol in enumerate(symbols) if symbol in wanted), None)
 
     def _symbols_of(self, name: str, x: Tensor) -> tuple[str, ...]:
-        if name.startswith("map."):  # the parameters of a feature map: one set a head
-            return ("H", *[""] * (x.ndim - 1))
         arg = next(arg for arg in self.spec.arrays(self.settings) if arg.name == name)
         return self._symbols(arg, x)
 

@@ -43,7 +43,7 @@ class Functions(Expressions):
         if type(x) is not Tensor or (weight is not None and weight.dtype != x.dtype):
             return Expressions.group_norm(x, weight, bias, eps)
         rows = x.flatten(0, 1).flatten(1)
-        return torch.group_norm(rows, x.shape[2], weight, bias, eps).view(*x.shape[:2], -1).to(x.dtype)
+        return torch.group_norm(rows, x.shape[2], weight, bias, eps).view(*x.shape[:2], x.shape[2] * x.shape[3]).to(x.dtype)
 
     @staticmethod
     def unit(x: Tensor, eps: float) -> Tensor:
@@ -63,6 +63,12 @@ class Tools:
         """A parameter with these values; a ``wide`` one has no fewer bits than float32."""
         dtype = torch.promote_types(self.dtype, torch.float32) if wide else self.dtype
         return nn.Parameter(torch.as_tensor(values, device="cpu").to(self.device, dtype, copy=True))
+
+    def given(self, values: Any) -> nn.Parameter:
+        """A parameter that the caller made, itself; of another array one with its values. On the meta device nothing has
+        values."""
+        keep = isinstance(values, nn.Parameter) and torch.device(self.device).type != "meta"
+        return values if keep else self.parameter(values.detach() if isinstance(values, Tensor) else values)
 
     def assign(self, parameter: nn.Parameter, values: Any) -> None:
         """Give a parameter other values."""

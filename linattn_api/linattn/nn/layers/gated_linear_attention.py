@@ -22,7 +22,8 @@ class GatedLinearAttention(SharedByQueries):
         expand_v: Width of all values over ``D``. Default 1.
         num_heads: Heads of queries. Default 4.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
-        feature_map: Map of queries and keys, as ``feature_map=`` of :func:`linattn.gla`. Default none.
+        feature_map: Map of queries and keys that keeps their width, as ``feature_map=`` of :func:`linattn.gla`; its arrays
+            become parameters of the layer. Default none.
         use_short_conv: Whether short convolutions follow the projections. Default False.
         conv_size: Their width ``W``. Default 4.
         conv_bias: Whether they have a bias. Default False.
@@ -59,7 +60,8 @@ class GatedLinearAttention(SharedByQueries):
         make = self.start(hidden_size, layer_idx, framework)
         convolution = (conv_size, conv_bias) if use_short_conv else None
         keys, values = self.project(make, expand_k, expand_v, num_heads, num_kv_heads, convolution)
-        self.feature_map, self.gate_logit_normalizer = feature_map, gate_logit_normalizer
+        self.make_map(make, feature_map, num_heads, self.head_k_dim)
+        self.gate_logit_normalizer = gate_logit_normalizer
         first, last = make.linear(hidden_size, gate_low_rank_dim), make.linear(gate_low_rank_dim, keys, True)
         self.gk_proj = make.chain({"0": first, "1": last})
         self.make_norm(make, values, use_output_gate, norm_eps, elementwise_affine)
@@ -70,5 +72,5 @@ class GatedLinearAttention(SharedByQueries):
         q, k, v = self.heads(q, self.head_k_dim), self.heads(k, self.head_k_dim), self.heads(v, self.head_v_dim)
         k, v, g = (self.grouped(y, q.shape[2]) for y in (k, v, g))
         gate = gates.LogSigmoid(self.gate_logit_normalizer)
-        o = span.attend("gla", q, k, v, g, gate=gate, feature_map=self.feature_map)
+        o = span.attend("gla", q, k, v, g, gate=gate, feature_map=self.phi(span))
         return self.output(o, x)

@@ -6,12 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from ... import feature_maps
+from ...feature_maps.names import initial
 from ..grouped import SharedByQueries
 from ..mixer import choice
 from ..span import Span
 
 LEARNED = {"hedgehog": "HedgehogMap", "t2r": "T2rMap", "elementwise_product": "ProductMap"}
-"""Maps with matrices of their own for queries and for keys, by the name and the part."""
+"""Maps with a matrix that all heads share, by the name and the part."""
+BY_HEAD = ("rebased",)
+"""Maps of :mod:`linattn.feature_maps` with parameters for each head."""
 
 
 class LinearAttention(SharedByQueries):
@@ -26,10 +29,11 @@ class LinearAttention(SharedByQueries):
         expand_v: Width of all values over ``D``. Default 1.
         num_heads: Heads of queries. Default 8.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
-        feature_map: ``φ``: a name or an object of :mod:`linattn.feature_maps`, or a map that learns matrices for queries and
-            for keys, which all heads share: ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai et al. 2021) or
-            ``"elementwise_product"``, the product of two projections. Default ``"elu1"``.
-        tie_feature_map_qk: Whether such matrices are the same for both. Default False.
+        feature_map: ``φ``: a name or an object of :mod:`linattn.feature_maps`, whose arrays become parameters of the layer; or
+            the name of a map that learns for queries and for keys. Of ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai et
+            al. 2021) and ``"elementwise_product"``, the product of two projections, all heads share the matrices; of
+            ``"rebased"`` (Aksenov et al. 2024) each has its vectors. Default ``"elu1"``.
+        tie_feature_map_qk: Whether the parameters of these four are the same for both. Default False.
         normalize: Whether to divide by ``φ(q)·z``; without it outputs are scaled by ``K^{-1/2}``. Default True.
         norm_q: Whether the features of a query are divided by their sum. Default False.
         norm_k: Likewise of a key. Default False.
@@ -64,24 +68,30 @@ class LinearAttention(SharedByQueries):
         self.project(make, expand_k, expand_v, num_heads, num_kv_heads)
         self.normalize, self.norm_q, self.norm_k = normalize, norm_q, norm_k
         self.output_norm = choice("LinearAttention", "output_norm", output_norm, ("rmsnorm", "identity"))
-        self.learned = isinstance(feature_map, str) and feature_map in LEARNED
+        self.learned = isinstance(feature_map, str) and feature_map in (*LEARNED, *BY_HEAD)
         if self.learned:
-            self.feature_map_q = make.part(LEARNED[feature_map], self.head_k_dim)
-            same = tie_feature_map_qk
-            self.feature_map_k = self.feature_map_q if same else make.part(LEARNED[feature_map], self.head_k_dim)
-        self.feature_map = None if self.learned else feature_maps.resolve(feature_map)
+            self.feature_map_q = self.learned_map(make, feature_map)
+            self.feature_map_k = self.feature_map_q if tie_feature_map_qk else self.learned_map(make, feature_map)
+        self.make_map(make, None if self.learned else feature_maps.resolve(feature_map), num_heads, self.head_k_dim)
 
         if output_norm == "rmsnorm":
             self.norm = make.part("RMSNorm", self.head_v_dim, norm_eps, elementwise_affine)
+
+    def learned_map(self, make: Any, name: str) -> Any:
+        """A map of queries, of keys, or of both, with parameters of its own."""
+        if name in LEARNED:
+            return make.part(LEARNED[name], self.head_k_dim)
+        return make.part("LearnedMap", initial(name, self.num_heads, self.head_k_dim))
 
     def mix(self, x: Any, span: Span) -> Any:
         q, k = (self.heads(y, self.head_k_dim) for y in (self.q_proj(x), self.k_proj(x)))
         v = self.heads(self.v_proj(x), self.head_v_dim)
         k, v = self.grouped(k, q.shape[2]), self.grouped(v, q.shape[2])
-        feature_map: Any = self.feature_map
+        normed = self.norm_q or self.norm_k
+        feature_map = self.phi(span, by_operator=not normed)
         if self.learned:
             q, k = self.feature_map_q(q), self.feature_map_k(k)
-        elif self.norm_q or self.norm_k:
+        elif normed:
             q, k, feature_map = feature_map(q), feature_map(k), None
         q, k = q / (q.sum(-1)[..., None] + 1e-4) if self.norm_q else q, k / (k.sum(-1)[..., None] + 1e-4) if self.norm_k else k
         o = span.attend("linear_attn", q, k, v, feature_map=feature_map, normalize=self.normalize)

@@ -23,7 +23,8 @@ class RetNet(SharedByQueries):
         expand_v: Width of all values over ``D``. Default 2.
         num_heads: Heads of queries. Default 8.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
-        feature_map: Map of rotated queries and keys. Default none.
+        feature_map: Map of rotated queries and keys, a name or an object of :mod:`linattn.feature_maps`, whose arrays become
+            parameters of the layer. Default none.
         use_short_conv: Whether short convolutions follow the projections. Default False.
         conv_size: Their width ``W``. Default 4.
         conv_bias: Whether they have a bias. Default False.
@@ -56,7 +57,7 @@ class RetNet(SharedByQueries):
         make = self.start(hidden_size, layer_idx, framework)
         convolution = (conv_size, conv_bias) if use_short_conv else None
         _, values = self.project(make, expand_k, expand_v, num_heads, num_kv_heads, convolution, even=True)
-        self.feature_map = feature_map
+        self.make_map(make, feature_map, num_heads, self.head_k_dim)
         self.make_norm(make, values, use_output_gate, norm_eps, elementwise_affine)
 
     def mix(self, x: Any, span: Span) -> Any:
@@ -66,5 +67,5 @@ class RetNet(SharedByQueries):
         v = self.heads(v, self.head_v_dim)
         k, v = self.grouped(k, q.shape[2]), self.grouped(v, q.shape[2])
         g = gates.retnet(self.num_heads, like=x)
-        o = span.attend("simple_gla", q, k, v, g, feature_map=self.feature_map)
+        o = span.attend("simple_gla", q, k, v, g, feature_map=self.phi(span))
         return self.output(o, x)
