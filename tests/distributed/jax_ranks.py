@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from linattn.distributed import shard_axis
 from linattn.distributed.layout import rank_order
+from linattn.feature_maps import Cosformer
 from sequence_cases import Case, arguments, draw, operator, parts
 
 T = 24
@@ -209,6 +210,23 @@ def follow(name: str) -> None:
     assert not [shape for shape in gathered if str(T) in shape.split(",")], f"tokens are gathered: {gathered}"
 
 
+def follow_with_positions() -> None:
+    """A map that is told where tokens are, along rows, tokens and heads, of which there are as many as rows."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+    x = np.random.default_rng(0).standard_normal((2, T, 2, 8)).astype(np.float32)
+    rows = np.arange(T, dtype=np.int32) + np.array([[0], [5]], np.int32)
+
+    def call(x: Any, positions: Any) -> Any:
+        return linattn.linear_attn(x, x, x, feature_map=Cosformer(40).at(positions), normalize=True)[0]
+
+    for positions in (rows[:1], rows):
+        expected = call(jnp.asarray(x), jnp.asarray(positions))
+        with jax.set_mesh(mesh):
+            for where in (P("d"), P(None, "d"), P(None, None, "d")):
+                given = jax.device_put(x, NamedSharding(mesh, where))
+                close(f"o {where}", jax.jit(call)(given, jnp.asarray(positions)), expected)
+
+
 def leave_to_the_compiler(mesh: Any) -> None:
     """Without a context, arrays whose types say nothing of how they lie: the compiler moves them as it likes."""
     x = np.random.default_rng(0).standard_normal((3, 1, T, 2, 4), np.float32)
@@ -367,6 +385,7 @@ def main() -> None:
     jobs = {run.name: partial(compare, run) for run in runs()} | {"export": export, "positions": positions}
     jobs |= {f"followed-{name}": lambda _, name=name: follow(name) for name in FOLLOWED}
     jobs |= {
+        "placed": lambda _: follow_with_positions(),
         "left": leave_to_the_compiler,
         "beside": lambda _: beside_other_axes(),
         "unspread": refuse_to_spread,

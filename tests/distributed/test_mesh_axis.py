@@ -56,7 +56,7 @@ def assert_equal(name: str, said: str) -> None:
     [
         *(run.name for run in jax_ranks.runs()),
         *(f"followed-{name}" for name in jax_ranks.FOLLOWED),
-        *("export", "positions", "left", "beside", "unspread", "transforms", "refused", "ill-shaped"),
+        *("export", "positions", "placed", "left", "beside", "unspread", "transforms", "refused", "ill-shaped"),
     ],
 )
 def test_ranks_give_what_one_device_gives(name: str):

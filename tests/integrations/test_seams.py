@@ -95,11 +95,13 @@ def test_blocks_may_be_in_each_other_and_overlap(integration: Integration) -> No
 
 def test_a_block_is_not_entered_again_when_it_is_over(integration: Integration) -> None:
     block = integration.enable()
-    with block:
+    said = "this call of enable() has had its block, or is over by disable(): call enable() again"
+    with block, pytest.raises(RuntimeError) as caught, block:
         pass
+    assert str(caught.value) == said
     with pytest.raises(RuntimeError) as caught, block:
         pass
-    assert str(caught.value) == ("this call of enable() is over, by the end of its block or disable(): call enable() again")
+    assert str(caught.value) == said
 
 
 def test_what_is_wrapped_around_ours_is_not_ours(integration: Integration) -> None:

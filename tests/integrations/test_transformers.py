@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 import linattn.integrations.transformers as integration  # noqa: E402
 from linattn.errors import ShapeError, Unsupported  # noqa: E402
+from linattn.integrations import seams  # noqa: E402
 from linattn.integrations.seams import FallbackWarning, stood_for  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
@@ -252,18 +253,21 @@ def test_packed_sequences_are_kept_apart_without_fla(family: str, fuse: bool) ->
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("fuse", [False, True])
-def test_packed_sequences_beside_a_cache_are_warned_of(fuse: bool) -> None:
+def test_packed_sequences_beside_a_cache_are_warned_of(fuse: bool, compiled: bool) -> None:
     """transformers makes no mask for its softmax layers then, and does not refuse what recurrent layers keep apart now."""
     model, ids = tiny_models.model_of("qwen3_next"), torch.randint(3, 99, (1, 12))
     positions = torch.tensor([[*range(5), *range(7)]])
-    integration._say_packed.cache_clear()
+    integration._warn_of_masks.cache_clear()
     with integration.enable(fuse=fuse), torch.no_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         apart = model(ids, position_ids=positions, use_cache=False, **PACK).logits
         alone = torch.cat([model(part, use_cache=False).logits for part in (ids[:, :5], ids[:, 5:])], dim=1)
         assert [str(warning.message) for warning in warned if warning.category is UserWarning] == []
-        model(ids, position_ids=positions, use_cache=True, **PACK)
+        torch._dynamo.reset()
+        again = torch.compile(model, backend="eager") if compiled else model
+        again(ids, position_ids=positions, use_cache=True, **PACK)
     torch.testing.assert_close(apart, alone, rtol=1e-4, atol=1e-5)
     assert [str(warning.message) for warning in warned if warning.category is UserWarning] == [
         "packed sequences come with a cache: recurrent layers keep them apart, but beside a cache transformers makes no mask"
@@ -277,9 +281,12 @@ def test_a_mixer_with_another_activation_keeps_its_forward(family: str, monkeypa
     monkeypatch.setitem(tiny_models.COMMON, "hidden_act", "gelu")
     layer, x = mixer_of(family), torch.randn(1, 12, 32)
     expected = layer(x)
+    seams._warned.cache_clear()
     with integration.enable(fuse=True), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-6)
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-6)
     reason = "its convolution's activation is 'gelu', which must be 'silu' or 'swish'"
     assert any(str(warning.message).endswith(f"not on linattn: {reason}") for warning in warned)
 

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from linattn import feature_maps, nn  # noqa: E402
-from linattn.errors import ShapeError  # noqa: E402
+from linattn.errors import OptionError, ShapeError  # noqa: E402
 from linattn.feature_maps import Cosformer, FeatureMap, Hedgehog, Rebased, T2r  # noqa: E402
 from nn_cases import WIDTH  # noqa: E402
 
@@ -226,7 +226,7 @@ class TestParameters:
         plain = getattr(nn, layer)(WIDTH, num_heads=H, dtype=torch.float64)
         assert set(made.state_dict()) - set(plain.state_dict()) == names_of(kind)
         held = dict(made.named_parameters())
-        assert all(held[f"feature_map.{name}"] is getattr(phi, name) for name in kind.init(H, K))
+        assert all((held[f"feature_map.{name}"] == getattr(phi, name)).all() for name in kind.init(H, K))
         made(tokens()).square().sum().backward()
         assert all(held[name].grad is not None and held[name].grad.any() for name in names_of(kind))
 
@@ -235,6 +235,13 @@ class TestParameters:
         x = tokens()
         other.load_state_dict(made.state_dict())
         close(other.double()(x), made.double()(x))
+        again = given(kind, torch.float32)
+        drawn_anew = getattr(nn, layer)(WIDTH, num_heads=H, feature_map=again)
+        with torch.no_grad():
+            for p in drawn_anew.feature_map.parameters():
+                p.fill_(7.0)
+        drawn_anew.reset_parameters()
+        assert all((getattr(drawn_anew.feature_map, name) == getattr(again, name)).all() for name in kind.init(H, K))
         for copied in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
             close(copied(x), made(x))
             with torch.no_grad():
@@ -273,13 +280,21 @@ class TestParameters:
 
 @pytest.mark.parametrize("name", ["hedgehog", "t2r", "rebased"])
 def test_names_of_maps_that_learn_make_their_parameters(name):
-    retnet, linear = nn.RetNet(WIDTH, num_heads=H, feature_map=name), nn.LinearAttention(WIDTH, num_heads=H, feature_map=name)
-    assert {key for key in retnet.state_dict() if "map" in key} == names_of(feature_maps.MAPS[name])
-    of = {key.split(".")[0] for key in linear.state_dict() if "map" in key}
+    made = nn.LinearAttention(WIDTH, num_heads=H, feature_map=name)
+    of = {key.split(".")[0] for key in made.state_dict() if "map" in key}
     assert of == {"feature_map_q", "feature_map_k"}
-    for made in (retnet, linear):
-        made(tokens().float()).square().sum().backward()
-        assert all(p.grad is not None for p in made.parameters())
+    made(tokens().float()).square().sum().backward()
+    assert all(p.grad is not None for p in made.parameters())
+    with pytest.raises(OptionError, match=f"feature map '{name}' needs"):
+        nn.RetNet(WIDTH, num_heads=H, feature_map=name)
+
+
+def test_a_map_without_values_has_parameters_without_values():
+    phi = Rebased(*(torch.nn.Parameter(torch.empty(H, K, device="meta"), requires_grad=learns) for learns in (True, False)))
+    for device in ("meta", "cpu"):
+        made = nn.LinearAttention(WIDTH, num_heads=H, feature_map=phi, device=device)
+        held = made.feature_map.gamma, made.feature_map.beta
+        assert [(p.device.type, p.requires_grad) for p in held] == [(device, True), (device, False)]
 
 
 def test_rebased_has_parameters_of_queries_and_of_keys():

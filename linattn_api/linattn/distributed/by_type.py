@@ -124,7 +124,10 @@ class Followed(Context):
         placed = {name: self._placed(given[name], spec) for name, spec in here.items()}
         held = {name: arrays_in(x) for name, x in objects.items()}
         heads = given[spec.like].shape[2]
-        of_held = jax.tree.map(lambda x: self._of_heads(x, heads), held)
+        of_held = {
+            name: {field: self._of_field(objects[name], field, x, heads) for field, x in of.items()}
+            for name, of in held.items()
+        }
 
         def on_a_rank(placed: dict[str, Any], held: dict[str, dict[str, Any]]) -> Any:
             local = {**given, **placed}
@@ -166,6 +169,14 @@ class Followed(Context):
     def _of_symbols(self, shape: Sequence[str], rows: bool) -> PartitionSpec:
         along = self.along | ({"N": self.along.get("B")} if rows else {})
         return PartitionSpec(*(along.get(symbol) for symbol in shape))
+
+    def _of_field(self, holder: Any, field: str, x: Any, heads: int) -> PartitionSpec:
+        """Where an array of a gate or a feature map is to lie: by the axes that a map names, or else by heads."""
+        axes = holder.axes if isinstance(holder, FeatureMap) else {}
+        if field not in axes:
+            return self._of_heads(x, heads)
+        symbols = axes[field].split()[: x.ndim]
+        return PartitionSpec(*(self.along.get(symbol) if n > 1 else None for symbol, n in zip(symbols, x.shape, strict=True)))
 
     def _of_heads(self, x: Any, heads: int) -> PartitionSpec:
         """Where an array of a gate or a feature map is to lie, which may have a row for each head."""

@@ -167,6 +167,13 @@ def _check_states(call: ShardCall) -> None:
         )
 
 
+def _moved(phi: Any, first: Any, tokens: slice) -> Any:
+    """The map of some tokens of a rank, the first of which has this place; positions that are given are of the rank's own."""
+    if getattr(phi, "positions", None) is None:
+        return dataclasses.replace(phi, start=phi.start + first)
+    return dataclasses.replace(phi, positions=phi.positions[:, tokens])
+
+
 def _map_features(call: ShardCall, phi: FeatureMap) -> dict[str, Any]:
     """The arrays mapped; a map that depends on the position starts where the rank's span does."""
     if call.keywords.get("qk_norm") is not None:
@@ -181,7 +188,7 @@ def _map_features(call: ShardCall, phi: FeatureMap) -> dict[str, Any]:
         pieces: list[Any] = []
         for i in range(len(call.shard.spans)):
             first = length * call.exchange.number(call, lambda shard, i=i: shard.spans[i].place)
-            moved: Any = dataclasses.replace(phi, start=phi.start + first)  # type: ignore[type-var,attr-defined]
-            pieces.append(moved(x[:, i * length : (i + 1) * length]))
+            tokens = slice(i * length, (i + 1) * length)
+            pieces.append(_moved(phi, first, tokens)(x[:, tokens]))
         mapped[name] = joined(call.xp, pieces, axis=1)
     return mapped

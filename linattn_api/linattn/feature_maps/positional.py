@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, ClassVar, Self, cast
 
@@ -26,7 +26,7 @@ class Cosformer(Wide):
 
     Args:
         M: The largest distance; weights between tokens further apart than ``M`` are negative, of which a normalised call
-            with so many tokens warns.
+            with so many tokens, ``start`` among them, warns.
         start: Position of the first token: an int, or integers of the caller's framework, ``[]`` or one for each row ``[B]``
             (whose values no warning takes into account). Default 0.
         positions: Of each token, counted from ``start``: integers of the caller's framework, ``[B, T]``, or ``[1, T]`` for all
@@ -44,7 +44,7 @@ class Cosformer(Wide):
         check_whole("cosformer", M=self.M)
 
     def at(self, positions: Any) -> Self:
-        return type(self)(self.M, self.start, positions)
+        return replace(self, positions=positions)
 
     def signed_within(self, T: int) -> bool:
         return T - 1 + (int(self.start) if isinstance(self.start, Integral) else 0) > self.M

@@ -93,10 +93,17 @@ def standing_for(before: Function, function: Function, name: str) -> Function:
     return function
 
 
-@functools.cache
 def warn_once(name: str, reason: str) -> None:
     """Say that a function or a forward stays what it was, and why."""
-    warnings.warn(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning, stacklevel=4)
+    _warned(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning)
+
+
+@functools.cache
+def _warned(text: str, kind: type[Warning]) -> None:
+    warnings.warn(text, kind, stacklevel=5)
+
+
+warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # said when compiled
 
 
 def stand_of(function: object) -> Stand | None:
@@ -174,10 +181,12 @@ class Asked:
     def __init__(self, switch: Switch, fuse: bool) -> None:
         self.switch = switch
         self.fuse = fuse
+        self.entered = False
 
     def __enter__(self) -> Asked:
-        if self not in self.switch.asked:
-            raise RuntimeError("this call of enable() is over, by the end of its block or disable(): call enable() again")
+        if self.entered or self not in self.switch.asked:
+            raise RuntimeError("this call of enable() has had its block, or is over by disable(): call enable() again")
+        self.entered = True
         return self
 
     def __exit__(self, *exc: object) -> None:

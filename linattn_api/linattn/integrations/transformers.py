@@ -246,17 +246,24 @@ def _warn_of_packed(kwargs: dict[str, Any]) -> None:
 
     transformers refuses them where its own code would mix them; on linattn nothing does.
     """
-    if not torch.compiler.is_compiling() and any(kwargs.get(name) is not None for name in PACKED):
+    if any(kwargs.get(name) is not None for name in PACKED):
         _say_packed()
 
 
-@cache
 def _say_packed() -> None:
+    _warn_of_masks()
+
+
+@cache
+def _warn_of_masks() -> None:
     warnings.warn(
         "packed sequences come with a cache: recurrent layers keep them apart, but beside a cache transformers makes no mask"
         " that keeps them apart in softmax layers, and only FlashAttention does. Pass use_cache=False",
-        stacklevel=5,
+        stacklevel=6,
     )
+
+
+_say_packed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # said when compiled
 
 
 def _elsewhere(before: Any, label: str) -> Callable[[], bool]:

@@ -41,8 +41,8 @@ class Tools(Values):
         return nnx.Param(jnp.asarray(values, jnp.promote_types(self.dtype, jnp.float32) if wide else self.dtype))
 
     def given(self, values: Any) -> nnx.Param:
-        """A parameter that the caller made, itself; of an array one with its values."""
-        return values if isinstance(values, nnx.Param) else self.parameter(values)
+        """A parameter with the values of the caller's array."""
+        return self.parameter(values[...] if isinstance(values, nnx.Param) else values)
 
     def assign(self, parameter: nnx.Param, values: Any) -> None:
         """Give a parameter other values."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..context import Context
 from ..errors import OptionError, ShapeError
 from ..feature_maps.base import learned
-from ..feature_maps.names import initial
+from ..feature_maps.names import resolve
 from ..frameworks import framework_of
 from ..positions import rotary
 from .cache import Cache
@@ -122,9 +122,9 @@ class Mixer(Definition):
         """``[B, T, H, V]`` to ``[B, T, H·V]``."""
         return joined_heads(x)
 
-    def make_map(self, make: Any, feature_map: Any, heads: int, width: int) -> None:
-        """Keep the feature map of queries and keys ``[…, heads, width]``, or none; its parameters become the layer's."""
-        phi = None if feature_map is None else initial(feature_map, heads, width)
+    def make_map(self, make: Any, feature_map: Any) -> None:
+        """Keep the feature map of queries and keys, or none; its arrays are the first values of parameters of the layer."""
+        phi = None if feature_map is None else resolve(feature_map)
         self.feature_map = make.part("LearnedMap", phi) if phi is not None and learned(phi) else phi
 
     def phi(self, span: Span, by_operator: bool = True) -> Any:

@@ -65,10 +65,15 @@ class Tools:
         return nn.Parameter(torch.as_tensor(values, device="cpu").to(self.device, dtype, copy=True))
 
     def given(self, values: Any) -> nn.Parameter:
-        """A parameter that the caller made, itself; of another array one with its values. On the meta device nothing has
-        values."""
-        keep = isinstance(values, nn.Parameter) and torch.device(self.device).type != "meta"
-        return values if keep else self.parameter(values.detach() if isinstance(values, Tensor) else values)
+        """A parameter with the values of the caller's array, which has none on the meta device."""
+        if not isinstance(values, Tensor):
+            return self.parameter(values)
+        if values.is_meta:
+            made = nn.Parameter(torch.empty_like(values, device=self.device, dtype=self.dtype))
+        else:
+            made = self.parameter(values.detach())
+        made.requires_grad_(values.requires_grad or not isinstance(values, nn.Parameter))
+        return made
 
     def assign(self, parameter: nn.Parameter, values: Any) -> None:
         """Give a parameter other values."""

@@ -23,7 +23,7 @@ class GatedLinearAttention(SharedByQueries):
         num_heads: Heads of queries. Default 4.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
         feature_map: Map of queries and keys that keeps their width, as ``feature_map=`` of :func:`linattn.gla`; its arrays
-            become parameters of the layer. Default none.
+            are the first values of parameters of the layer. Default none.
         use_short_conv: Whether short convolutions follow the projections. Default False.
         conv_size: Their width ``W``. Default 4.
         conv_bias: Whether they have a bias. Default False.
@@ -60,7 +60,7 @@ class GatedLinearAttention(SharedByQueries):
         make = self.start(hidden_size, layer_idx, framework)
         convolution = (conv_size, conv_bias) if use_short_conv else None
         keys, values = self.project(make, expand_k, expand_v, num_heads, num_kv_heads, convolution)
-        self.make_map(make, feature_map, num_heads, self.head_k_dim)
+        self.make_map(make, feature_map)
         self.gate_logit_normalizer = gate_logit_normalizer
         first, last = make.linear(hidden_size, gate_low_rank_dim), make.linear(gate_low_rank_dim, keys, True)
         self.gk_proj = make.chain({"0": first, "1": last})

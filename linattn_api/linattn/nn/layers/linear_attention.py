@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import feature_maps
 from ...feature_maps.names import initial
 from ..grouped import SharedByQueries
 from ..mixer import choice
@@ -72,7 +71,7 @@ class LinearAttention(SharedByQueries):
         if self.learned:
             self.feature_map_q = self.learned_map(make, feature_map)
             self.feature_map_k = self.feature_map_q if tie_feature_map_qk else self.learned_map(make, feature_map)
-        self.make_map(make, None if self.learned else feature_maps.resolve(feature_map), num_heads, self.head_k_dim)
+        self.make_map(make, None if self.learned else feature_map)
 
         if output_norm == "rmsnorm":
             self.norm = make.part("RMSNorm", self.head_v_dim, norm_eps, elementwise_affine)

@@ -23,8 +23,8 @@ class RetNet(SharedByQueries):
         expand_v: Width of all values over ``D``. Default 2.
         num_heads: Heads of queries. Default 8.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
-        feature_map: Map of rotated queries and keys, a name or an object of :mod:`linattn.feature_maps`, whose arrays become
-            parameters of the layer. Default none.
+        feature_map: Map of rotated queries and keys, a name or an object of :mod:`linattn.feature_maps`, whose arrays are
+            the first values of parameters of the layer. Default none.
         use_short_conv: Whether short convolutions follow the projections. Default False.
         conv_size: Their width ``W``. Default 4.
         conv_bias: Whether they have a bias. Default False.
@@ -57,7 +57,7 @@ class RetNet(SharedByQueries):
         make = self.start(hidden_size, layer_idx, framework)
         convolution = (conv_size, conv_bias) if use_short_conv else None
         _, values = self.project(make, expand_k, expand_v, num_heads, num_kv_heads, convolution, even=True)
-        self.make_map(make, feature_map, num_heads, self.head_k_dim)
+        self.make_map(make, feature_map)
         self.make_norm(make, values, use_output_gate, norm_eps, elementwise_affine)
 
     def mix(self, x: Any, span: Span) -> Any:
