@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from linattn import nn
 from linattn.distributed import context_parallel
-from linattn.feature_maps import Cosformer
+from linattn.feature_maps import Cosformer, Hedgehog
 from nn_cases import LAYERS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,7 +30,7 @@ SPLIT = {
 MAPPED = (
     ("LinearAttention", {"num_heads": 2, "feature_map": Cosformer(16)}),
     ("LinearAttention", {"num_heads": 2, "feature_map": "rebased"}),
-    ("RetNet", {"num_heads": 2, "feature_map": "hedgehog"}),
+    ("RetNet", {"num_heads": 2, "feature_map": Hedgehog(**Hedgehog.init(2, 16))}),
 )
 """Maps that depend on positions, and that have parameters for each head."""
 
