@@ -259,7 +259,7 @@ def test_packed_sequences_beside_a_cache_are_warned_of(fuse: bool, compiled: boo
     """transformers makes no mask for its softmax layers then, and does not refuse what recurrent layers keep apart now."""
     model, ids = tiny_models.model_of("qwen3_next"), torch.randint(3, 99, (1, 12))
     positions = torch.tensor([[*range(5), *range(7)]])
-    integration._warn_of_masks.cache_clear()
+    seams.warned.cache_clear()
     with integration.enable(fuse=fuse), torch.no_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         apart = model(ids, position_ids=positions, use_cache=False, **PACK).logits
@@ -281,7 +281,7 @@ def test_a_mixer_with_another_activation_keeps_its_forward(family: str, monkeypa
     monkeypatch.setitem(tiny_models.COMMON, "hidden_act", "gelu")
     layer, x = mixer_of(family), torch.randn(1, 12, 32)
     expected = layer(x)
-    seams._warned.cache_clear()
+    seams.warned.cache_clear()
     with integration.enable(fuse=True), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         torch._dynamo.reset()

@@ -14,7 +14,7 @@ from .polynomial import Dpfp, Taylor2
 from .positional import Cosformer
 from .random_features import Performer, Rfa
 
-__all__ = ["MAPS", "initial", "resolve"]
+__all__ = ["MAPS", "resolve"]
 
 MAPS: dict[str, type[FeatureMap]] = {
     "identity": Identity,
@@ -40,16 +40,6 @@ def _required(cls: Any) -> tuple[str, ...]:
 
 REQUIRED = {name: _required(cls) for name, cls in MAPS.items()}
 """What a map cannot do without: its name alone does not make it."""
-
-
-def initial(feature_map: str | FeatureMap, H: int, K: int) -> FeatureMap:
-    """As :func:`resolve`, with first parameters for ``H`` heads of width ``K`` where a name stands for a map that learns.
-
-    Raises:
-        OptionError: As :func:`resolve`.
-    """
-    kind: Any = MAPS.get(feature_map) if isinstance(feature_map, str) else None
-    return kind(**kind.init(H, K)) if hasattr(kind, "init") else resolve(feature_map)
 
 
 def resolve(feature_map: str | FeatureMap) -> FeatureMap:

@@ -38,6 +38,7 @@ __all__ = [
     "standing_for",
     "stood_for",
     "warn_once",
+    "warned",
 ]
 
 logger = logging.getLogger("linattn.integrations")
@@ -95,11 +96,12 @@ def standing_for(before: Function, function: Function, name: str) -> Function:
 
 def warn_once(name: str, reason: str) -> None:
     """Say that a function or a forward stays what it was, and why."""
-    _warned(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning)
+    warned(f"{name} runs where it ran before, not on linattn: {reason}", FallbackWarning)
 
 
 @functools.cache
-def _warned(text: str, kind: type[Warning]) -> None:
+def warned(text: str, kind: type[Warning]) -> None:
+    """Warn, of each text once in a process."""
     warnings.warn(text, kind, stacklevel=5)
 
 

@@ -19,7 +19,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module, metadata
@@ -43,6 +42,7 @@ from .seams import (
     standing_for,
     stood_for,
     warn_once,
+    warned,
 )
 
 __all__ = ["FUNCTIONS", "Seam", "Transformers", "disable", "enable", "lines", "seams_of_models", "served", "where"]
@@ -251,15 +251,10 @@ def _warn_of_packed(kwargs: dict[str, Any]) -> None:
 
 
 def _say_packed() -> None:
-    _warn_of_masks()
-
-
-@cache
-def _warn_of_masks() -> None:
-    warnings.warn(
+    warned(
         "packed sequences come with a cache: recurrent layers keep them apart, but beside a cache transformers makes no mask"
         " that keeps them apart in softmax layers, and only FlashAttention does. Pass use_cache=False",
-        stacklevel=6,
+        UserWarning,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...feature_maps.names import initial
+from ...feature_maps.names import MAPS
 from ..grouped import SharedByQueries
 from ..mixer import choice
 from ..span import Span
@@ -28,9 +28,9 @@ class LinearAttention(SharedByQueries):
         expand_v: Width of all values over ``D``. Default 1.
         num_heads: Heads of queries. Default 8.
         num_kv_heads: Heads of keys and values, each shared by a group of queries. Default ``num_heads``.
-        feature_map: ``φ``: a name or an object of :mod:`linattn.feature_maps`, whose arrays become parameters of the layer; or
-            the name of a map that learns for queries and for keys. Of ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai et
-            al. 2021) and ``"elementwise_product"``, the product of two projections, all heads share the matrices; of
+        feature_map: ``φ``: a name or an object of :mod:`linattn.feature_maps`, whose arrays are the first values of parameters;
+            or the name of a map that learns for queries and for keys. Of ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai
+            et al. 2021) and ``"elementwise_product"``, the product of two projections, all heads share the matrices; of
             ``"rebased"`` (Aksenov et al. 2024) each has its vectors. Default ``"elu1"``.
         tie_feature_map_qk: Whether the parameters of these four are the same for both. Default False.
         normalize: Whether to divide by ``φ(q)·z``; without it outputs are scaled by ``K^{-1/2}``. Default True.
@@ -80,7 +80,8 @@ class LinearAttention(SharedByQueries):
         """A map of queries, of keys, or of both, with parameters of its own."""
         if name in LEARNED:
             return make.part(LEARNED[name], self.head_k_dim)
-        return make.part("LearnedMap", initial(name, self.num_heads, self.head_k_dim))
+        kind: Any = MAPS[name]
+        return make.part("LearnedMap", kind(**kind.init(self.num_heads, self.head_k_dim)))
 
     def mix(self, x: Any, span: Span) -> Any:
         q, k = (self.heads(y, self.head_k_dim) for y in (self.q_proj(x), self.k_proj(x)))
