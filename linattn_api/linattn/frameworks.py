@@ -6,11 +6,13 @@ A framework also offers the few array functions that lowerings, gates and featur
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -283,8 +285,35 @@ def _array(*values: float) -> NDArray[Any]:
     return np.array(values)
 
 
+class _Kept:
+    """The arrays that are kept for PyTorch, each behind a function of its own, an attribute."""
+
+
+def _name_of_kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
+    """The attribute of :class:`_Kept` that gives this array."""
+    return _kept(draw, args, dtype, device)
+
+
+@functools.cache
+def _kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
+    """That attribute, with its function: traced arrays are named after the code that gave them, and compilers take two of one
+    name for one.
+    """
+
+    def get(x: Any = None) -> Any:
+        return x
+
+    said = repr((draw.__module__, draw.__qualname__, args, dtype, device))
+    name = f"kept_{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    made = _drawn_for_torch(draw, args, dtype, device)
+    function = FunctionType(get.__code__.replace(co_name=name), get.__globals__, name, (made,))
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(_Kept, name, staticmethod(function))
+    return name
+
+
 def _torch_constant(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
-    return _drawn_for_torch(draw, args, dtype, device)
+    return getattr(_Kept, _name_of_kept(draw, args, dtype, device))()
 
 
 def _can_cast(kind: str) -> bool:
@@ -294,7 +323,7 @@ def _can_cast(kind: str) -> bool:
 
 # What torch._dynamo.assume_constant_result does, without importing torch: Dynamo calls them and keeps the result. Before
 # PyTorch 2.13 it cannot look into what tells of autocast.
-for each in (_torch_constant, _can_cast):
+for each in (_name_of_kept, _can_cast):
     each._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

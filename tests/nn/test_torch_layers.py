@@ -117,6 +117,15 @@ def test_it_compiles_whole(case):
     close(compiled(x, mask=mask), made(x, mask=mask))
 
 
+def test_layers_that_keep_constants_compile_in_one_model():
+    torch._dynamo.reset()
+    names = ("RetNet", "FLASH", "Lightning", "Hedgehog", "RetNet of groups", "Lightning of MiniMax")
+    made, x = torch.nn.Sequential(*map(layer, names)), tokens(2)
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    found, expected = (torch.autograd.grad(f(x).square().sum(), list(made.parameters())) for f in (compiled, made))
+    close(found, expected)
+
+
 def test_compiled_it_has_the_same_gradients():
     torch._dynamo.reset()
     made, x = layer("GatedDeltaNet"), tokens(2)
