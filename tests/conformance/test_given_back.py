@@ -10,9 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 from linattn_conformance.calls import Failure
-from linattn_conformance.checks.leak import OLD, Before, begin, given_back, in_use
+from linattn_conformance.checks.leak import OLD, Before, begin, given_back, in_use, left_by_operation
 
-RUN: Any = SimpleNamespace(adapter=SimpleNamespace(held=lambda: 0))
+
+class Framework:
+    """One that leaves so many bytes behind for each operation."""
+
+    def __init__(self, leaves: int = 0) -> None:
+        self.leaves, self.left = leaves, []
+
+    def held(self) -> int:
+        return 0
+
+    def from_float64(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        return x.astype(dtype)
+
+    def to_float64(self, x: np.ndarray) -> np.ndarray:
+        self.left.append(np.ones(self.leaves, np.uint8))
+        return x.astype(np.float64)
+
+
+RUN: Any = SimpleNamespace(adapter=Framework())
 RESULTS = {"o": np.zeros((1000, 1000))}
 
 
@@ -61,6 +79,35 @@ def test_calls_that_keep_arrays_fail_where_older_objects_go_at_the_same_time() -
         return RESULTS
 
     with pytest.raises(Failure, match=r"^16 calls hold"), given_back(RUN, RESULTS, calls):
+        calls(1)
+
+
+LEAVES = 200_000
+"""Bytes, of which 64 are more than the smallest result lets a call leave."""
+
+
+def test_what_a_framework_leaves_behind_is_no_leak_of_a_call() -> None:
+    run: Any = SimpleNamespace(adapter=Framework(LEAVES))
+    assert LEAVES <= left_by_operation(run.adapter) < 1.01 * LEAVES
+
+    def calls(count: int) -> dict[str, np.ndarray]:
+        for _ in range(10 * count):
+            run.adapter.to_float64(np.ones(1))
+        return RESULTS
+
+    with given_back(run, RESULTS, calls):
+        calls(1)
+
+
+def test_a_call_that_leaves_more_behind_than_its_framework_fails() -> None:
+    run: Any = SimpleNamespace(adapter=Framework(LEAVES))
+
+    def calls(count: int) -> dict[str, np.ndarray]:
+        for _ in range(70 * count):
+            run.adapter.to_float64(np.ones(1))
+        return RESULTS
+
+    with pytest.raises(Failure, match=r"^16 calls hold"), given_back(run, RESULTS, calls):
         calls(1)
 
 
