@@ -9,7 +9,7 @@ import pytest
 import torch
 from linattn_backends.triton.diagonal import backward
 from linattn_backends.triton.diagonal.config import DiagonalVariant
-from triton_cases import arrays, call, check, near_the_end, pretend
+from triton_cases import arrays, call, check, near_the_end, pretend, vast
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6")
 PARTS = [0, 3, 3, 88, 90]
@@ -161,6 +161,12 @@ def test_a_vector_gate_near_the_end_of_the_range_of_float16(family, name, decay)
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_value_gate_near_the_end_of_the_range_of_float16(name):
     check("gla", near_the_end("gla", name, 36, gv="plain"))
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(("family", "gv"), [("gla", None), ("gla", "weak"), ("rwkv6", None)])
+def test_vast_values_beside_a_decay_that_is_made_of_two_factors(family, gv, others):
+    check(family, vast(family, 67, others, gv=gv), chunk_size=32)
 
 
 @pytest.mark.parametrize("kind", PATHS)

@@ -12,7 +12,7 @@ from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
 from linattn_conformance.cases import named
 from linattn_conformance.runner import Runner
-from triton_cases import arrays, call, check, near_the_end, pretend
+from triton_cases import arrays, call, check, near_the_end, pretend, vast
 
 FAMILIES = ("delta_rule", "gated_delta_rule", "kda", "dplr")
 GATED = FAMILIES[1:]
@@ -92,6 +92,12 @@ def test_scores_beyond_the_range_of_float16():
 def test_queries_near_the_end_of_the_range_of_float16(family, decay):
     given = near_the_end(family, "q", decay)
     check(family, given | dict(k=4000 * given["k"]))
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("family", ["kda", "dplr"])
+def test_vast_values_beside_a_decay_that_is_made_of_two_factors(family, others):
+    check(family, vast(family, 90, others), chunk_size=32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

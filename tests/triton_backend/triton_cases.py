@@ -100,6 +100,19 @@ def near_the_end(family, name, decay, **sizes):
     return given | {gate: torch.full_like(given[gate], value) for gate, value in gates.items() if gate in given}
 
 
+def vast(family, decay, others, **sizes):
+    """bfloat16 arrays with values of ``2^80``, of which float32 holds no products with half of what one token decays by.
+
+    The token is the last, alone in its chunk of 32, or among ``others`` where another one decays by more than plain products
+    take.
+    """
+    given = arrays(family, T=33, dtype=torch.bfloat16, kind="weak", state=False, **sizes)
+    for name in {"g", "gv"} & given.keys():
+        given[name][:, 5 if others else 32] = -decay
+        given[name][:, 20] = -110 if others else 0
+    return given | dict(v=2.0**80 * given["v"])
+
+
 def unit(x):
     return torch.nn.functional.normalize(x, dim=-1)
 

@@ -16,7 +16,7 @@ gate, ``D_ts = e^{G_t - G_s}``::
 import triton
 import triton.language as tl
 
-from ..lib.gates import decay_matrix, load_scalar_gate, suffix_sum, sum_where
+from ..lib.gates import decay_matrix, excess, load_scalar_gate, suffix_sum, sum_where
 from ..lib.indexing import locate_sequence
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand, total
 from .loads import load_beta_tile, load_keys, load_two_lengths
@@ -61,12 +61,16 @@ def score_gradients(
 
 @triton.jit(do_not_specialize=["T", "PER", "N", "HV"])
 def delta_scores_bwd(
-    do, beta, v, errors, adjoint, dA, dL, dA2, dL2, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
+    do, beta, v, errors, adjoint, log_decays, dA, dL, dA2, dL2, ranges, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
     ob, ot, oh, bb, bt, bh, vb, vt, vh,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
     PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one chunk's scores, ``dv`` and ``dbeta``, for a vector gate. ``DPLR``: ``v`` as second ``x``, no ``dv``."""
+    """Gradients of one chunk's scores, ``dv`` and ``dbeta``, for a vector gate. ``DPLR``: ``v`` as second ``x``, no ``dv``.
+
+    ``ranges`` are the ``log_decays``, or further from zero where those gradients are so large that a chunk which decays less
+    than another is too strong for plain products with them.
+    """
     pid = tl.program_id(0)
     hv = pid % HV
     i = pid // HV
@@ -91,9 +95,11 @@ def delta_scores_bwd(
     bdA, bdL = score_gradients(
         do, ot, beta, bt, errors, HV * V, adjoint, HV * V, dv, dbeta, rows, L, scale, True, V, C, BV, BETA, PREC, DT
     )  # fmt: skip
-    square = (i.to(tl.int64) * HV + hv) * (C * C) + t * C + s
+    here = i.to(tl.int64) * HV + hv
+    square = here * (C * C) + t * C + s
     tl.store(dA + square, to_operand(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
+    beyond = tl.maximum(excess(bdA), excess(bdL))
     if DPLR:
         bdA, bdL = score_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
@@ -101,6 +107,8 @@ def delta_scores_bwd(
         )  # fmt: skip
         tl.store(dA2 + square, to_operand(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
+        beyond = tl.maximum(beyond, tl.maximum(excess(bdA), excess(bdL)))
+    tl.store(ranges + here, tl.load(log_decays + here) - 2.0 * beyond)
 
 
 @triton.jit

@@ -75,7 +75,9 @@ def vector_gradients(
     separate = "values" in variant.stages
     dv, dbeta = None if separate else like(call.v), like(call.beta)
     first = "scores_bwd" in variant.stages
-    scores = score_gradients(call, do, states, dv, dbeta) if first else ScoreGradients(None, None, None, None)
+    scores, ranges = ScoreGradients(None, None, None, None), log_decays
+    if first:
+        scores, ranges = score_gradients(call, do, log_decays, states, dv, dbeta)
     turns = turns_of(call, programs(call.q.shape[-1], 1, variant["gradients"].tile.BK, 1))
     dq, dk, da, db, dg = summed(call, turns), summed(call, turns), like(call.a), like(call.b), like(call.g)
     A_log, bias, kind, number = call.maps.gate
@@ -88,7 +90,7 @@ def vector_gradients(
             call.q, call.a, call.b, call.k, call.v, do, call.g, *call.lengths, A_log, bias, call.beta, states.errors,
             states.adjoint, *scores, states.states, states.dstates, dq, da, db, dk,
             *((None, dg, parts, None) if first else (dv, dg, parts, dbeta)),
-            log_decays, *call.places, turn, count, call.scale, number,
+            ranges, *call.places, turn, count, call.scale, number,
             *(stride for x in (call.q, call.k, call.g, call.a, call.b, call.v, do, call.beta) for stride in strides(x)),
             *call.maps.gate.strides,
             **call.constants, **call.products, V=V, BK=stage.tile.BK, BV=stage.tile.BV, TURNS=turns, BETA=call.strength,
@@ -126,21 +128,22 @@ def parameter_gradients(call: ChunkedCall, parts: Tensor | None) -> Gradients:
 
 
 def score_gradients(
-    call: ChunkedCall, do: Tensor, states: States, dv: Tensor | None, dbeta: Tensor | None
-) -> ScoreGradients:  # fmt: skip
-    """Gradients of scores, and on the way ``dv`` and ``dbeta``."""
+    call: ChunkedCall, do: Tensor, log_decays: Tensor, states: States, dv: Tensor | None, dbeta: Tensor | None
+) -> tuple[ScoreGradients, Tensor]:
+    """Gradients of scores, what chunks count as decaying by beside them, and on the way ``dv`` and ``dbeta``."""
     stage, C = call.variant["scores_bwd"], call.chunk
     size = call.chunks.count, call.v.shape[2], C, C
     square = functools.partial(torch.empty, size, dtype=call.state_dtype, device=call.v.device)
     made = ScoreGradients(square(), square(), square() if call.dplr else None, square() if call.dplr else None)
+    ranges = torch.empty_like(log_decays)
     launch(
         stage.kernel, call.chunk_heads, call,
-        do, call.beta, call.v, states.errors, states.adjoint, *made, dv, dbeta, *call.places, call.scale,
+        do, call.beta, call.v, states.errors, states.adjoint, log_decays, *made, ranges, dv, dbeta, *call.places, call.scale,
         *strides(do), *strides(call.beta), *strides(call.v),
         V=call.v.shape[-1], C=C, BV=stage.tile.BV, BETA=call.strength, DPLR=call.dplr, PACKED=call.cu is not None,
         PREC=call.variant.precision, **call.products, **stage.config,
     )  # fmt: skip
-    return made
+    return made, ranges
 
 
 def value_gradient(call: ChunkedCall, do: Tensor, operands: StateOperands | None, states: States) -> Tensor:

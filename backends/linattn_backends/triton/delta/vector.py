@@ -26,6 +26,7 @@ from ..lib.gates import (
     LOG2E,
     block_decays,
     decay_rows,
+    excess,
     level_masks,
     level_pairs_transposed,
     level_scores,
@@ -293,7 +294,7 @@ def level_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_block_half(g, C, EXCLUSIVE, SPLIT, RANGE)
+    stop = plain_block_half(g, RANGE - 2.0 * excess(dA), C, EXCLUSIVE, SPLIT)
     half = C // 2
     while half > stop:
         upper, between, pairs = level_masks(half, C, EXCLUSIVE)

@@ -404,7 +404,7 @@ def diagonal_gradients_bwd(
         whole = tl.sum(bg.to(tl.float32), 0) * LOG2E
         bdq = bdq * tl.exp2(sum_where(s <= t, bg, SPLIT) * LOG2E)
         bdg = sum_where(s >= t, qf * bdq, SPLIT)
-        stop = plain_block_half(bg, C, False, 1, RANGE)
+        stop = plain_block_half(bg, RANGE, C, False, 1)
         half = C // 2
         while half > stop:
             upper, between, pairs = level_masks(half, C, False)

@@ -10,7 +10,7 @@ Gates reach the kernels as natural logs, at least ``FLOOR``: ``e^FLOOR`` is zero
 import triton
 import triton.language as tl
 
-from .tiles import INTERPRETED, dot, load_tile, smallest, total
+from .tiles import INTERPRETED, dot, largest, load_tile, smallest, total
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -20,6 +20,10 @@ FLOOR = tl.constexpr(-112.0)
 
 BLOCK = tl.constexpr(16)
 """Tokens of the longest blocks that plain products are tried on when a chunk decays too much for one."""
+
+
+HELD = tl.constexpr(36.0)
+"""float32 holds sums of numbers up to ``2^HELD`` by factors of ``2^{RANGE/2}``, for a ``RANGE`` of 160."""
 
 
 @triton.jit
@@ -176,8 +180,18 @@ def level_pairs_transposed(half, C: tl.constexpr):
 
 
 @triton.jit
-def plain_block_half(g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr, RANGE: tl.constexpr):
-    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^RANGE``; 0 if there is none.
+def excess(x):
+    """By how much, base 2, the largest of ``x`` is beyond ``2^HELD``, or 0.
+
+    A decay is made of two factors: float32 does not hold what the larger one makes of such an ``x``, if it is as large as it
+    may be.
+    """
+    return tl.maximum(tl.log2(tl.maximum(largest(x), 1.0)) - HELD, 0.0)
+
+
+@triton.jit
+def plain_block_half(g, limit, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.constexpr):
+    """Half of the longest block, of ``BLOCK`` or of 4 tokens, that never decays by ``2^limit``; 0 if there is none.
 
     Levels stop there: one product does all the blocks. Not for short blocks and ``EXCLUSIVE``: most of such
     a block's pairs have no gate between them, and the gate's gradient would be the difference of their sums.
@@ -185,10 +199,10 @@ def plain_block_half(g, C: tl.constexpr, EXCLUSIVE: tl.constexpr, SPLIT: tl.cons
     t = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None, :]
     stop = 0
-    if smallest(tl.min(sum_where((t ^ j) < BLOCK, g, SPLIT), 1)) * LOG2E > -RANGE:
+    if smallest(tl.min(sum_where((t ^ j) < BLOCK, g, SPLIT), 1)) * LOG2E > -limit:
         stop = BLOCK // 2
     elif not EXCLUSIVE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if smallest(tl.min(sum_where((t ^ j) < 4, g, SPLIT), 1)) * LOG2E > -RANGE:
+        if smallest(tl.min(sum_where((t ^ j) < 4, g, SPLIT), 1)) * LOG2E > -limit:
             stop = 2
     return stop
 
@@ -237,7 +251,7 @@ def level_scores(
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     A = diagonal_scores(q, k, u, C, EXCLUSIVE)
-    stop = plain_block_half(g, C, EXCLUSIVE, 1, RANGE)
+    stop = plain_block_half(g, RANGE, C, EXCLUSIVE, 1)
     half = C // 2
     while half > stop:
         upper, between, pairs = level_masks(half, C, EXCLUSIVE)
@@ -285,7 +299,7 @@ def decayed_values(
     s = tl.arange(0, C)[None, :]
     y = y.to(tl.float32)
     acc = tl.sum(tl.where(t == s, A, 0.0), 1)[:, None] * y
-    stop = plain_block_half(w, C, False, 1, RANGE)
+    stop = plain_block_half(w, RANGE, C, False, 1)
     half = C // 2
     while half > stop:
         upper, between, pairs = level_masks(half, C, False)

@@ -70,6 +70,12 @@ def smallest(x):
 
 
 @triton.jit
+def largest(x):
+    """``max_ij |x_ij|`` of ``[C, D]``, made as :func:`total` is."""
+    return tl.max(tl.max(tl.abs(x.to(tl.float32)), 1)[:, None], 0).item()
+
+
+@triton.jit
 def to_operand(x, DT: tl.constexpr, PREC: tl.constexpr):
     """``x`` as a product takes it: where two products must cancel to more than that, both take the same numbers."""
     if DT == tl.float32 and (PREC == "tf32" or PREC == "nearest"):  # noqa: SIM300 - an argument, for all its capitals
