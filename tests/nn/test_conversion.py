@@ -63,8 +63,9 @@ def test_fla_layers_come_over_and_go_back(fla, name, options):
     theirs = getattr(fla, name)(hidden_size=32, **options)
     before = {key: x.clone() for key, x in theirs.state_dict().items()}
     ours = nn.from_fla(theirs)
-    assert {key: x.shape for key, x in ours.state_dict().items()} == {key: x.shape for key, x in before.items()}
-    assert all((ours.state_dict()[key] == x).all() for key, x in before.items())
+    one = {key: x for key, x in before.items() if not (options.get("tie_feature_map_qk") and "feature_map_k" in key)}
+    assert {key: x.shape for key, x in ours.state_dict().items()} == {key: x.shape for key, x in one.items()}
+    assert all((ours.state_dict()[key] == x).all() for key, x in one.items())
     assert ours(torch.randn(1, 5, 32), shared={"v_first": torch.zeros(1, 5, 32)}).isfinite().all()
     with torch.no_grad():
         for p in ours.parameters():
@@ -72,6 +73,7 @@ def test_fla_layers_come_over_and_go_back(fla, name, options):
     assert all((theirs.state_dict()[key] == x).all() for key, x in before.items())
     back = nn.to_fla(ours)
     assert type(back) is type(theirs)
+    assert back.state_dict().keys() == before.keys()
     assert all((back.state_dict()[key] == x).all() for key, x in ours.state_dict().items())
     assert nn.from_fla(back).arguments == ours.arguments
 

@@ -335,14 +335,19 @@ def test_a_map_of_one_s_own_has_its_parameters_registered():
 
 def test_parameters_in_other_frameworks(own):
     phi = Rebased(**Rebased.init(H, K))
-    for feature_map, places in ((phi, ("feature_map",)), ("rebased", ("feature_map_q", "feature_map_k"))):
-        reference = nn.LinearAttention(WIDTH, num_heads=H, feature_map=feature_map)
+    for feature_map, tie, places in (
+        (phi, False, ("feature_map",)),
+        ("rebased", False, ("feature_map_q", "feature_map_k")),
+        ("rebased", True, ("feature_map_q",)),
+    ):
+        options = {"num_heads": H, "feature_map": feature_map, "tie_feature_map_qk": tie}
+        reference = nn.LinearAttention(WIDTH, **options)
         with torch.no_grad():
             for p in reference.parameters():
                 p.add_(0.1 * torch.randn_like(p))
         weights = {name: p.detach().numpy() for name, p in reference.state_dict().items()}
         assert {name for name in weights if "map" in name} == {f"{place}.{x}" for place in places for x in ("gamma", "beta")}
-        made = own.nn.load_state_dict(own.make("LinearAttention", WIDTH, num_heads=H, feature_map=feature_map), weights)
+        made = own.nn.load_state_dict(own.make("LinearAttention", WIDTH, **options), weights)
         x = drawn(2, T, WIDTH)
         expected = reference(torch.from_numpy(x)).detach()
         np.testing.assert_allclose(np.asarray(made(own.array(x))), expected, rtol=2e-4, atol=2e-5)

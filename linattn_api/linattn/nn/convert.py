@@ -58,7 +58,7 @@ def from_fla(module: nn.Module) -> Any:
     if hasattr(module, "lm_head"):
         return _model_from_fla(module)
     made = _made_like(module)
-    made.load_state_dict(module.state_dict(), strict=True)
+    made.load_state_dict(_named_as(made.state_dict(), module.state_dict()), strict=True)
     return made.to(next(module.parameters()).device).train(module.training)
 
 
@@ -73,9 +73,17 @@ def to_fla(layer: Any) -> Any:
         raise OptionError(f"to_fla: fla has no {name}; it has {', '.join(FLA)}")
     theirs: Any = importlib.import_module("fla.layers")
     made = getattr(theirs, FLA[name])(**_fla_arguments(name, layer.arguments, layer))
-    made.load_state_dict(layer.state_dict(), strict=True)
+    made.load_state_dict(_named_as(made.state_dict(), layer.state_dict()), strict=True)
     first = next(layer.parameters())
     return made.to(first.device, first.dtype).train(layer.training)
+
+
+def _named_as(wanted: Weights, weights: Weights) -> Weights:
+    """Parameters by the names that another layer, or model, wants: fla has a map that is tied by two, ours by one."""
+    of_keys, of_queries = "feature_map_k.", "feature_map_q."
+    found = {name: x for name, x in weights.items() if of_keys not in name or name in wanted}
+    second = {name for name in wanted if of_keys in name and name not in weights}
+    return found | {name: weights[name.replace(of_keys, of_queries)] for name in second}
 
 
 def _made_like(module: Any) -> Any:
@@ -200,7 +208,7 @@ def _model_from_fla(module: Any) -> Any:
         norm_eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
         dtype=module.lm_head.weight.dtype,
     )
-    made.load_state_dict(_renamed(module.state_dict(), made), strict=True)
+    made.load_state_dict(_named_as(made.state_dict(), _renamed(module.state_dict(), made)), strict=True)
     return made.to(module.lm_head.weight.device).train(module.training)
 
 

@@ -32,7 +32,7 @@ class LinearAttention(SharedByQueries):
             or the name of a map that learns for queries and for keys. Of ``"hedgehog"`` (Zhang et al. 2024), ``"t2r"`` (Kasai
             et al. 2021) and ``"elementwise_product"``, the product of two projections, all heads share the matrices; of
             ``"rebased"`` (Aksenov et al. 2024) each has its vectors. Default ``"elu1"``.
-        tie_feature_map_qk: Whether the parameters of these four are the same for both. Default False.
+        tie_feature_map_qk: Whether these four have the parameters of ``feature_map_q`` for both. Default False.
         normalize: Whether to divide by ``φ(q)·z``; without it outputs are scaled by ``K^{-1/2}``. Default True.
         norm_q: Whether the features of a query are divided by their sum. Default False.
         norm_k: Likewise of a key. Default False.
@@ -68,9 +68,11 @@ class LinearAttention(SharedByQueries):
         self.normalize, self.norm_q, self.norm_k = normalize, norm_q, norm_k
         self.output_norm = choice("LinearAttention", "output_norm", output_norm, ("rmsnorm", "identity"))
         self.learned = isinstance(feature_map, str) and feature_map in (*LEARNED, *BY_HEAD)
+        self.ties = tie_feature_map_qk
         if self.learned:
             self.feature_map_q = self.learned_map(make, feature_map)
-            self.feature_map_k = self.feature_map_q if tie_feature_map_qk else self.learned_map(make, feature_map)
+            if not self.ties:
+                self.feature_map_k = self.learned_map(make, feature_map)
         self.make_map(make, None if self.learned else feature_map)
 
         if output_norm == "rmsnorm":
@@ -90,7 +92,7 @@ class LinearAttention(SharedByQueries):
         normed = self.norm_q or self.norm_k
         feature_map = self.phi(span, by_operator=not normed)
         if self.learned:
-            q, k = self.feature_map_q(q), self.feature_map_k(k)
+            q, k = self.feature_map_q(q), (self.feature_map_q if self.ties else self.feature_map_k)(k)
         elif normed:
             q, k, feature_map = feature_map(q), feature_map(k), None
         q, k = q / (q.sum(-1)[..., None] + 1e-4) if self.norm_q else q, k / (k.sum(-1)[..., None] + 1e-4) if self.norm_k else k
