@@ -333,6 +333,22 @@ def test_a_map_of_one_s_own_has_its_parameters_registered():
     assert isinstance(nn.LinearAttention(WIDTH, feature_map=feature_maps.Exp(t=np.float32(2))).feature_map, feature_maps.Exp)
 
 
+@pytest.mark.parametrize("name", ["value", "map", "training"])
+def test_a_name_that_modules_have_is_refused(name):
+    kind = dataclasses.make_dataclass("Mine", [(name, Any)], bases=(FeatureMap,), frozen=True, eq=False)
+    with pytest.raises(OptionError, match=TAKEN.format(name)):
+        nn.LinearAttention(WIDTH, num_heads=H, feature_map=kind(torch.ones(K)))
+
+
+TAKEN = "^Mine: a layer has its arrays as parameters, and modules have something else called {}: give the field another name$"
+
+
+def test_a_name_that_modules_have_is_refused_in_other_frameworks(own):
+    kind = dataclasses.make_dataclass("Mine", [("value", Any)], bases=(FeatureMap,), frozen=True, eq=False)
+    with pytest.raises(OptionError, match=TAKEN.format("value")):
+        own.make("LinearAttention", WIDTH, num_heads=H, feature_map=kind(np.ones(K, np.float32)))
+
+
 def test_parameters_in_other_frameworks(own):
     phi = Rebased(**Rebased.init(H, K))
     for feature_map, tie, places in (

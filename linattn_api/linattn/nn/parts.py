@@ -14,9 +14,10 @@ import numpy as np
 
 import linattn
 
+from ..errors import OptionError
 from ..feature_maps.base import FeatureMap, bounded_softmax, learned
 from ..frameworks import framework_of
-from .definition import Definition
+from .definition import Definition, Functional
 from .span import Span
 
 __all__ = [
@@ -206,11 +207,20 @@ class LearnedMap(Definition):
     """A feature map whose parameters are those of this module, under the names that the map has for them.
 
     The map is made of them in each call, and so has them as they are by then: moved, loaded, traced, distributed.
+
+    Raises:
+        OptionError: A name is one that modules have for something else.
     """
 
     def __init__(self, phi: Any, **framework: Any) -> None:
         make = self.begin(**framework)
         arrays = learned(phi)
+        taken = [name for name in arrays if hasattr(self, name) or hasattr(Functional, name)]
+        if taken:
+            raise OptionError(
+                f"{type(phi).__name__}: a layer has its arrays as parameters, and modules have something else called "
+                f"{', '.join(taken)}: give the field another name"
+            )
         self._kind, self._names = type(phi), tuple(arrays)
         # As pairs: what is in a dictionary would be taken for modules.
         self._options = tuple((f.name, getattr(phi, f.name)) for f in fields(phi) if f.init and f.name not in arrays)
