@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ from linattn_conformance.checks.leak import OLD, Before, begin, given_back, in_u
 
 
 class Framework:
-    """One that leaves so many bytes behind for each operation."""
+    """One that leaves so many bytes behind for each operation, and holds what is put on its device."""
 
     def __init__(self, leaves: int = 0) -> None:
-        self.leaves, self.left = leaves, []
+        self.leaves, self.left, self.on_device = leaves, [], 0
 
     def held(self) -> int:
-        return 0
+        return self.on_device
 
     def from_float64(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(dtype)
@@ -82,33 +82,38 @@ def test_calls_that_keep_arrays_fail_where_older_objects_go_at_the_same_time() -
         calls(1)
 
 
-LEAVES = 200_000
-"""Bytes, of which 64 are more than the smallest result lets a call leave."""
+SMALL = {"o": np.zeros(100)}
+
+
+def leaving(operations: int, on_device: int = 0) -> tuple[Any, Callable[[int], dict[str, np.ndarray]]]:
+    """A run whose framework leaves 300 bytes behind for each operation, and calls of so many that leave more on its device."""
+    run: Any = SimpleNamespace(adapter=Framework(300))
+
+    def calls(count: int) -> dict[str, np.ndarray]:
+        for _ in range(operations * count):
+            run.adapter.to_float64(np.ones(1))
+        run.adapter.on_device += count * on_device
+        return SMALL
+
+    return run, calls
 
 
 def test_what_a_framework_leaves_behind_is_no_leak_of_a_call() -> None:
-    run: Any = SimpleNamespace(adapter=Framework(LEAVES))
-    assert LEAVES <= left_by_operation(run.adapter) < 1.01 * LEAVES
-
-    def calls(count: int) -> dict[str, np.ndarray]:
-        for _ in range(10 * count):
-            run.adapter.to_float64(np.ones(1))
-        return RESULTS
-
-    with given_back(run, RESULTS, calls):
+    run, calls = leaving(20)
+    assert 300 <= left_by_operation(run.adapter) < 512
+    with given_back(run, SMALL, calls):
         calls(1)
 
 
-def test_a_call_that_leaves_more_behind_than_its_framework_fails() -> None:
-    run: Any = SimpleNamespace(adapter=Framework(LEAVES))
-
-    def calls(count: int) -> dict[str, np.ndarray]:
-        for _ in range(70 * count):
-            run.adapter.to_float64(np.ones(1))
-        return RESULTS
-
-    with pytest.raises(Failure, match=r"^16 calls hold"), given_back(run, RESULTS, calls):
+@pytest.mark.parametrize(("operations", "on_device"), [(150, 0), (20, 2000)])
+def test_a_call_that_leaves_more_behind_than_its_framework_fails(operations: int, on_device: int) -> None:
+    run, calls = leaving(operations, on_device)
+    with pytest.raises(Failure, match=r"^16 calls hold"), given_back(run, SMALL, calls):
         calls(1)
+
+
+def test_there_is_a_most_that_a_framework_may_leave_behind() -> None:
+    assert left_by_operation(cast("Any", Framework(5000))) == 512
 
 
 def test_what_is_made_once_is_no_leak() -> None:

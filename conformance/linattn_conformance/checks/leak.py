@@ -67,8 +67,10 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
 RECORD = 1024
 """Bytes that a call may leave behind, of what it was and not of its arrays."""
-OPERATIONS = 64
-"""Operations of a framework that a call may be of, where the framework itself leaves something behind for each."""
+OPERATIONS, LEAVES = 64, 512
+"""Operations of a framework that a call may be of, where the framework itself leaves something behind for each, and the most
+bytes that count as such.
+"""
 MORE = ((1, False), (3, False), (8, False), (16, False), (8, True), (16, True))
 """So many calls are made in turn while each time as many more results seem to be held; and whether every object is looked
 through then for such as only hold each other, however old it is.
@@ -79,7 +81,7 @@ through then for such as only hold each other, however old it is.
 def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Iterator[None]:
     """What calls in a ``with`` block take they give back. Where there is more than before, by as much as one of the
     ``results``, ``calls`` makes some more of them: what was made once, for all that come, does not grow. What the framework
-    itself leaves behind is no fault of a call's.
+    itself leaves behind on the host is no fault of a call's.
     """
     smallest = min(math.prod(x.shape) for x in results.values())
     least = max(smallest, RECORD)  # a byte for each element: half of the narrowest there are
@@ -87,20 +89,21 @@ def given_back(run: Run, results: Arrays, calls: Callable[[int], Arrays]) -> Ite
     yield
     if in_use(run) - before < least:
         return
-    least = max(least, OPERATIONS * left_by_operation(run.adapter))
+    granted = max(least, OPERATIONS * left_by_operation(run.adapter))
     for count, thoroughly in MORE:
         before = in_use(run, thoroughly)  # as thoroughly as after it, or old objects that go meanwhile hide new ones
+        on_device = run.adapter.held()
         calls(count)
         grown = in_use(run, thoroughly) - before
-        if grown < count * least:
+        if grown < count * granted and run.adapter.held() - on_device < count * least:
             return
     raise Failure(f"{count} calls hold {grown / 1024:.1f} KiB more each time, however many there were before")
 
 
 @functools.cache
 def left_by_operation(adapter: Adapter) -> float:
-    """Bytes that the framework itself leaves behind, for good, for an operation whose result is read: none, but for JAX 0.11
-    on GPUs, which leaves some 300.
+    """Bytes that the framework itself leaves behind on the host, for good, for an operation whose result is read: none, but for
+    JAX 0.11 on GPUs, which leaves some 300.
     """
     x = adapter.from_float64(np.ones(8), "float32")
 
@@ -113,7 +116,7 @@ def left_by_operation(adapter: Adapter) -> float:
         return allocated() - before
 
     left()  # what is made once
-    return max(min(left() for _ in range(ROUNDS)), 0) / OPERATIONS
+    return min(max(min(left() for _ in range(ROUNDS)), 0) / OPERATIONS, LEAVES)
 
 
 def in_use(run: Run, thoroughly: bool = False) -> int:
