@@ -11,9 +11,10 @@ import itertools
 import math
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,13 +289,17 @@ def _array(*values: float) -> NDArray[Any]:
 class _Kept:
     """The arrays that are kept for PyTorch, each behind a function of its own, an attribute."""
 
+    names: ClassVar[dict[tuple[Any, ...], str]] = {}
+    making = threading.Lock()
+
 
 def _name_of_kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
     """The attribute of :class:`_Kept` that gives this array."""
-    return _kept(draw, args, dtype, device)
+    key = draw, args, dtype, device
+    with _Kept.making:
+        return _Kept.names[key] if key in _Kept.names else _Kept.names.setdefault(key, _kept(*key))
 
 
-@functools.cache
 def _kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
     """That attribute, with its function: traced arrays are named after the code that gave them, and compilers take two of one
     name for one.
@@ -303,8 +308,10 @@ def _kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
     def get(x: Any = None) -> Any:
         return x
 
-    said = repr((draw.__module__, draw.__qualname__, args, dtype, device))
+    said = repr((getattr(draw, "__module__", ""), getattr(draw, "__qualname__", ""), args, dtype, device))
     name = f"kept_{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    while hasattr(_Kept, name):  # of another function that is called the same
+        name += "_"
     made = _drawn_for_torch(draw, args, dtype, device)
     function = FunctionType(get.__code__.replace(co_name=name), get.__globals__, name, (made,))
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -389,3 +389,20 @@ def test_a_constant_that_is_first_needed_under_a_transform_is_not_of_it():
     kept = frameworks._drawn_for_torch(frameworks._array, (fresh, 2.0), "float32", "cpu")
     assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)
     assert kept.tolist() == pytest.approx([fresh, 2.0])
+
+
+def test_kept_arrays_of_functions_that_are_called_the_same_are_apart(torch):
+    def draw_of(value):
+        def draw():
+            return np.full(2, value)
+
+        return draw
+
+    first, second, like = draw_of(1.0), draw_of(2.0), torch.zeros(2)
+
+    def both(x):
+        return framework_of(x).constant(first, (), x) + 10 * framework_of(x).constant(second, (), x)
+
+    torch._dynamo.reset()
+    for run in (both, torch.compile(both, fullgraph=True, backend="aot_eager"), both):
+        assert run(like).tolist() == [21.0, 21.0]
