@@ -151,7 +151,7 @@ def wait(device: str) -> None:
 
 def main() -> None:
     chosen = options(
-        __doc__, device="cuda" if torch.cuda.is_available() else "cpu", width=1024, tokens=32768, seed=0, repeats=30,
+        __doc__, device="cuda" if torch.cuda.is_available() else "cpu", width=1024, tokens=32768, seed=0, repeats=10,
         contexts="512,1024,2048,4096,8192,16384,32768",
         compiler="",
     )  # fmt: skip
