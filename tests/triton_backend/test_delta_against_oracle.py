@@ -100,6 +100,14 @@ def test_vast_values_beside_a_decay_that_is_made_of_two_factors(family, others):
     check(family, vast(family, 90, others), chunk_size=32)
 
 
+@pytest.mark.parametrize("family", ["kda", "dplr"])
+def test_large_queries_and_gradients_beside_a_decay_that_is_made_of_two_factors(family):
+    """Each is held by float32 beside half of the decay, and not both."""
+    given = arrays(family, T=32, K=16, V=16, dtype=torch.bfloat16, kind="weak", state=False)
+    given["g"][:, 31] = -108
+    check(family, given | dict(q=2.0**32 * given["q"]), chunk_size=32, d_o=2.0**17)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed(family):
     check(family, arrays(family, T=40, H=1, HV=2, cu=[0, 0, 5, 5, 22, 40]), chunk_size=16)

@@ -64,7 +64,7 @@ def delta_scores_bwd(
     do, beta, v, errors, adjoint, log_decays, dA, dL, dA2, dL2, ranges, dv, dbeta, owner, first, cu, T, PER, N, HV, scale,
     ob, ot, oh, bb, bt, bh, vb, vt, vh,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr,
-    PACKED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    PACKED: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one chunk's scores, ``dv`` and ``dbeta``, for a vector gate. ``DPLR``: ``v`` as second ``x``, no ``dv``.
 
@@ -99,7 +99,7 @@ def delta_scores_bwd(
     square = here * (C * C) + t * C + s
     tl.store(dA + square, to_operand(bdA, DT, PREC))
     tl.store(dL + square, bdL.to(dL.dtype.element_ty))
-    beyond = tl.maximum(excess(bdA), excess(bdL))
+    beyond = tl.maximum(excess(bdA, RANGE), excess(bdL, RANGE))
     if DPLR:
         bdA, bdL = score_gradients(
             do, ot, beta, bt, v + b * vb + bos * vt + hv.to(tl.int64) * vh, vt, adjoint, HV * V, dv, dbeta, rows, L, scale,
@@ -107,7 +107,7 @@ def delta_scores_bwd(
         )  # fmt: skip
         tl.store(dA2 + square, to_operand(bdA, DT, PREC))
         tl.store(dL2 + square, bdL.to(dL.dtype.element_ty))
-        beyond = tl.maximum(beyond, tl.maximum(excess(bdA), excess(bdL)))
+        beyond = tl.maximum(beyond, tl.maximum(excess(bdA, RANGE), excess(bdL, RANGE)))
     tl.store(ranges + here, tl.load(log_decays + here) - 2.0 * beyond)
 
 

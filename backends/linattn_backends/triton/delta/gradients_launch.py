@@ -141,7 +141,7 @@ def score_gradients(
         do, call.beta, call.v, states.errors, states.adjoint, log_decays, *made, ranges, dv, dbeta, *call.places, call.scale,
         *strides(do), *strides(call.beta), *strides(call.v),
         V=call.v.shape[-1], C=C, BV=stage.tile.BV, BETA=call.strength, DPLR=call.dplr, PACKED=call.cu is not None,
-        PREC=call.variant.precision, **call.products, **stage.config,
+        RANGE=call.variant.range, PREC=call.variant.precision, **call.products, **stage.config,
     )  # fmt: skip
     return made, ranges
 

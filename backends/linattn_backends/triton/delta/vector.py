@@ -294,7 +294,7 @@ def level_gradients(
     dleft = tl.zeros(left.shape, tl.float32)
     dright = tl.zeros(left.shape, tl.float32)
     dg = tl.zeros(left.shape, tl.float32)
-    stop = plain_block_half(g, RANGE - 2.0 * excess(dA), C, EXCLUSIVE, SPLIT)
+    stop = plain_block_half(g, RANGE - 2.0 * excess(dA, RANGE), C, EXCLUSIVE, SPLIT)
     half = C // 2
     while half > stop:
         upper, between, pairs = level_masks(half, C, EXCLUSIVE)

@@ -22,8 +22,8 @@ BLOCK = tl.constexpr(16)
 """Tokens of the longest blocks that plain products are tried on when a chunk decays too much for one."""
 
 
-HELD = tl.constexpr(36.0)
-"""float32 holds sums of numbers up to ``2^HELD`` by factors of ``2^{RANGE/2}``, for a ``RANGE`` of 160."""
+HELD = tl.constexpr(88.0)
+"""float32 holds sums of a chunk's products of rows up to ``2^32`` with numbers and factors that are ``2^HELD`` together."""
 
 
 @triton.jit
@@ -180,13 +180,12 @@ def level_pairs_transposed(half, C: tl.constexpr):
 
 
 @triton.jit
-def excess(x):
-    """By how much, base 2, the largest of ``x`` is beyond ``2^HELD``, or 0.
+def excess(x, RANGE: tl.constexpr):
+    """By how much, base 2, the largest of ``x`` is beyond what float32 holds by a factor of ``2^{RANGE/2}``, or 0.
 
-    A decay is made of two factors: float32 does not hold what the larger one makes of such an ``x``, if it is as large as it
-    may be.
+    That is the larger of the two factors of which a decay is made, if it is as large as it may be.
     """
-    return tl.maximum(tl.log2(tl.maximum(largest(x), 1.0)) - HELD, 0.0)
+    return tl.maximum(tl.log2(tl.maximum(largest(x), 1.0)) + 0.5 * RANGE - HELD, 0.0)
 
 
 @triton.jit
