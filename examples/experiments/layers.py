@@ -18,6 +18,7 @@ import linattn
 import torch
 from linattn.feature_maps import Hedgehog
 from linattn.progress import bars
+from linattn_benchmarks.runners import RUNNERS
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -119,17 +120,9 @@ def measured(kind: str, T: int, chosen: Any) -> dict[str, float]:
 
     found = {"forward": milliseconds(forward, chosen), "with backward": milliseconds(both, chosen)}
     if chosen.device == "cuda":
-        found["MiB"] = max(needed(both) for _ in range(3))  # what a thread has not yet given back counts as there before
+        peak = RUNNERS["torch"]("cuda").peak
+        found["MiB"] = max(peak(both) for _ in range(3)) / 2**20  # what a thread has not yet given back counts as there before
     return found
-
-
-def needed(work: Callable[[], None]) -> float:
-    """MiB that are allocated at most, beyond those that were before."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def milliseconds(work: Callable[[], None], chosen: Any) -> float:

@@ -273,9 +273,8 @@ def _drawn(draw: Draw, args: tuple[Any, ...]) -> NDArray[Any]:
     return drawn
 
 
-@functools.cache
 def _drawn_for_torch(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> Any:
-    """Kept, so that it is copied to a device once; no inference tensor, so that it may be saved for a backward; and none of a
+    """A tensor of what is drawn: no inference tensor, so that it may be saved for a backward; and none of a
     transform of ``torch.func`` that is under way, in which it would be made a wrapper that other threads cannot touch."""
     torch = sys.modules["torch"]
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
@@ -287,7 +286,7 @@ def _array(*values: float) -> NDArray[Any]:
 
 
 class _Kept:
-    """The arrays that are kept for PyTorch, each behind a function of its own, an attribute."""
+    """The arrays that are kept for PyTorch, so that each is copied to a device once: behind functions, which are attributes."""
 
     names: ClassVar[dict[tuple[Any, ...], str]] = {}
     making = threading.Lock()
@@ -296,8 +295,11 @@ class _Kept:
 def _name_of_kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:
     """The attribute of :class:`_Kept` that gives this array."""
     key = draw, args, dtype, device
-    with _Kept.making:
-        return _Kept.names[key] if key in _Kept.names else _Kept.names.setdefault(key, _kept(*key))
+    if key not in _Kept.names:
+        with _Kept.making:
+            if key not in _Kept.names:
+                _Kept.names[key] = _kept(*key)
+    return _Kept.names[key]
 
 
 def _kept(draw: Draw, args: tuple[Any, ...], dtype: str, device: str) -> str:

@@ -386,7 +386,7 @@ def test_a_constant_that_is_first_needed_under_a_transform_is_not_of_it():
         return (x * framework_of(x).numbers([fresh, 2.0], like=x)).sum()
 
     torch.func.grad(total)(torch.ones(2))
-    kept = frameworks._drawn_for_torch(frameworks._array, (fresh, 2.0), "float32", "cpu")
+    kept = frameworks._torch_constant(frameworks._array, (fresh, 2.0), "float32", "cpu")
     assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)
     assert kept.tolist() == pytest.approx([fresh, 2.0])
 
