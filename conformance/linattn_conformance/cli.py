@@ -106,6 +106,8 @@ def conformance(
             setting = Setting(backend, framework, device, tighten)
             count = workers or default_workers(device)
             pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
+            if not case and not list_cases:
+                pool.fill()
             wanted = selected(pool.subject, held, profile, case, seed or seed_of_report(resume))
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")

@@ -177,6 +177,11 @@ class Pool:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
+    def fill(self) -> None:
+        """Start every worker now: they load the backend while it is found out what they are to run."""
+        while len(self.workers) < self.count:
+            self._start()
+
     def end(self, reason: str) -> None:
         """Give up what is left, for this reason, within a second; :meth:`run` still has a result for each case."""
         self.until, self.over = 0.0, reason

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from linattn_conformance.calls import Failure
-from linattn_conformance.checks.leak import OLD, Before, begin, given_back, in_use, left_by_operation
+from linattn_conformance.checks.leak import OLD, OPERATIONS, Before, begin, given_back, in_use, left_by_operation
 
 
 class Framework:
@@ -114,6 +114,23 @@ def test_a_call_that_leaves_more_behind_than_its_framework_fails(operations: int
 
 def test_there_is_a_most_that_a_framework_may_leave_behind() -> None:
     assert left_by_operation(cast("Any", Framework(5000))) == 512
+
+
+class Relieved(Framework):
+    """One that drops something older in the middle of it."""
+
+    def __init__(self, leaves: int) -> None:
+        super().__init__(leaves)
+        self.older: np.ndarray | None = np.ones(1_000_000, np.uint8)
+
+    def to_float64(self, x: np.ndarray) -> np.ndarray:
+        if len(self.left) == 2 * OPERATIONS:
+            self.older = None
+        return super().to_float64(x)
+
+
+def test_something_older_that_goes_does_not_hide_what_a_framework_leaves_behind() -> None:
+    assert 300 <= left_by_operation(cast("Any", Relieved(300))) < 512
 
 
 def test_what_is_made_once_is_no_leak() -> None:

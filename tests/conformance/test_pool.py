@@ -348,6 +348,15 @@ def test_several_workers_share_the_cases():
     assert complaints == []
 
 
+def test_workers_can_start_before_it_is_known_what_they_run():
+    with Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 3) as pool:
+        pool.fill()
+        assert len(pool.workers) == pool.born == 3
+        results = list(pool.run(cases(BEFORE, HIT, AFTER)))
+        assert pool.born == 3
+    assert [result.status for result in results] == ["passed"] * 3
+
+
 def test_cases_that_need_much_memory_run_alone_at_the_end():
     far, near = "gla/chunk/fp16/far-state/T33-K24-V40/forward", [HIT, BEFORE, AFTER]
     with Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 2) as pool:

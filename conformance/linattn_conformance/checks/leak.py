@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -67,9 +68,9 @@ def hold_to(run: Run, call: Callable[[], Arrays]) -> None:
 
 RECORD = 1024
 """Bytes that a call may leave behind, of what it was and not of its arrays."""
-OPERATIONS, LEAVES = 64, 512
-"""Operations of a framework that a call may be of, where the framework itself leaves something behind for each, and the most
-bytes that count as such.
+OPERATIONS, LEAVES, LOOKS = 64, 512, 5
+"""Operations of a framework that a call may be of, where the framework itself leaves something behind for each; the most bytes
+that count as such; and how often they are counted, for now and then something older goes meanwhile, or something comes to stay.
 """
 MORE = ((1, False), (3, False), (8, False), (16, False), (8, True), (16, True))
 """So many calls are made in turn while each time as many more results seem to be held; and whether every object is looked
@@ -116,7 +117,7 @@ def left_by_operation(adapter: Adapter) -> float:
         return allocated() - before
 
     left()  # what is made once
-    return min(max(min(left() for _ in range(ROUNDS)), 0) / OPERATIONS, LEAVES)
+    return min(max(statistics.median(left() for _ in range(LOOKS)), 0) / OPERATIONS, LEAVES)
 
 
 def in_use(run: Run, thoroughly: bool = False) -> int:
