@@ -99,16 +99,18 @@ def conformance(
             if log:
                 check_writable("--log", log)
             entries = known_failures.load(known) if known else []
+            count = workers or default_workers(device)
+            setting = Setting(backend, framework, device, tighten)
+            pool = Pool(setting, count, time_limit, memory_limit, budget or math.inf)
+            stack.callback(pool.close)
+            pool.start(1 if case or list_cases else count)
             held = manifest.load()
             if held != manifest.from_cases(every_case()):
                 raise ValueError("the manifest that is installed does not belong to these cases: the installation is damaged")
             told = said(environment or ())
-            setting = Setting(backend, framework, device, tighten)
-            count = workers or default_workers(device)
-            pool = stack.enter_context(Pool(setting, count, time_limit, memory_limit, budget or math.inf))
-            if not case and not list_cases:
-                pool.fill()
-            wanted = selected(pool.subject, held, profile, case, seed or seed_of_report(resume))
+            fresh = drawn(profile, case, seed or seed_of_report(resume))
+            stack.enter_context(pool)
+            wanted = selected(pool.subject, held, profile, case, fresh)
             if again and not resume:
                 raise ValueError("--again: expected with --resume, which says what was run before")
             began = report.now()
@@ -163,16 +165,19 @@ def seed_of_report(path: Path | None) -> int:
     return next((seed for result in results if (seed := seed_of(result["id"]))), 0)
 
 
-def selected(subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None, seed: int) -> list[Case]:
-    """The cases of a profile that apply, and as many fresh ones; or those of its cases that match a pattern.
+def drawn(profile: str, patterns: Sequence[str] | None, seed: int) -> list[Case]:
+    """As many fresh cases as a profile has. Without a seed, 0, one is drawn, and patterns match no fresh ones."""
+    verdict.check_profile(profile)
+    return list(fresh_cases(seed or draw_seed(), profile)) if seed or not patterns else []
 
-    Without a seed, 0, one is drawn for the fresh ones, and no pattern matches them.
-    """
+
+def selected(
+    subject: Subject, held: manifest.Manifest, profile: str, patterns: Sequence[str] | None, fresh: Sequence[Case]
+) -> list[Case]:
+    """The cases of a profile that apply, and the fresh ones; or those of them that match a pattern."""
     applying = [case for case in every_case() if subject.applies(case)]
     wanted = verdict.cases_of(profile, held.applicable(subject.framework, subject.device, subject.memory))
-    of_profile = [case for case in applying if case.id in wanted]
-    if seed or not patterns:
-        of_profile += [case for case in fresh_cases(seed or draw_seed(), profile) if subject.applies(case)]
+    of_profile = [case for case in applying if case.id in wanted] + [case for case in fresh if subject.applies(case)]
     if not patterns:
         return of_profile
     found: dict[str, Case] = {}

@@ -177,9 +177,11 @@ class Pool:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
-    def fill(self) -> None:
-        """Start every worker now: they load the backend while it is found out what they are to run."""
-        while len(self.workers) < self.count:
+    def start(self, count: int) -> None:
+        """Start so many workers before the pool is entered: they load the backend while it is found out what they are to run.
+        :meth:`close` ends them, if it never is.
+        """
+        while len(self.workers) < min(count, self.count):
             self._start()
 
     def end(self, reason: str) -> None:
@@ -211,7 +213,7 @@ class Pool:
 
     def _first(self) -> Subject:
         """The subject, from a first worker."""
-        worker = self._start()
+        worker = self.workers[0] if self.workers else self._start()
         name = self.setting.backend
         try:
             if not worker.connection.poll(self.time_limit):

@@ -58,7 +58,9 @@ class State:
         self.pool = Pool(setting, time_limit=option("--linattn-time-limit")).__enter__()
         try:
             seed = option("--linattn-seed")  # 0 for one that is drawn, where there are no patterns
-            self.cases = cli.selected(self.pool.subject, self.manifest, self.profile, self.patterns, seed)
+            self.cases = cli.selected(
+                self.pool.subject, self.manifest, self.profile, self.patterns, cli.drawn(self.profile, self.patterns, seed)
+            )
         except BaseException:
             self.pool.close()
             raise

@@ -38,7 +38,7 @@ from . import capabilities, fresh, waivers
 from .cases import WITHIN
 from .manifest import Entry, Manifest
 
-__all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "told_by_no_case", "verdict"]
+__all__ = ["NONE", "PROFILES", "Verdict", "cases_of", "check_profile", "told_by_no_case", "verdict"]
 
 PROFILES = ("core", "inference", "training", "full")
 NONE = "no verdict"
@@ -90,10 +90,15 @@ class Verdict:
         return f"{self.outcome}: {self.profile} ({capabilities.short(*self.coverage)})"
 
 
-def cases_of(profile: str, applicable: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The cases that a profile needs, of those that apply."""
+def check_profile(profile: str) -> None:
+    """Refuse a name that is no profile's."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}: known are {', '.join(PROFILES)}")
+
+
+def cases_of(profile: str, applicable: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The cases that a profile needs, of those that apply."""
+    check_profile(profile)
     held = WITHIN[: WITHIN.index("training" if profile == "inference" else profile) + 1]
     found = {name: entry for name, entry in applicable.items() if entry.within in held or entry.core or _bad_input(name)}
     return found if profile in ("training", "full") else {name: entry for name, entry in found.items() if not entry.gradient}

@@ -349,8 +349,9 @@ def test_several_workers_share_the_cases():
 
 
 def test_workers_can_start_before_it_is_known_what_they_run():
-    with Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 3) as pool:
-        pool.fill()
+    pool = Pool(Setting("linattn_conformance.broken.on_numpy:Honest"), 3)
+    pool.start(4)
+    with pool:
         assert len(pool.workers) == pool.born == 3
         results = list(pool.run(cases(BEFORE, HIT, AFTER)))
         assert pool.born == 3
