@@ -75,10 +75,12 @@ def entries(families: Sequence[str], settings: dict[str, Any]) -> list[Entry]:
 
 
 def cells() -> Iterator[tuple[tuple[int, int], tuple[int, ...], bool]]:
-    """Heads, lengths, and whether as a batch: those of :data:`COVER` packed, then as batches, then the others."""
+    """Heads, lengths, and whether as a batch: those of :data:`COVER`, then the others; equally long sequences both ways."""
     rest = [cell for cell in itertools.product(HEADS, PACKINGS) if cell not in COVER]
-    for chosen, batch in itertools.product((COVER, rest), (False, True)):
-        yield from ((*cell, batch) for cell in chosen if not batch or len(set(cell[1])) == 1)
+    for heads, lengths in (*COVER, *rest):
+        yield heads, lengths, False
+        if len(set(lengths)) == 1:
+            yield heads, lengths, True
 
 
 def entry_of(
