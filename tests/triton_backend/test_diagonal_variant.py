@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from linattn_backends.triton.diagonal.config import backward_variant, forward_variant, is_short
+from linattn_backends.triton.diagonal.call import Segments
+from linattn_backends.triton.diagonal.config import backward_variant, forward_variant
+from linattn_backends.triton.diagonal.resident_launch import together
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
 from triton_cases import place_of
@@ -127,17 +131,27 @@ def test_two_programs_share_a_scan_of_narrow_values_in_kernels_for_hopper():
     assert [variant.shares(2048, 66) for variant in found] == [True, False]  # the gradients' own scan is of keys
 
 
-def test_short_sequences_take_plain_kernels_that_share_a_multiprocessor():
-    assert [is_short("simple_gla", 128, 128, tokens) for tokens in (1, 128, 129)] == [True, True, False]
-    assert not is_short("linear_attn", 256, 128, 33)  # plain kernels would have states in memory
-    assert not is_short("gla", 128, 128, 33)  # whose scans have no kernel for Hopper
-    short = facts()._replace(short=True)
-    found = forward_variant(short, BF16, HOPPER)
-    assert (kernels(found), found.reason) == (
-        dict(running_sums=SUMS, scan=SCAN), "sequences have at most 128 tokens in the mean",
-    )  # fmt: skip
-    found = backward_variant(short, BF16, False, True, HOPPER)
-    assert kernels(found) == dict(running_sums=SUMS, scan_dv=SCAN, states=STATES, scalar_gradients=SCALAR_GRADIENTS)
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "heads", "tiles", "expected"),
+    [
+        (128, 256, 16, 2, 8),  # as many chunks as one program is given
+        (128, 256, 4, 1, 4),
+        (512, 64, 16, 2, 32),
+        (200, 100, 16, 1, 13),  # of 12, 272 programs would take three rounds
+        (8, 1024, 32, 1, 2),
+        (8, 4096, 16, 2, 1),
+        (64, 64, 1, 1, 1),  # all at once
+        (3, 0, 1, 1, 1),
+    ],
+)
+def test_short_sequences_are_scanned_together_so_that_all_are_done_soonest(sequences, tokens, heads, tiles, expected):
+    v = torch.empty(sequences, tokens, heads, 0)
+    variant = forward_variant(facts(), BF16, HOPPER)
+    run = SimpleNamespace(call=SimpleNamespace(v=v, cu=None, N=sequences), variant=variant)
+    assert together(run, variant["scan"], Segments(None), tiles) == expected
+    assert together(run, variant["scan"], Segments(None, shared=True), tiles) == 1
+    plain = forward_variant(facts(V=96), BF16, HOPPER)["scan"]
+    assert together(run, plain, Segments(None), tiles) == 1
 
 
 def test_sequences_are_cut_where_heads_do_not_fill_the_device():

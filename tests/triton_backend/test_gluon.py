@@ -10,7 +10,8 @@ import torch
 from linattn.gates import Softplus
 from linattn_backends.triton.delta import call as delta_call
 from linattn_backends.triton.delta.config import DeltaVariant
-from linattn_backends.triton.diagonal.config import DiagonalVariant
+from linattn_backends.triton.diagonal import resident_launch
+from linattn_backends.triton.diagonal.config import SCAN_MANY, DiagonalVariant
 from linattn_backends.triton.runtime import launch, replay
 from test_input_maps import check as check_raw
 from test_input_maps import raw
@@ -109,6 +110,50 @@ def test_two_programs_share_a_walk_of_packed_sequences(family, kind, launched, m
     monkeypatch.setattr(DiagonalVariant, "shares", lambda self, T, busy: self.shareable)
     call(family, T=700, HV=1, cu=[0, 0, 5, 69, 197, 690], kind=kind)
     assert launched == ({SCAN, GRADIENTS} if family == "simple_gla" else {SCAN})
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Of each kernel that scans three sequences a program, how many programs there are."""
+    found, start = set(), launch.start
+
+    def counted(kernel, count, device, args, config):
+        if config.get("MANY"):
+            found.add((kernel.__name__, count))
+        start(kernel, count, device, args, config)
+
+    monkeypatch.setattr(launch, "start", counted)
+    monkeypatch.setattr(resident_launch, "together", lambda run, stage, *_: 3 if stage.kernel.__name__ in SCAN_MANY else 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (
+            dict(T=320, cu=[0, 70, 70, 75, 203, 267, 268, 300, 310]),
+            3,
+        ),  # three, three and two; one has no token, some are behind
+        (dict(T=210, cu=[0, 0, 0, 0, 130, 131, 200, 200]), 3),
+        (dict(B=5, T=66, H=2, HV=2), 2 * 2),
+        (dict(B=4, T=66, H=1, HV=2), 2 * 2),
+    ],
+)
+@pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
+def test_a_program_scans_several_sequences(family, kind, sizes, expected, launched, programs):
+    """Those that are as far apart as there are programs of a head."""
+    call(family, V=128, kind=kind, **sizes)
+    scans = {("diagonal_scan_sm90", expected * 2)}  # of two tiles of 64 value channels
+    if family == "linear_attn":
+        scans |= {("diagonal_scan_sm90", expected)} if sizes.get("H") != 1 else set()  # of dq and dk, in bfloat16
+    elif sizes.get("H") != 1:
+        scans |= {("diagonal_scalar_gradients_bwd_sm90", expected)}
+    assert programs == scans
+
+
+def test_a_program_scans_several_sequences_of_weighted_values(launched, programs):
+    check_ssd(state_space(T=300, H=1, HV=2, K=64, V=64, dtype=torch.bfloat16, z=None, cu=[0, 70, 70, 75, 203, 267, 290]))
+    assert programs == {("diagonal_scan_sm90", 2 * 2)}
 
 
 @pytest.mark.parametrize(

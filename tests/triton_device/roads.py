@@ -254,6 +254,7 @@ RAW = {"qk_norm": "l2", "beta_map": "sigmoid"}
 SHORT = Lengths((64, 1, 130, 64, 200, 0, 63, 65))
 UNEVEN = Lengths((2100, 64, 1, 700, 0), behind=35)
 MANY = Lengths((33,) * 40)
+CROWD = Lengths((64, 1, 130, 0, 33, 70) * 12, behind=5)
 LONG = Lengths((4096,))
 ROWS = Lengths((300,), batch=2)
 TOKENS = Lengths((1,), batch=24)
@@ -284,18 +285,22 @@ ROADS = {
     "linear_attn": Road("chunk_linear_attn", diagonal(4, 4, FULL, FULL), SHORT, KEEP),
     "linear_attn: all tokens": Road("chunk_linear_attn", alone(4, 64), ROWS, {"causal": False}),
     "linear_attn: learned features, divided": Road("chunk_linear_attn", normalised(2, 64), ROWS, {"normalize": True}),
+    "linear_attn: crowd": Road("chunk_linear_attn", diagonal(4, 4, FULL, FULL), CROWD, KEEP),
     "simple_gla": Road("chunk_simple_gla", diagonal(4, 4, FULL, FULL, "head"), SHORT, KEEP),
     "simple_gla: groups": Road("chunk_simple_gla", diagonal(1, 16, FULL, 64, "head"), ROWS, KEEP),
     "simple_gla: groups, full width": Road("chunk_simple_gla", diagonal(2, 16, FULL, FULL, "head"), ROWS, KEEP),
     "simple_gla: cut": Road("chunk_simple_gla", diagonal(4, 4, FULL, FULL, "head"), LONG, KEEP),
     "simple_gla: uneven": Road("chunk_simple_gla", diagonal(4, 4, FULL, FULL, "head"), UNEVEN, KEEP),
     "simple_gla: short sequences": Road("chunk_simple_gla", diagonal(4, 4, 64, 64, "head"), MANY, KEEP),
+    "simple_gla: crowd": Road("chunk_simple_gla", diagonal(4, 4, FULL, FULL, "head"), CROWD, KEEP),
+    "simple_gla: crowd of rows": Road("chunk_simple_gla", diagonal(4, 4, 64, 64, "head"), Lengths((100,), batch=80), KEEP),
     "gla": Road("chunk_gla", diagonal(4, 4, FULL, FULL, "channel"), SHORT, KEEP),
     "gla: cut": Road("chunk_gla", diagonal(4, 4, FULL, FULL, "channel"), LONG, KEEP),
     "rwkv6": Road("chunk_rwkv6", diagonal(2, 2, 64, 64, "channel", bonus=True), SHORT, KEEP),
     "ssd": Road("chunk_ssd", mamba(1, 8), Lengths((700,), batch=2), KEEP | {"dt_softplus": True}),
     "ssd: cut": Road("chunk_ssd", mamba(1, 8), Lengths((4096,), batch=1), KEEP | {"dt_softplus": True}),
     "ssd: packed": Road("chunk_ssd", mamba(2, 8), SHORT, KEEP | {"dt_softplus": True}),
+    "ssd: crowd": Road("chunk_ssd", mamba(2, 8), CROWD, KEEP | {"dt_softplus": True}),
     **{
         f"short_conv: {W} taps": Road("short_conv", convolved(384, W), SHORT, KEEP | {"activation": "silu"})
         for W in (2, 4, 5, 8)

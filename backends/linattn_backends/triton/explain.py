@@ -155,10 +155,7 @@ def diagonal_variants(call: Call, device: Properties) -> tuple[Variant, Variant 
     family = CORES.get(call.op, call.op)
     family = "gla with gv" if call.has("gv") else family
     chunk = diagonal.chunk_tokens(dtype, int(call.option("chunk_size") or 0))
-    V, tokens = call.V, call.T or diagonal.SHORT + 1  # a length that a trace leaves open is taken to be large
-    if call.has("cu_seqlens"):
-        tokens = -(-tokens // max(call.N or 1, 1))
-    facts = Facts(family, dtype, call.K, V, chunk, short=diagonal.is_short(family, call.K, V, tokens))
+    facts = Facts(family, dtype, call.K, call.V, chunk)
     forward = diagonal.forward_variant(facts, out, device)
     if not call.needs_grad:
         return forward, None

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..host.call import MatrixStateCall, unaligned
-from ..host.chunks import Cut, cut, room_for, rows_contiguous, usual_tokens
+from ..host.chunks import Cut, cut, room_for, rows_contiguous
 from ..host.tiles import programs
 from ..host.variant import Facts
 from ..runtime.device import properties
-from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, is_short, scores_tile
+from .config import DiagonalVariant, backward_variant, chunk_tokens, forward_variant, scores_tile
 from .gate import VECTOR
 
 __all__ = ["ChunkedCall", "DiagonalCall", "Portion", "Segments", "Update", "VectorOperands"]
@@ -79,7 +79,7 @@ class DiagonalCall(MatrixStateCall):
         """The facts by which its kernels are chosen."""
         family = self.family if self.gv is None else f"{self.family} with gv"
         K, V = int(self.q.shape[-1]), int(self.v.shape[-1])  # no symbols in a cache
-        return Facts(family, self.q.dtype, K, V, self.chunk, short=is_short(family, K, V, usual_tokens(self)))
+        return Facts(family, self.q.dtype, K, V, self.chunk)
 
     @property
     def applies_gate(self) -> bool:
@@ -226,10 +226,14 @@ class Segments:
     end: Tensor | None = None
     shared: bool = False
 
-    def heads(self, call: DiagonalCall) -> int:
-        """How many programs scan a tile of the heads."""
+    def programs(self, call: DiagonalCall, together: int = 1) -> int:
+        """How many programs scan a tile of one head, if each scans so many one after the other."""
         count = call.N * (2 if self.shared else 1) if self.pieces is None else self.pieces.count
-        return count * call.v.shape[2]
+        return programs(count, 1, together, 1)
+
+    def heads(self, call: DiagonalCall) -> int:
+        """How many programs scan a tile of all heads."""
+        return self.programs(call) * call.v.shape[2]
 
     def places(self, run: ChunkedCall, chunks: Cut | None) -> tuple[Any, ...]:
         """Arguments that say where a segment lies, and where its first chunk, if ``chunks`` are asked for."""

@@ -44,16 +44,14 @@ GATES = {
 """The gate on the keys of each family; ``gv`` is one on the values."""
 RESIDENT = 128
 """Channels of the widest head whose state plain kernels have in registers."""
-SHORT = 128
-"""Tokens of the longest sequences, in the mean, that plain kernels scan in less time: several programs share a multiprocessor,
-and one loads while another computes. 1,000 sequences of 33 tokens take half the time."""
-
 
 TAKE_WEIGHTS = frozenset((
     "diagonal_running_sums_fwd", "diagonal_scan", "diagonal_scan_sm90", "diagonal_states", "diagonal_carries",
     "diagonal_scalar_gradients_bwd",
 ))  # fmt: skip
 """Kernels that take values with weights; other kernels are given the products."""
+SCAN_MANY = frozenset(("diagonal_scan_sm90", "diagonal_scalar_gradients_bwd_sm90"))
+"""Kernels whose programs scan several sequences."""
 
 
 @dataclass(frozen=True)
@@ -161,18 +159,12 @@ def common_numbers(facts: Facts, device: Properties) -> dict[str, object]:
     )
 
 
-def is_short(family: str, K: int, V: int, tokens: int) -> bool:
-    """Whether sequences of so many ``tokens`` are for plain kernels, where those have the state in registers."""
-    return GATES[family] != VECTOR.value and max(K, V) <= RESIDENT and tokens <= SHORT
-
-
 def why_plain(
     facts: Facts, out: torch.dtype, device: Properties, unaligned: tuple[str, ...], reads: tuple[str, ...]
 ) -> str | None:
     """Why no kernel for Hopper takes the arrays that it ``reads`` and writes ``out``; ``None`` if one does."""
     rough = [name for name in unaligned if name in reads]
-    brief = f"sequences have at most {SHORT} tokens in the mean" if facts.short else None
-    return unfit(facts, out) or device.not_hopper or brief or (f"{', '.join(rough)} not aligned to 16 bytes" if rough else None)
+    return unfit(facts, out) or device.not_hopper or (f"{', '.join(rough)} not aligned to 16 bytes" if rough else None)
 
 
 def in_registers(facts: Facts, device: Properties) -> bool:

@@ -8,7 +8,7 @@ The equations are those of :mod:`.memory`, the state before a chunk made on the 
 
 Four partitions, a warpgroup each: ``query`` has the state's tile, transposed, ``[BK, V]``, in registers, and makes ``dq``;
 ``key`` makes ``dk`` and ``dg``; ``scores`` makes ``dA``; ``load_store`` copies the chunks into rings in shared memory, and
-stores what takes their places.
+stores what takes their places. Where sequences are many and short a program scans some of them, see :mod:`.walks_sm90`.
 """
 
 from typing import NamedTuple
@@ -18,11 +18,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import locate_segment, state_tile
-from ..lib.sm90 import add, constants, copy_rows_async, lhs_layout, mma_async, mma_layout
-from ..lib.sm90_pipeline import store_buffer
+from ..lib.indexing import state_tile
+from ..lib.sm90 import add, constants, lhs_layout, mma_async, mma_layout
+from ..lib.sm90_pipeline import copy_tile, store_tile
 from .gate import SCALAR
-from .resident_sm90 import Span, rows_unless, scores_partition, shared_program, shared_span, token_layout
+from .resident_sm90 import scores_partition, token_layout
+from .walks_sm90 import first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
 
 __all__ = ["diagonal_scalar_gradients_bwd_sm90"]
 
@@ -80,7 +81,7 @@ class GradientBarriers(NamedTuple):
 
 
 class GradientArrays(NamedTuple):
-    """What the gradients' scan loads and, the last three, stores, from a head's first token on."""
+    """What the gradients' scan loads and, the last three, stores, of one head."""
 
     do: gl.tensor
     v: gl.tensor
@@ -94,13 +95,18 @@ class GradientArrays(NamedTuple):
 
 
 class GradientStrides(NamedTuple):
-    """How far apart the tokens are of what is loaded, as in :class:`.resident_sm90.Strides`."""
+    """How far apart tokens, and batch rows, of what is loaded are, as in :class:`.resident_sm90.Strides`."""
 
     ot: gl.tensor
     vt: gl.tensor
     kt: gl.tensor
     qt: gl.tensor
     gt: gl.tensor
+    ob: gl.tensor
+    vb: gl.tensor
+    kb: gl.tensor
+    qb: gl.tensor
+    gb: gl.tensor
 
 
 @constants
@@ -114,6 +120,9 @@ class GradientConstants:
     GATE: int
     REVERSE: bool
     SHARE: int
+    MANY: bool
+    PACKED: bool
+    WHOLE: bool
     RATED: bool
     WEIGHTED: bool
     SKIP: bool
@@ -122,24 +131,22 @@ class GradientConstants:
 
 
 @gluon.jit
-def load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n):
-    """Begin to copy a chunk, of tokens before ``limit``; of the gate, the running sums and those one token before."""
-    low, _high, skip = span
-    ot, vt, kt, qt, gt = strides
-    stage = n % c.STAGES
-    row = (low + n) * c.C
+def load_gradient_chunk(c, rings, barriers, arrays, strides, chunk, limit, skipped, HV, stage):
+    """Begin to copy a chunk's tokens before ``limit``; of the gate, the running sums and those one token before."""
+    row = chunk * c.C
     count = limit - row
-    far = row.to(gl.int64)
-    copy_rows_async(rings.dos.index(stage), arrays.do + far * ot, ot, rows_unless(n < skip, count, c.SHARE), c.C, c.V)
-    copy_rows_async(rings.vs.index(stage), arrays.v + far * vt, vt, count, c.C, c.V)
-    dS = arrays.dkept + (low + n).to(gl.int64) * HV * (c.K * c.V)
-    copy_rows_async(rings.dSs.index(stage), dS, c.V, rows_unless(n < skip, c.BK, c.SHARE), c.BK, c.V)
-    copy_rows_async(rings.ks.index(stage), arrays.k + far * kt, kt, count, c.C, c.BK)
-    copy_rows_async(rings.qs.index(stage), arrays.q + far * qt, qt, rows_unless(n < skip, count, c.SHARE), c.C, c.BK)
+    met = row + rows_unless(skipped, count, c.SHARE)
+    dS = arrays.dkept + chunk.to(gl.int64) * HV * (c.K * c.V)
+    copy_tile(rings.dos.index(stage), arrays.do, row, strides.ot, met, c.C, c.V)
+    copy_tile(rings.vs.index(stage), arrays.v, row, strides.vt, limit, c.C, c.V)
+    copy_tile(rings.dSs.index(stage), dS, gl.to_tensor(0), c.V, rows_unless(skipped, c.BK, c.SHARE), c.BK, c.V)
+    copy_tile(rings.ks.index(stage), arrays.k, row, strides.kt, limit, c.C, c.BK)
+    copy_tile(rings.qs.index(stage), arrays.q, row, strides.qt, met, c.C, c.BK)
     t = gl.arange(0, c.C, token_layout())
     token = gl.minimum(t, count - 1)
-    p = arrays.G + (far + token) * gt
-    before = arrays.G + (far + gl.maximum(token - 1, 0)) * gt  # the first sequence may have one token
+    sums = arrays.G + row.to(gl.int64) * strides.gt
+    p = sums + token * strides.gt
+    before = sums + gl.maximum(token - 1, 0) * strides.gt  # the first sequence may have one token
     async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(0, c.C), p, mask=t < c.C)
     async_copy.async_copy_global_to_shared(rings.sums.index(stage).slice(c.C, c.C), before, mask=t > 0)
     async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
@@ -148,25 +155,61 @@ def load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n)
 
 
 @gluon.jit
-def load_store_partition(c, rings, barriers, arrays, span, limit, HV, strides):
-    """Copy the chunks, and store what stands in their places when they have been used."""
-    low, high, skip = span
+def store_gradient_chunk(c, rings, barriers, arrays, token, count, HV, n):
+    """Store what stands in the places of chunk ``n`` when it has been used, ``count`` tokens from ``token`` on."""
+    stage = n % c.STAGES
     t = gl.arange(0, c.C, token_layout())
-    for n in range(gl.minimum(high - low, c.STAGES)):
-        load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n)
-    for n in range(high - low):
+    mbarrier.wait(barriers.made_q.index(stage), (n // c.STAGES) & 1)
+    store_tile(rings.ks.index(stage), arrays.dq, token, HV * c.K, token + count, c.C, c.BK)
+    mbarrier.wait(barriers.made_k.index(stage), (n // c.STAGES) & 1)
+    store_tile(rings.qs.index(stage), arrays.dk, token, HV * c.K, token + count, c.C, c.BK)
+    gl.store(arrays.dg + token.to(gl.int64) * HV + t * HV, rings.lines.index(stage).load(token_layout()), mask=t < count)
+    gl.thread_barrier()
+
+
+@gluon.jit
+def of_place(numbers, stage):
+    """What of ``numbers``, one a place of the rings, is that of ``stage``."""
+    return gl.sum(gl.where(gl.arange(0, 4, numbers.type.layout) == stage, numbers, 0), 0)
+
+
+@gluon.jit
+def load_store_partition(c, rings, barriers, walk, arrays, chunk_first, HV, strides):
+    """Copy the chunks, and store what stands in their places when they have been used."""
+    ot, vt, kt, qt, gt, ob, vb, kb, qb, gb = strides
+    places: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    # Where the chunks in the rings begin, and how many tokens they have; of 2^31 tokens one head is more than a device holds.
+    tokens = gl.zeros((4,), gl.int32, places)
+    counts = gl.zeros((4,), gl.int32, places)
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        chunk0 = first_chunk(c, walk, span.n, chunk_first)
+        first = (span.row * walk.T + span.bos).to(gl.int32)
+        own = GradientArrays(
+            do=arrays.do + (span.row * ob + span.bos * ot),
+            v=arrays.v + (span.row * vb + span.bos * vt),
+            k=arrays.k + (span.row * kb + span.bos * kt),
+            q=arrays.q + (span.row * qb + span.bos * qt),
+            dkept=arrays.dkept + chunk0 * HV * (c.K * c.V),
+            G=arrays.G + (span.row * gb + span.bos * gt),
+            dq=arrays.dq, dk=arrays.dk, dg=arrays.dg,
+        )  # fmt: skip
+        for n in range(span.high - span.low):
+            stage = (done + n) % c.STAGES
+            if done + n >= c.STAGES:
+                earlier = done + n - c.STAGES
+                store_gradient_chunk(c, rings, barriers, arrays, of_place(tokens, stage), of_place(counts, stage), HV, earlier)
+            chunk = span.low + n
+            count = span.limit - chunk * c.C
+            load_gradient_chunk(c, rings, barriers, own, strides, chunk, span.limit, n < span.skip, HV, stage)
+            place = gl.arange(0, 4, places)
+            tokens = gl.where(place == stage, first + chunk * c.C, tokens)
+            counts = gl.where(place == stage, rows_unless(n < span.skip, count, c.SHARE), counts)
+        done += span.high - span.low
+    for n in range(gl.maximum(done - c.STAGES, 0), done):
         stage = n % c.STAGES
-        row = (low + n) * c.C
-        far = row.to(gl.int64) * HV
-        count = rows_unless(n < skip, limit - row, c.SHARE)
-        mbarrier.wait(barriers.made_q.index(stage), (n // c.STAGES) & 1)
-        store_buffer(arrays.dq + far * c.K, rings.ks.index(stage), HV * c.K, count, c.C, c.BK)
-        mbarrier.wait(barriers.made_k.index(stage), (n // c.STAGES) & 1)
-        store_buffer(arrays.dk + far * c.K, rings.qs.index(stage), HV * c.K, count, c.C, c.BK)
-        gl.store(arrays.dg + far + t * HV, rings.lines.index(stage).load(token_layout()), mask=t < count)
-        gl.thread_barrier()
-        if low + n + c.STAGES < high:
-            load_gradient_chunk(c, rings, barriers, arrays, span, limit, HV, strides, n + c.STAGES)
+        store_gradient_chunk(c, rings, barriers, arrays, of_place(tokens, stage), of_place(counts, stage), HV, n)
 
 
 @gluon.jit
@@ -180,141 +223,141 @@ def key_operands(keys, gate_sums, C: gl.constexpr, V: gl.constexpr):
 
 
 @gluon.jit
-def query_partition(c, rings, barriers, span, start, sk, sv, scale, ik):
+def query_partition(c, rings, barriers, walk, start, sn, sk, sv, scale, ik):
     """Scan ``do, v, k``, which gives ``dq``; ``q·dq``, and ``Σ S ∘ dS'`` at the last token, for the gate."""
-    low, high, skip = span
     wide: gl.constexpr = mma_layout(c.V)
     narrow: gl.constexpr = mma_layout(c.C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
-    S = gl.zeros((c.BK, c.V), gl.float32, wide)
-    if c.START:
-        columns_v = gl.arange(0, c.V, gl.SliceLayout(0, wide))[None, :]
-        columns_k = (ik * c.BK + gl.arange(0, c.BK, gl.SliceLayout(1, wide)))[:, None]
-        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
     zeros = gl.zeros((c.BK, c.C), gl.float32, narrow)
     t = gl.arange(0, c.C, by_token)
-    if c.SHARE:
-        for n in range(skip):
-            stage = n % c.STAGES
-            mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        S = gl.zeros((c.BK, c.V), gl.float32, wide)
+        if c.START:
+            columns_v, columns_k = state_channels(ik, c.V, c.BK)
+            own = start + segment_of(walk, m).to(gl.int64) * sn
+            S = S + gl.load(state_tile(own, columns_k, columns_v, sk, sv)).to(gl.float32)
+        if c.SHARE:
+            for n in range(span.skip):
+                stage = n % c.STAGES
+                mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
+                fence_async_shared()
+                S = S * gl.exp2(rings.sums.index(stage).slice(c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
+                _, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
+                S = mma_async(added, rings.vs.index(stage), S, False)
+                S, added = warpgroup_mma_wait(0, [S, added])
+                gl.thread_barrier()
+                mbarrier.arrive(barriers.made_q.index(stage), count=1)
+            mbarrier.arrive(barriers.begun, count=1)
+        for n in range(span.skip, span.high - span.low):
+            stage = (done + n) % c.STAGES
+            phase = ((done + n - span.skip) // c.STAGES) & 1
+            mbarrier.wait(barriers.ready.index(stage), ((done + n) // c.STAGES) & 1)
             fence_async_shared()
+            before = S.to(gl.bfloat16)
             S = S * gl.exp2(rings.sums.index(stage).slice(c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-            _, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
+            met = gl.sum(S * rings.dSs.index(stage).load(wide).to(gl.float32), 1)
+            old = gl.convert_layout(before, lhs_layout(c.C))
+            x = mma_async(old, rings.dos.index(stage).permute((1, 0)), zeros, True)
+            given, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
             S = mma_async(added, rings.vs.index(stage), S, False)
-            S, added = warpgroup_mma_wait(0, [S, added])
+            met = gl.sum(met, 0)
+            to_start = gl.exp2(rings.sums.index(stage).slice(0, c.C).load(by_token)) * scale
+            mbarrier.wait(barriers.scored.index(stage), phase)
+            x, old = warpgroup_mma_wait(1, [x, old])
+            x = x * to_start[None, :]
+            x = mma_async(given, rings.scores.index(stage).permute((1, 0)), x, False)
+            query = rings.qs.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            x, given = warpgroup_mma_wait(0, [x, given])
+            across = gl.sum(query * x, 0)
+            rings.lines.index(stage).store(gl.where(t == c.C - 1, across + met, across))
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.crossed.index(stage), count=1)
+            mbarrier.wait(barriers.taken.index(stage), phase)
+            rings.ks.index(stage).permute((1, 0)).store(x.to(gl.bfloat16))
             gl.thread_barrier()
             mbarrier.arrive(barriers.made_q.index(stage), count=1)
-        mbarrier.arrive(barriers.begun, count=1)
-    for n in range(skip, high - low):
-        stage = n % c.STAGES
-        phase = ((n - skip) // c.STAGES) & 1
-        mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
-        fence_async_shared()
-        before = S.to(gl.bfloat16)
-        S = S * gl.exp2(rings.sums.index(stage).slice(c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-        met = gl.sum(S * rings.dSs.index(stage).load(wide).to(gl.float32), 1)
-        old = gl.convert_layout(before, lhs_layout(c.C))
-        x = mma_async(old, rings.dos.index(stage).permute((1, 0)), zeros, True)
-        given, added = key_operands(rings.ks.index(stage), rings.sums.index(stage), c.C, c.V)
-        S = mma_async(added, rings.vs.index(stage), S, False)
-        met = gl.sum(met, 0)
-        to_start = gl.exp2(rings.sums.index(stage).slice(0, c.C).load(by_token)) * scale
-        mbarrier.wait(barriers.scored.index(stage), phase)
-        x, old = warpgroup_mma_wait(1, [x, old])
-        x = x * to_start[None, :]
-        x = mma_async(given, rings.scores.index(stage).permute((1, 0)), x, False)
-        query = rings.qs.index(stage).permute((1, 0)).load(narrow).to(gl.float32)
-        S, added = warpgroup_mma_wait(1, [S, added])
-        x, given = warpgroup_mma_wait(0, [x, given])
-        across = gl.sum(query * x, 0)
-        rings.lines.index(stage).store(gl.where(t == c.C - 1, across + met, across))
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.crossed.index(stage), count=1)
-        mbarrier.wait(barriers.taken.index(stage), phase)
-        rings.ks.index(stage).permute((1, 0)).store(x.to(gl.bfloat16))
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.made_q.index(stage), count=1)
+        done += span.high - span.low
 
 
 @gluon.jit
-def key_partition(c, rings, barriers, span):
+def key_partition(c, rings, barriers, walk):
     """Make ``dk`` and ``dg``."""
-    low, high, skip = span
     acc: gl.constexpr = mma_layout(c.BK)
     of_rows: gl.constexpr = gl.SliceLayout(1, acc)
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((c.C, c.BK), gl.float32, acc)
-    if c.SHARE:
-        for n in range(skip):
-            mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)
-            mbarrier.arrive(barriers.made_k.index(n % c.STAGES), count=1)
-    for n in range(skip, high - low):
-        stage = n % c.STAGES
-        phase = ((n - skip) // c.STAGES) & 1
-        mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
-        fence_async_shared()
-        x = mma_async(rings.vs.index(stage), rings.dSs.index(stage).permute((1, 0)), zeros, True)
-        key = rings.ks.index(stage).load(acc).to(gl.float32)
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.taken.index(stage), count=1)
-        mbarrier.wait(barriers.scored.index(stage), phase)
-        x = warpgroup_mma_wait(0, [x])
-        to_end = rings.sums.index(stage).slice(c.C - 1, 1).load(of_rows) - rings.sums.index(stage).slice(0, c.C).load(of_rows)
-        x = x * gl.exp2(gl.minimum(to_end, 0.0))[:, None]
-        crossing = gl.sum(gl.sum(key * x, 1), 0)
-        x = mma_async(rings.scores.index(stage).permute((1, 0)), rings.qs.index(stage), x, False)
-        x = warpgroup_mma_wait(0, [x])
-        own = gl.sum(key * x, 1)
-        mbarrier.wait(barriers.crossed.index(stage), phase)
-        gl.thread_barrier()
-        rings.qs.index(stage).store(x.to(gl.bfloat16))
-        across = rings.lines.index(stage).load(scan) - gl.convert_layout(own, scan)
-        gate = rings.sums.index(stage).slice(0, c.C).load(scan) - rings.sums.index(stage).slice(c.C, c.C).load(scan)
-        passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
-        across = gl.where(gate > -125.0, across + passed + crossing, 0.0)  # e^g is zero, and so is its gradient
-        rings.lines.index(stage).store(across)
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.made_k.index(stage), count=1)
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        if c.SHARE:
+            for n in range(span.skip):
+                mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)
+                mbarrier.arrive(barriers.made_k.index(n % c.STAGES), count=1)
+        for n in range(span.skip, span.high - span.low):
+            stage = (done + n) % c.STAGES
+            phase = ((done + n - span.skip) // c.STAGES) & 1
+            mbarrier.wait(barriers.ready.index(stage), ((done + n) // c.STAGES) & 1)
+            fence_async_shared()
+            x = mma_async(rings.vs.index(stage), rings.dSs.index(stage).permute((1, 0)), zeros, True)
+            key = rings.ks.index(stage).load(acc).to(gl.float32)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.taken.index(stage), count=1)
+            mbarrier.wait(barriers.scored.index(stage), phase)
+            x = warpgroup_mma_wait(0, [x])
+            sums = rings.sums.index(stage)
+            to_end = sums.slice(c.C - 1, 1).load(of_rows) - sums.slice(0, c.C).load(of_rows)
+            x = x * gl.exp2(gl.minimum(to_end, 0.0))[:, None]
+            crossing = gl.sum(gl.sum(key * x, 1), 0)
+            x = mma_async(rings.scores.index(stage).permute((1, 0)), rings.qs.index(stage), x, False)
+            x = warpgroup_mma_wait(0, [x])
+            own = gl.sum(key * x, 1)
+            mbarrier.wait(barriers.crossed.index(stage), phase)
+            gl.thread_barrier()
+            rings.qs.index(stage).store(x.to(gl.bfloat16))
+            across = rings.lines.index(stage).load(scan) - gl.convert_layout(own, scan)
+            gate = rings.sums.index(stage).slice(0, c.C).load(scan) - rings.sums.index(stage).slice(c.C, c.C).load(scan)
+            passed = gl.sum(across, 0) - gl.associative_scan(across, 0, add)
+            across = gl.where(gate > -125.0, across + passed + crossing, 0.0)  # e^g is zero, and so is its gradient
+            rings.lines.index(stage).store(across)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.made_k.index(stage), count=1)
+        done += span.high - span.low
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "tiles_stride"])
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP", "tiles_stride"])
 def diagonal_scalar_gradients_bwd_sm90(
-    q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale, tiles_stride,
-    qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, sn, sh, sk, sv,
+    q, k, v, do, G, start, dkept, dq, dk, dg, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
+    tiles_stride, qb, qt, qh, kb, kt, kh, vb, vt, vh, ob, ot, oh, gb, gt, gh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr, PACKED: gl.constexpr,
-    WHOLE: gl.constexpr, START: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
+    WHOLE: gl.constexpr, START: gl.constexpr, SHARE: gl.constexpr, MANY: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """``dq, dk`` and these channels' part of ``dg`` of a scalar gate, from the gradients of the states after the chunks.
 
     One scan from the first chunk, with a ``[BK, V]`` tile of the state in registers, so no state is read or written.
     """
+    gl.static_assert(STAGES <= 4)
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     ik = pid % NK
     hv = (pid // NK % HV).to(gl.int64)
-    i, second = shared_program(pid // (NK * HV), SHARE)
+    walk = walk_of(pid // (NK * HV), owner, first, cu, T, PER, SEGMENT, N, STEP, PACKED, WHOLE, SHARE)
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
+        if gl.load(owner + walk.i) >= N:
             return
-    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low, high, skip = shared_span(low, high, second, False, SHARE)
-    limit = gl.minimum(L, high * C).to(gl.int32)
-    q += row * qb + bos * qt + hv // GROUP * qh + ik * BK
-    k += row * kb + bos * kt + hv // GROUP * kh + ik * BK
-    v += row * vb + bos * vt + hv * vh
-    do += row * ob + bos * ot + hv * oh
-    G += row * gb + bos * gt + hv * gh
-    head = (row * T + bos) * HV + hv
-    dq += head * K + ik * BK
-    dk += head * K + ik * BK
-    dg += ik * tiles_stride + head
-    if PACKED:
-        chunk0 = gl.load(chunk_first + n).to(gl.int64)
-    else:
-        chunk0 = n * ((T + C - 1) // C)
-    dkept += (chunk0 * HV + hv) * (K * V) + ik * BK * V
+    q += hv // GROUP * qh + ik * BK
+    k += hv // GROUP * kh + ik * BK
+    v += hv * vh
+    do += hv * oh
+    G += hv * gh
+    dq += hv * K + ik * BK
+    dk += hv * K + ik * BK
+    dg += ik * tiles_stride + hv
+    dkept += hv * (K * V) + ik * BK * V
     if START:
-        start += i.to(gl.int64) * sn + hv * sh
+        start += hv * sh
 
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, V], gl.bfloat16)
@@ -350,20 +393,20 @@ def diagonal_scalar_gradients_bwd_sm90(
     barriers = GradientBarriers(
         ready=ready, scored=scored, taken=taken, crossed=crossed, begun=begun, made_q=made_q, made_k=made_k
     )
-    span = Span(low=low, high=high, skip=skip)
     arrays = GradientArrays(do=do, v=v, k=k, q=q, dkept=dkept, G=G, dq=dq, dk=dk, dg=dg)
     c = GradientConstants(
-        K=K, V=V, C=C, BK=BK, GATE=SCALAR, REVERSE=False, SHARE=SHARE, RATED=False, WEIGHTED=False, SKIP=False, START=START,
-        STAGES=STAGES,
+        K=K, V=V, C=C, BK=BK, GATE=SCALAR, REVERSE=False, SHARE=SHARE, MANY=MANY, PACKED=PACKED, WHOLE=WHOLE, RATED=False,
+        WEIGHTED=False, SKIP=False, START=START, STAGES=STAGES,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (query_partition, (c, rings, barriers, span, start, sk, sv, scale, ik)),
-            (key_partition, (c, rings, barriers, span)),
-            (scores_partition, (c, of_scores, barriers, span, scale, scale, 0)),
+            (query_partition, (c, rings, barriers, walk, start, sn, sk, sv, scale, ik)),
+            (key_partition, (c, rings, barriers, walk)),
+            (scores_partition, (c, of_scores, barriers, walk, scale, scale, 0)),
             (load_store_partition, (
-                c, rings, barriers, arrays, span, limit, HV, GradientStrides(ot=ot, vt=vt, kt=kt, qt=qt, gt=gt),
+                c, rings, barriers, walk, arrays, chunk_first, HV,
+                GradientStrides(ot=ot, vt=vt, kt=kt, qt=qt, gt=gt, ob=ob, vb=vb, kb=kb, qb=qb, gb=gb),
             )),
-        ], [4, 4, 4], [120, 88, 96],
+        ], [4, 4, 4], [120, 88, 112 if V == 64 else 96],
     )  # fmt: skip
     begun._keep_alive()

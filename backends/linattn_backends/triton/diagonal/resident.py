@@ -154,18 +154,19 @@ def scan_chunks(
     return S * tl.exp2(c)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def diagonal_scan(
-    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     GROUP: tl.constexpr, Y_GROUP: tl.constexpr, GATE: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
     WEIGHTED: tl.constexpr, SKIP: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr, START: tl.constexpr,
-    END: tl.constexpr, KEEP: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, SHARE: tl.constexpr, STAGES: tl.constexpr,
+    END: tl.constexpr, KEEP: tl.constexpr, RANGE: tl.constexpr, PREC: tl.constexpr, SHARE: tl.constexpr, MANY: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scan one segment of one head. ``start`` holds a state a segment, ``end`` one a sequence, ``kept`` one a chunk.
 
-    ``SHARE`` and ``STAGES`` are for the kernels of Hopper, which take the same arguments.
+    ``STEP``, ``SHARE``, ``MANY`` and ``STAGES`` are for the kernels of Hopper, which take the same arguments.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)

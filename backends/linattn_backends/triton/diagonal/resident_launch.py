@@ -11,6 +11,7 @@ from ..host.tiles import programs
 from ..host.variant import Stage
 from ..runtime.launch import launch
 from .call import ChunkedCall, Segments, Update
+from .config import SCAN_MANY
 from .memory_launch import empty_gate_parts, segment_starts
 
 __all__ = ["Operands", "gradients", "scan", "scan_segments"]
@@ -18,6 +19,9 @@ __all__ = ["Operands", "gradients", "scan", "scan_segments"]
 FIRST, FIRST_GRADIENTS = 10, 9
 """16ths of a sequence that the first of two programs scans, which the second scans too, for the state alone: fewer, and one is
 done before the other; more, and more is read twice."""
+MOST = 32
+"""Chunks in the mean of a program that scans several sequences. With more, what it does but once is next to nothing; and where
+lengths differ, fewer and longer programs fill a device less evenly."""
 
 
 class Operands(NamedTuple):
@@ -50,6 +54,23 @@ def ring(segments: Segments, width: int, narrow: int) -> int:
     return narrow if segments.shared and width == 64 else 3
 
 
+def together(run: ChunkedCall, stage: Stage, segments: Segments, tiles: int) -> int:
+    """How many sequences a program of ``stage`` scans one after the other, with ``tiles`` programs a head.
+
+    So many that all are done soonest if all are as long as in the mean: a multiprocessor runs one such program, and what that
+    does but once takes as long as two chunks.
+    """
+    if stage.kernel.__name__ not in SCAN_MANY or segments.pieces is not None or segments.shared:
+        return 1
+    call, chunks = run.call, max(-(-usual_tokens(run.call) // run.variant.chunk), 1)
+
+    def time(n: int) -> int:
+        rounds = -(-programs(call.N, call.v.shape[2] * tiles, n, 1) // run.variant.num_sms)
+        return rounds * (n * chunks + 2)
+
+    return min(range(1, max(MOST // chunks, 1) + 1), key=time)
+
+
 def scan(
     run: ChunkedCall, stage: Stage, operands: Operands, out: Tensor, segments: Segments, end: Tensor | None = None,
     reverse: bool = False, transposed: bool = False, kept: Tensor | None = None,
@@ -57,20 +78,23 @@ def scan(
     """Launch one scan, which writes ``out``; ``kept`` takes the state before it meets each chunk, ``end`` the last one."""
     call, variant, tile, (a, b, y) = run.call, run.variant, stage.tile, operands
     HV, V = out.shape[2:]
-    count = segments.heads(call) * programs(1, V, 1, tile.BV)
+    tiles = programs(1, V, 1, tile.BV)
+    many = together(run, stage, segments, tiles)
+    step = segments.programs(call, many)
+    count = step * HV * tiles
     chunks: Cut | None = None if kept is None else run.chunks
     start = None if segments.start is None else segments.start.mT if transposed else segments.start
     launch(
         stage.kernel, count, call,
-        a, b, y, run.g, call.weight, call.skip, start, out, end, kept, *segments.places(run, chunks), call.scale,
+        a, b, y, run.g, call.weight, call.skip, start, out, end, kept, *segments.places(run, chunks), step, call.scale,
         *strides(a), *strides(b), *strides(y), *strides(run.g), *strides(call.weight), *state_strides(start),
         W=a.shape[-1], V=V, C=variant.chunk, BK=tile.BK, BV=tile.BV, GROUP=HV // a.shape[2], Y_GROUP=HV // y.shape[2],
         GATE=call.gate, REVERSE=reverse, TRANSPOSED=transposed, WEIGHTED=call.weight is not None,
         SKIP=call.skip is not None, PACKED=call.cu is not None, WHOLE=segments.pieces is None,
         START=start is not None, END=end is not None, KEEP=kept is not None, RANGE=variant.range,
-        PREC=variant.precision, SHARE=FIRST * segments.shared, STAGES=ring(segments, a.shape[-1], 6),
-        num_warps=tile.warps,
-        num_stages=tile.stages if count <= variant.num_sms else 2,  # more programs than multiprocessors: two share one
+        PREC=variant.precision, SHARE=FIRST * segments.shared, MANY=many > 1,
+        STAGES=ring(segments, a.shape[-1], 6), num_warps=tile.warps,
+        num_stages=tile.stages if count <= variant.num_sms else 2,  # of more than multiprocessors, two plain ones share one
     )  # fmt: skip
 
 
@@ -79,13 +103,16 @@ def gradients(run: ChunkedCall, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tenso
     call, stage = run.call, run.variant["scan_gradients"]
     (B, T, HV, V), K, dg = call.v.shape, call.q.shape[-1], empty_gate_parts(run, stage.tile)
     segments = scan_segments(run, run.variant["scan_dv"], Update.of_values(run), call.start, False, max(K, V))
+    tiles = programs(K, 1, stage.tile.BK, 1)
+    many = together(run, stage, segments, tiles)
+    step = segments.programs(call, many)
     launch(
-        stage.kernel, segments.heads(call) * programs(K, 1, stage.tile.BK, 1), call,
+        stage.kernel, step * HV * tiles, call,
         call.q, call.k, call.v, do, run.g, segments.start, dkept, dq, dk, dg, *segments.places(run, run.chunks),
-        call.scale, B * T * HV,
+        step, call.scale, B * T * HV,
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(do), *strides(run.g), *state_strides(segments.start),
         K=K, V=V, C=run.variant.chunk, BK=stage.tile.BK, GROUP=call.group, PACKED=call.cu is not None,
-        WHOLE=segments.pieces is None, START=segments.start is not None, SHARE=FIRST_GRADIENTS * segments.shared,
+        WHOLE=segments.pieces is None, START=segments.start is not None, SHARE=FIRST_GRADIENTS * segments.shared, MANY=many > 1,
         STAGES=ring(segments, V, 4), num_warps=stage.tile.warps,
     )  # fmt: skip
     return dg

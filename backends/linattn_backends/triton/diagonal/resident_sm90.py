@@ -9,7 +9,8 @@ Decays are measured from the chunk's start and to its end, and between two token
 most one, so no gate is too strong.
 
 Where there are half as many heads of width 64 as the device has room for, two programs share a scan (``SHARE``). The second
-scans the first one's chunks too, for the state alone: it copies less and stores nothing, so the first takes more of them.
+scans the first one's chunks too, for the state alone: it copies less and stores nothing, so the first takes more of them. Where
+sequences are many and short a program scans several (``MANY``), see :mod:`.walks_sm90`.
 """
 
 from typing import NamedTuple
@@ -19,10 +20,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import chunk_at, locate_segment, state_tile
+from ..lib.indexing import chunk_at, state_tile
 from ..lib.sm90 import constants, copy_rows_async, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
 from .gate import NONE, SCALAR
+from .walks_sm90 import first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
 
 __all__ = ["diagonal_scan_sm90"]
 
@@ -71,16 +73,8 @@ class ScanBarriers(NamedTuple):
     state_free: gl.shared_memory_descriptor
 
 
-class Span(NamedTuple):
-    """The chunks ``low … high`` of a program, the first ``skip`` of them for the state alone."""
-
-    low: gl.tensor
-    high: gl.tensor
-    skip: gl.tensor
-
-
 class Arrays(NamedTuple):
-    """What a scan loads, from a head's first token on; ``G`` are a gate's running sums, ``weight`` the factors on values."""
+    """What a scan loads, of one head; ``G`` are a gate's running sums, ``weight`` the factors on values."""
 
     a: gl.tensor
     b: gl.tensor
@@ -90,13 +84,21 @@ class Arrays(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """How far apart the tokens of :class:`Arrays` are. Built where it is handed on: a variable holds no constant, like 1."""
+    """How far apart tokens, and batch rows, of :class:`Arrays` are.
+
+    Built where it is handed on: a variable holds no constant, like 1.
+    """
 
     at: gl.tensor
     bt: gl.tensor
     yt: gl.tensor
     gt: gl.tensor
     mt: gl.tensor
+    ab: gl.tensor
+    bb: gl.tensor
+    yb: gl.tensor
+    gb: gl.tensor
+    mb: gl.tensor
 
 
 @constants
@@ -118,6 +120,9 @@ class ScanConstants:
     REVERSE: bool
     TRANSPOSED: bool
     SHARE: int
+    MANY: bool
+    PACKED: bool
+    WHOLE: bool
     RAW: bool
     RATED: bool
     WEIGHTED: bool
@@ -149,14 +154,6 @@ def scan_rings(
     return Rings(rows=rows, others=others, ys=ys, scores=scores, rates=rates, state=state)
 
 
-@gluon.jit
-def rows_unless(skipped, count, SHARE: gl.constexpr):
-    """``count``; of a scan that two share, zero if this is ``skipped``."""
-    if SHARE:
-        return gl.where(skipped, 0, count)
-    return count
-
-
 @gluon.constexpr_function
 def token_layout():
     """The layout of a chunk's numbers, one a token."""
@@ -181,41 +178,54 @@ def load_sums(G, chunk, limit, gt, there, C: gl.constexpr):
 
 
 @gluon.jit
-def load_partition(c, rings, barriers, arrays, span, limit, scale, strides):
-    """Copy the chunks, of tokens before ``limit``; of the first ``skip`` of them nothing that meets the state.
+def load_partition(c, rings, barriers, walk, arrays, scale, strides):
+    """Copy the chunks; of those that are scanned for the state alone nothing that meets it.
 
     Of a gate: the sums, and, unless they stay ``RAW``, the factors from the chunk's start, with the scale, and to its end.
     Which order is faster was measured.
     """
-    low, high, skip = span
-    a, b, y, G, weight = arrays
-    at, bt, yt, gt, mt = strides
-    if c.GATE == SCALAR and not c.RAW:
-        found, last = load_sums(G, chunk_at(low, low, high, c.REVERSE), limit, gt, low < high, c.C)
-    for n in range(high - low):
-        row = chunk_at(low + n, low, high, c.REVERSE) * c.C
-        stage = n % c.STAGES
-        count = limit - row
-        far = row.to(gl.int64)
-        mbarrier.wait(barriers.free.index(stage), ((n // c.STAGES) & 1) ^ 1)
-        if not c.RAW:
-            copy_rows_async(rings.rows.index(stage), a + far * at, at, count, c.C, c.W)
-        elif c.GATE == SCALAR:
-            copy_sums(rings.rates.index(stage).slice(2 * c.C, c.C), G, far, count, gt, c.C)
-            if c.WEIGHTED:
-                copy_sums(rings.rates.index(stage).slice(3 * c.C, c.C), weight, far, count, mt, c.C)
-        copy_rows_async(rings.others.index(stage), b + far * bt, bt, count, c.C, c.W)
-        copy_rows_async(rings.ys.index(stage), y + far * yt, yt, count, c.C, c.BV)
-        if c.RAW:
-            copy_rows_async(rings.rows.index(stage), a + far * at, at, rows_unless(n < skip, count, c.SHARE), c.C, c.W)
-        elif c.GATE == SCALAR:
-            rings.rates.index(stage).slice(0, c.C).store(gl.exp2(found) * scale)
-            rings.rates.index(stage).slice(c.C, c.C).store(gl.exp2(gl.minimum(last - found, 0.0)))
-            rings.rates.index(stage).slice(2 * c.C, c.C).store(found)
-            found, last = load_sums(G, chunk_at(gl.minimum(low + n + 1, high - 1), low, high, c.REVERSE), limit, gt, True, c.C)
-        async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.ready.index(stage), count=1)
+    at, bt, yt, gt, mt, ab, bb, yb, gb, mb = strides
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        low, high = span.low, span.high
+        a = arrays.a + (span.row * ab + span.bos * at)
+        b = arrays.b + (span.row * bb + span.bos * bt)
+        y = arrays.y + (span.row * yb + span.bos * yt)
+        G = arrays.G
+        weight = arrays.weight
+        if c.GATE == SCALAR:
+            G += span.row * gb + span.bos * gt
+            if not c.RAW:
+                found, last = load_sums(G, chunk_at(low, low, high, c.REVERSE), span.limit, gt, low < high, c.C)
+        if c.WEIGHTED:
+            weight += span.row * mb + span.bos * mt
+        for n in range(high - low):
+            row = chunk_at(low + n, low, high, c.REVERSE) * c.C
+            stage = (done + n) % c.STAGES
+            count = span.limit - row
+            far = row.to(gl.int64)
+            mbarrier.wait(barriers.free.index(stage), (((done + n) // c.STAGES) & 1) ^ 1)
+            if not c.RAW:
+                copy_rows_async(rings.rows.index(stage), a + far * at, at, count, c.C, c.W)
+            elif c.GATE == SCALAR:
+                copy_sums(rings.rates.index(stage).slice(2 * c.C, c.C), G, far, count, gt, c.C)
+                if c.WEIGHTED:
+                    copy_sums(rings.rates.index(stage).slice(3 * c.C, c.C), weight, far, count, mt, c.C)
+            copy_rows_async(rings.others.index(stage), b + far * bt, bt, count, c.C, c.W)
+            copy_rows_async(rings.ys.index(stage), y + far * yt, yt, count, c.C, c.BV)
+            if c.RAW:
+                copy_rows_async(rings.rows.index(stage), a + far * at, at, rows_unless(n < span.skip, count, c.SHARE), c.C, c.W)
+            elif c.GATE == SCALAR:
+                rings.rates.index(stage).slice(0, c.C).store(gl.exp2(found) * scale)
+                rings.rates.index(stage).slice(c.C, c.C).store(gl.exp2(gl.minimum(last - found, 0.0)))
+                rings.rates.index(stage).slice(2 * c.C, c.C).store(found)
+                coming = chunk_at(gl.minimum(low + n + 1, high - 1), low, high, c.REVERSE)
+                found, last = load_sums(G, coming, span.limit, gt, True, c.C)
+            async_copy.mbarrier_arrive(barriers.ready.index(stage), increment_count=False)
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.ready.index(stage), count=1)
+        done += high - low
 
 
 @gluon.jit
@@ -236,226 +246,217 @@ def store_rates(line, rated, scale, C: gl.constexpr, WEIGHTED: gl.constexpr):
 
 
 @gluon.jit
-def scores_partition(c, rings, barriers, span, scale, factor, SUMS: gl.constexpr):
+def scores_partition(c, rings, barriers, walk, scale, factor, SUMS: gl.constexpr):
     """Make ``scale D_ts (a_t·b_s)``, with the transposed mask and decays in reverse; ``factor`` is that of a skip.
 
     ``rates`` have the gate's sums from ``SUMS`` on; if ``RATED``, places for factors before them, and weights behind.
     """
-    low, high, skip = span
     square: gl.constexpr = mma_layout(c.C)
     t = gl.arange(0, c.C, gl.SliceLayout(1, square))
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
     zeros = gl.zeros((c.C, c.C), gl.float32, square)
-    if c.SHARE:
-        if c.RATED:
-            for n in range(skip):
-                mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)
-                store_rates(rings.rates.index(n % c.STAGES), barriers.rated.index(n % c.STAGES), scale, c.C, c.WEIGHTED)
-        mbarrier.wait(barriers.begun, 0)
-    for n in range(skip, high - low):
-        stage = n % c.STAGES
-        mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
-        fence_async_shared()
-        A = mma_async(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
-        if c.RATED:
-            store_rates(rings.rates.index(stage), barriers.rated.index(stage), scale, c.C, c.WEIGHTED)
-        if c.GATE == SCALAR:
-            sums_t = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(1, square))
-            sums_s = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(0, square))
-            between = sums_t[:, None] - sums_s[None, :]
-            if c.REVERSE:
-                between = -between
-            D = gl.exp2(gl.minimum(between, 0.0)) * scale
-            if c.WEIGHTED:
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        if c.SHARE:
+            if c.RATED:
+                for n in range(span.skip):
+                    mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)
+                    store_rates(rings.rates.index(n % c.STAGES), barriers.rated.index(n % c.STAGES), scale, c.C, c.WEIGHTED)
+            mbarrier.wait(barriers.begun, 0)
+        for n in range(span.skip, span.high - span.low):
+            stage = (done + n) % c.STAGES
+            mbarrier.wait(barriers.ready.index(stage), ((done + n) // c.STAGES) & 1)
+            fence_async_shared()
+            A = mma_async(rings.rows.index(stage), rings.others.index(stage).permute((1, 0)), zeros, True)
+            if c.RATED:
+                store_rates(rings.rates.index(stage), barriers.rated.index(stage), scale, c.C, c.WEIGHTED)
+            if c.GATE == SCALAR:
+                sums_t = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(1, square))
+                sums_s = rings.rates.index(stage).slice(SUMS, c.C).load(gl.SliceLayout(0, square))
+                between = sums_t[:, None] - sums_s[None, :]
                 if c.REVERSE:
-                    D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(1, square))[:, None]
-                else:
-                    D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(0, square))[None, :]
-        else:
-            D = scale
-        A = warpgroup_mma_wait(0, [A])
-        if c.REVERSE:
-            A = gl.where(t[:, None] <= s[None, :], A * D, 0.0)
-        else:
-            A = gl.where(s[None, :] <= t[:, None], A * D, 0.0)
-        if c.SKIP:
-            A = gl.where(s[None, :] == t[:, None], A + factor, A)
-        rings.scores.index(stage).store(A.to(gl.bfloat16))
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.scored.index(stage), count=1)
+                    between = -between
+                D = gl.exp2(gl.minimum(between, 0.0)) * scale
+                if c.WEIGHTED:
+                    if c.REVERSE:
+                        D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(1, square))[:, None]
+                    else:
+                        D = D * rings.rates.index(stage).slice(SUMS + c.C, c.C).load(gl.SliceLayout(0, square))[None, :]
+            else:
+                D = scale
+            A = warpgroup_mma_wait(0, [A])
+            if c.REVERSE:
+                A = gl.where(t[:, None] <= s[None, :], A * D, 0.0)
+            else:
+                A = gl.where(s[None, :] <= t[:, None], A * D, 0.0)
+            if c.SKIP:
+                A = gl.where(s[None, :] == t[:, None], A + factor, A)
+            rings.scores.index(stage).store(A.to(gl.bfloat16))
+            fence_async_shared()
+            gl.thread_barrier()
+            mbarrier.arrive(barriers.scored.index(stage), count=1)
+        done += span.high - span.low
 
 
 @gluon.jit
-def mma_partition(c, rings, barriers, span, start, sk, sv, end, last, scale, to, iv):
+def mma_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, HV):
     """Scan: the state, and what comes out. In reverse, with a gate, the scale goes into the state, else to what comes out."""
-    low, high, skip = span
     wide: gl.constexpr = mma_layout(c.W)
     narrow: gl.constexpr = mma_layout(c.C)
     by_token: gl.constexpr = gl.SliceLayout(0, narrow)
-    S = gl.zeros((c.BV, c.W), gl.float32, wide)
-    columns_k = gl.arange(0, c.W, gl.SliceLayout(0, wide))[None, :]
-    columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
-    there = columns_v * c.W + columns_k if c.TRANSPOSED else columns_k * c.V + columns_v
-    if c.START:
-        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
-        if c.REVERSE and c.GATE == NONE:
-            S = S / scale
     zeros = gl.zeros((c.BV, c.C), gl.float32, narrow)
     MEETS: gl.constexpr = c.C if c.REVERSE else 0  # where the factors lie for what meets the state, and for what goes into it
     MAKES: gl.constexpr = 0 if c.REVERSE else c.C
-    if c.SHARE:
-        for n in range(skip):
-            stage = n % c.STAGES
-            mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        S = gl.zeros((c.BV, c.W), gl.float32, wide)
+        if c.START:
+            own = start + segment_of(walk, m).to(gl.int64) * sn
+            columns_k, columns_v = state_channels(iv, c.W, c.BV)
+            S = S + gl.load(state_tile(own, columns_k, columns_v, sk, sv)).to(gl.float32)
+            if c.REVERSE and c.GATE == NONE:
+                S = S / scale
+        if c.SHARE:
+            for n in range(span.skip):
+                stage = n % c.STAGES
+                mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
+                fence_async_shared()
+                if c.GATE == SCALAR:
+                    mbarrier.wait(barriers.rated.index(stage), (n // c.STAGES) & 1)
+                    S = S * gl.exp2(rings.rates.index(stage).slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
+                    rate = rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))
+                    decayed = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C)).to(gl.float32) * rate[None, :]
+                    added = gl.convert_layout(decayed.to(gl.bfloat16), lhs_layout(c.W))
+                    S = mma_async(added, rings.others.index(stage), S, False)
+                    S, added = warpgroup_mma_wait(0, [S, added])
+                else:
+                    S = mma_async(rings.ys.index(stage).permute((1, 0)), rings.others.index(stage), S, False)
+                    S = warpgroup_mma_wait(0, [S])
+                gl.thread_barrier()
+                mbarrier.arrive(barriers.free.index(stage), count=2)
+            mbarrier.arrive(barriers.begun, count=1)
+        for n in range(span.skip, span.high - span.low):
+            stage = (done + n) % c.STAGES
+            mbarrier.wait(barriers.ready.index(stage), ((done + n) // c.STAGES) & 1)
             fence_async_shared()
-            if c.GATE == SCALAR:
-                mbarrier.wait(barriers.rated.index(stage), (n // c.STAGES) & 1)
+            before = S.to(gl.bfloat16)
+            held = before
+            if c.KEEP and c.REVERSE and c.GATE == NONE:
+                held = (S * scale).to(gl.bfloat16)
+            if c.GATE == SCALAR:  # while nothing runs: the assembler waits for every product where it meets these registers
                 S = S * gl.exp2(rings.rates.index(stage).slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-                decayed = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C)).to(gl.float32)
-                decayed = decayed * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))[None, :]
-                added = gl.convert_layout(decayed.to(gl.bfloat16), lhs_layout(c.W))
-                S = mma_async(added, rings.others.index(stage), S, False)
-                S, added = warpgroup_mma_wait(0, [S, added])
+            old = gl.convert_layout(before, lhs_layout(c.C))
+            o = mma_async(old, rings.rows.index(stage).permute((1, 0)), zeros, True)
+            given = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C))
+            added = given
+            if c.GATE == SCALAR:
+                if c.RAW:
+                    mbarrier.wait(barriers.rated.index(stage), ((done + n) // c.STAGES) & 1)
+                decayed = (
+                    given.to(gl.float32)
+                    * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))[None, :]
+                )
+                added = decayed.to(gl.bfloat16)
+            added = gl.convert_layout(added, lhs_layout(c.W))
+            S = mma_async(added, rings.others.index(stage), S, False)
+            if c.KEEP:
+                mbarrier.wait(barriers.state_free, ((done + n - span.skip) & 1) ^ 1)
+                rings.state.permute((1, 0)).store(held)
+                gl.thread_barrier()
+                mbarrier.arrive(barriers.state_full, count=1)
+            mbarrier.wait(barriers.scored.index(stage), ((done + n - span.skip) // c.STAGES) & 1)
+            o, old = warpgroup_mma_wait(1, [o, old])
+            if c.GATE == SCALAR:
+                o = o * rings.rates.index(stage).slice(MEETS, c.C).load(by_token)[None, :]
             else:
-                S = mma_async(rings.ys.index(stage).permute((1, 0)), rings.others.index(stage), S, False)
-                S = warpgroup_mma_wait(0, [S])
+                o = o * scale
+            o = mma_async(given, rings.scores.index(stage).permute((1, 0)), o, False)
+            S, added = warpgroup_mma_wait(1, [S, added])
+            o, given = warpgroup_mma_wait(0, [o, given])
+            rings.ys.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
             gl.thread_barrier()
-            mbarrier.arrive(barriers.free.index(stage), count=2)
-        mbarrier.arrive(barriers.begun, count=1)
-    for n in range(skip, high - low):
-        stage = n % c.STAGES
-        mbarrier.wait(barriers.ready.index(stage), (n // c.STAGES) & 1)
-        fence_async_shared()
-        before = S.to(gl.bfloat16)
-        held = before
-        if c.KEEP and c.REVERSE and c.GATE == NONE:
-            held = (S * scale).to(gl.bfloat16)
-        if c.GATE == SCALAR:  # while nothing runs: the assembler waits for every product where it meets these registers
-            S = S * gl.exp2(rings.rates.index(stage).slice(3 * c.C - 1, 1).load(gl.SliceLayout(0, wide)))[None, :]
-        old = gl.convert_layout(before, lhs_layout(c.C))
-        o = mma_async(old, rings.rows.index(stage).permute((1, 0)), zeros, True)
-        given = rings.ys.index(stage).permute((1, 0)).load(lhs_layout(c.C))
-        added = given
-        if c.GATE == SCALAR:
-            if c.RAW:
-                mbarrier.wait(barriers.rated.index(stage), (n // c.STAGES) & 1)
-            decayed = (
-                given.to(gl.float32)
-                * rings.rates.index(stage).slice(MAKES, c.C).load(gl.SliceLayout(0, lhs_layout(c.C)))[None, :]
-            )
-            added = decayed.to(gl.bfloat16)
-        added = gl.convert_layout(added, lhs_layout(c.W))
-        S = mma_async(added, rings.others.index(stage), S, False)
-        if c.KEEP:
-            mbarrier.wait(barriers.state_free, ((n - skip) & 1) ^ 1)
-            rings.state.permute((1, 0)).store(held)
-            gl.thread_barrier()
-            mbarrier.arrive(barriers.state_full, count=1)
-        mbarrier.wait(barriers.scored.index(stage), ((n - skip) // c.STAGES) & 1)
-        o, old = warpgroup_mma_wait(1, [o, old])
-        if c.GATE == SCALAR:
-            o = o * rings.rates.index(stage).slice(MEETS, c.C).load(by_token)[None, :]
-        else:
-            o = o * scale
-        o = mma_async(given, rings.scores.index(stage).permute((1, 0)), o, False)
-        S, added = warpgroup_mma_wait(1, [S, added])
-        o, given = warpgroup_mma_wait(0, [o, given])
-        rings.ys.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.free.index(stage), count=1)
-        mbarrier.arrive(barriers.made.index(stage), count=1)
-    if c.END:
-        if c.REVERSE and c.GATE == NONE:
-            S = S * scale
-        if last:
-            gl.store(end + to + there, S)
+            mbarrier.arrive(barriers.free.index(stage), count=1)
+            mbarrier.arrive(barriers.made.index(stage), count=1)
+        if c.END:
+            if c.REVERSE and c.GATE == NONE:
+                S = S * scale
+            if walk.last == 1:
+                columns_k, columns_v = state_channels(iv, c.W, c.BV)
+                there = columns_v * c.W + columns_k if c.TRANSPOSED else columns_k * c.V + columns_v
+                gl.store(end + span.n * HV * (c.W * c.V) + there, S)
+        done += span.high - span.low
 
 
 @gluon.jit
-def store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV):
+def store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     """Store states, if ``KEEP``, and outputs."""
-    low, high, skip = span
-    for n in range(skip, high - low):
-        chunk = chunk_at(low + n, low, high, c.REVERSE)
-        stage = n % c.STAGES
+    done = 0
+    for m in range(segments_of(c, walk)):
+        span = span_of(c, walk, m)
+        low, high = span.low, span.high
+        rows = out + (span.row * walk.T + span.bos) * HV * c.V
+        states = kept
         if c.KEEP:
-            mbarrier.wait(barriers.state_full, (n - skip) & 1)
-            store_buffer(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
+            states += first_chunk(c, walk, span.n, chunk_first) * HV * (c.W * c.V)
+        for n in range(span.skip, high - low):
+            chunk = chunk_at(low + n, low, high, c.REVERSE)
+            stage = (done + n) % c.STAGES
+            if c.KEEP:
+                mbarrier.wait(barriers.state_full, (done + n - span.skip) & 1)
+                store_buffer(states + chunk.to(gl.int64) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
+                gl.thread_barrier()
+                mbarrier.arrive(barriers.state_free, count=1)
+            mbarrier.wait(barriers.made.index(stage), ((done + n - span.skip) // c.STAGES) & 1)
+            row = chunk * c.C
+            far = row.to(gl.int64) * (HV * c.V)
+            store_buffer(rows + far, rings.ys.index(stage), HV * c.V, span.limit - row, c.C, c.BV)
             gl.thread_barrier()
-            mbarrier.arrive(barriers.state_free, count=1)
-        mbarrier.wait(barriers.made.index(stage), ((n - skip) // c.STAGES) & 1)
-        row = chunk * c.C
-        store_buffer(out + row.to(gl.int64) * (HV * c.V), rings.ys.index(stage), HV * c.V, limit - row, c.C, c.BV)
-        gl.thread_barrier()
-        mbarrier.arrive(barriers.free.index(stage), count=1)
+            mbarrier.arrive(barriers.free.index(stage), count=1)
+        done += high - low
 
 
-@gluon.jit
-def shared_program(i, SHARE: gl.constexpr):
-    """Whose scan program ``i`` takes part in, and whether it stores the last state."""
-    if SHARE:
-        return i // 2, i % 2
-    return i, i * 0 + 1
-
-
-@gluon.jit
-def shared_span(low, high, second, REVERSE: gl.constexpr, SHARE: gl.constexpr):
-    """The chunks that a program scans, and how many of them for the state alone."""
-    low = gl.to_tensor(low).to(gl.int32)
-    skip = low * 0
-    if SHARE:
-        first = (high - low) * SHARE // 16
-        skip = first * second
-        if REVERSE:
-            low = gl.where(second == 1, low, high - first)
-        else:
-            high = gl.where(second == 1, high, low + first)
-    return low, high, skip
-
-
-@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def diagonal_scan_sm90(
-    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     WEIGHTED: gl.constexpr, SKIP: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
-    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, MANY: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Scan as :func:`.resident.diagonal_scan`; with ``SHARE``, two programs a sequence, the first ``SHARE`` 16ths of it."""
+    """Scan as :func:`.resident.diagonal_scan`.
+
+    ``SHARE`` says that two programs scan a sequence, the first ``SHARE`` 16ths of it, ``MANY`` that a program scans several,
+    ``STEP`` apart.
+    """
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
     hv = (pid // NV % HV).to(gl.int64)
-    i, second = shared_program(pid // (NV * HV), SHARE)
+    walk = walk_of(pid // (NV * HV), owner, first, cu, T, PER, SEGMENT, N, STEP, PACKED, WHOLE, SHARE)
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
+        if gl.load(owner + walk.i) >= N:
             return
-    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low, high, ahead = shared_span(low, high, second, REVERSE, SHARE)
-    limit = gl.minimum(L, high * C).to(gl.int32)
-    a += row * ab + bos * at + hv // GROUP * ah
-    b += row * eb + bos * et + hv // GROUP * eh
-    y += row * yb + bos * yt + hv // Y_GROUP * yh + iv * BV
-    out += ((row * T + bos) * HV + hv) * V + iv * BV
+    a += hv // GROUP * ah
+    b += hv // GROUP * eh
+    y += hv // Y_GROUP * yh + iv * BV
+    out += hv * V + iv * BV
     if GATE == SCALAR:
-        G += row * gb + bos * gt + hv * gh
+        G += hv * gh
     factor = scale
     if WEIGHTED:
-        weight += row * mb + bos * mt + hv * mh
+        weight += hv * mh
     if SKIP:
         factor = gl.load(skip + hv).to(gl.float32)
-    chunk0 = n * 0
     if KEEP:
-        if PACKED:
-            chunk0 = gl.load(chunk_first + n).to(gl.int64)
-        else:
-            chunk0 = n * ((T + C - 1) // C)
         kept += hv * (W * V) + iv * BV
     if START:
-        start += i.to(gl.int64) * sn + hv * sh
-    to = (n * HV + hv) * (W * V)
+        start += hv * sh
+    if END:
+        end += hv * (W * V)
 
     rings = scan_rings(W, C, BV, GATE, KEEP, STAGES)
     usual = allocate_barriers(2, STAGES)
@@ -477,20 +478,20 @@ def diagonal_scan_sm90(
         ready=usual.ready, rated=rated, begun=begun, scored=scored, free=usual.free, made=usual.made,
         state_full=usual.state_full, state_free=usual.state_free,
     )  # fmt: skip
-    span = Span(low=low, high=high, skip=ahead)
     arrays = Arrays(a=a, b=b, y=y, G=G, weight=weight)
     c = ScanConstants(
-        W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=TRANSPOSED, SHARE=SHARE, RAW=RAW, RATED=RATED,
-        WEIGHTED=WEIGHTED, SKIP=SKIP, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
+        W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=TRANSPOSED, SHARE=SHARE, MANY=MANY, PACKED=PACKED,
+        WHOLE=WHOLE, RAW=RAW, RATED=RATED, WEIGHTED=WEIGHTED, SKIP=SKIP, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (mma_partition, (c, rings, barriers, span, start, sk, sv, end, second, scale, to, iv)),
-            (scores_partition, (c, rings, barriers, span, scale, factor, 2 * C)),
+            (mma_partition, (c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, HV)),
+            (scores_partition, (c, rings, barriers, walk, scale, factor, 2 * C)),
             (load_partition, (
-                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt, mt=mt),
+                c, rings, barriers, walk, arrays, scale,
+                Strides(at=at, bt=et, yt=yt, gt=gt, mt=mt, ab=ab, bb=eb, yb=yb, gb=gb, mb=mb),
             )),
-            (store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
+            (store_partition, (c, rings, barriers, walk, kept, out, chunk_first, HV)),
         ], [4, 4, 4], [112, 72, 72],
     )  # fmt: skip
     keep_alive(usual)

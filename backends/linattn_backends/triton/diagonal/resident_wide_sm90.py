@@ -12,11 +12,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..lib.indexing import chunk_at, locate_segment, state_tile
+from ..lib.indexing import chunk_at, state_tile
 from ..lib.sm90 import lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
-from .resident_sm90 import Arrays, ScanConstants, Span, Strides, load_partition
+from .resident_sm90 import Arrays, ScanConstants, Strides, load_partition
+from .walks_sm90 import first_chunk, span_of, walk_of
 
 __all__ = ["diagonal_scan_wide_sm90"]
 
@@ -61,9 +62,9 @@ class WideBarriers(NamedTuple):
 
 
 @gluon.jit
-def state_partition(c, rings, barriers, span, start, sk, sv, end, scale, to, iv):
+def state_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, HV):
     """Scan the state: a copy of it, then what the chunk adds."""
-    low, high, _skip = span
+    span = span_of(c, walk, 0)
     wide: gl.constexpr = mma_layout(128)  # of two products: one of 256 columns has more registers than the assembler allows
     by_token: gl.constexpr = gl.SliceLayout(0, lhs_layout(c.C))
     S = gl.zeros((c.BV, c.W), gl.float32, wide)
@@ -71,8 +72,9 @@ def state_partition(c, rings, barriers, span, start, sk, sv, end, scale, to, iv)
     columns_v = (iv * c.BV + gl.arange(0, c.BV, gl.SliceLayout(1, wide)))[:, None]
     there = columns_k * c.V + columns_v
     if c.START:
-        S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
-    for n in range(high - low):
+        own = start + walk.i.to(gl.int64) * sn
+        S = S + gl.load(state_tile(own, columns_k, columns_v, sk, sv)).to(gl.float32)
+    for n in range(span.high - span.low):
         stage = n % c.STAGES
         mbarrier.wait(barriers.read, (n & 1) ^ 1)
         if c.KEEP:
@@ -102,13 +104,13 @@ def state_partition(c, rings, barriers, span, start, sk, sv, end, scale, to, iv)
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
     if c.END:
-        gl.store(end + to + there, S)
+        gl.store(end + span.n * HV * (c.W * c.V) + there, S)
 
 
 @gluon.jit
-def output_partition(c, rings, barriers, span, scale):
+def output_partition(c, rings, barriers, walk, scale):
     """Make what comes out, from the state and from the chunk's own tokens."""
-    low, high, _skip = span
+    span = span_of(c, walk, 0)
     square: gl.constexpr = mma_layout(c.C)
     acc: gl.constexpr = mma_layout(c.BV)
     by_row: gl.constexpr = gl.SliceLayout(1, acc)
@@ -116,7 +118,7 @@ def output_partition(c, rings, barriers, span, scale):
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
     zeros = gl.zeros((c.C, c.C), gl.float32, square)
     none = gl.zeros((c.C, c.BV), gl.float32, acc)
-    for n in range(high - low):
+    for n in range(span.high - span.low):
         stage = n % c.STAGES
         phase = (n // c.STAGES) & 1
         mbarrier.wait(barriers.ready.index(stage), phase)
@@ -165,65 +167,64 @@ def output_partition(c, rings, barriers, span, scale):
 
 
 @gluon.jit
-def wide_store_partition(c, rings, barriers, kept, out, chunk0, span, limit, HV):
+def wide_store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     """Store states, if ``KEEP``, and outputs."""
-    low, high, _skip = span
+    span = span_of(c, walk, 0)
+    low, high = span.low, span.high
+    out += (span.row * walk.T + span.bos) * HV * c.V
+    if c.KEEP:
+        kept += first_chunk(c, walk, span.n, chunk_first) * HV * (c.W * c.V)
     for n in range(high - low):
         chunk = chunk_at(low + n, low, high, c.REVERSE)
         stage = n % c.STAGES
         if c.KEEP:
             mbarrier.wait(barriers.copied, n & 1)
-            store_buffer(kept + (chunk0 + chunk) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
+            store_buffer(kept + chunk.to(gl.int64) * HV * (c.W * c.V), rings.state, c.V, c.W, c.W, c.BV)
             gl.thread_barrier()
             mbarrier.arrive(barriers.read, count=1)
         mbarrier.wait(barriers.made.index(stage), (n // c.STAGES) & 1)
         row = chunk * c.C
-        store_buffer(out + row.to(gl.int64) * (HV * c.V), rings.outs.index(stage), HV * c.V, limit - row, c.C, c.BV)
+        far = row.to(gl.int64) * (HV * c.V)
+        store_buffer(out + far, rings.outs.index(stage), HV * c.V, span.limit - row, c.C, c.BV)
         gl.thread_barrier()
         mbarrier.arrive(barriers.stored.index(stage), count=1)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def diagonal_scan_wide_sm90(
-    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    a, b, y, G, weight, skip, start, out, end, kept, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     ab, at, ah, eb, et, eh, yb, yt, yh, gb, gt, gh, mb, mt, mh, sn, sh, sk, sv,
     W: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr,
     GROUP: gl.constexpr, Y_GROUP: gl.constexpr, GATE: gl.constexpr, REVERSE: gl.constexpr, TRANSPOSED: gl.constexpr,
     WEIGHTED: gl.constexpr, SKIP: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr, START: gl.constexpr,
-    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, STAGES: gl.constexpr,
+    END: gl.constexpr, KEEP: gl.constexpr, RANGE: gl.constexpr, PREC: gl.constexpr, SHARE: gl.constexpr, MANY: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Scan as :func:`.resident_sm90.diagonal_scan_sm90`.
 
-    Nobody shares a scan, the state is never ``TRANSPOSED``, and values are taken as they come.
+    A program scans one segment, which nobody shares, the state is never ``TRANSPOSED``, and values are taken as they come.
     """
-    gl.static_assert(not TRANSPOSED and not SHARE and not WEIGHTED and not SKIP)
+    gl.static_assert(not TRANSPOSED and not SHARE and not MANY and not WEIGHTED and not SKIP)
     NV: gl.constexpr = V // BV
     pid = gl.program_id(0)
     iv = pid % NV
     hv = (pid // NV % HV).to(gl.int64)
-    i = pid // (NV * HV)
+    walk = walk_of(pid // (NV * HV), owner, first, cu, T, PER, SEGMENT, N, STEP, PACKED, WHOLE, SHARE)
     if PACKED and not WHOLE:  # noqa: SIM102 - the compiler reads both sides of an `and`
-        if gl.load(owner + i) >= N:
+        if gl.load(owner + walk.i) >= N:
             return
-    n, bos, L, row, low, high = locate_segment(i, owner, first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    low = gl.to_tensor(low).to(gl.int32)
-    limit = gl.minimum(L, high * C).to(gl.int32)
-    a += row * ab + bos * at + hv // GROUP * ah
-    b += row * eb + bos * et + hv // GROUP * eh
-    y += row * yb + bos * yt + hv // Y_GROUP * yh + iv * BV
-    out += ((row * T + bos) * HV + hv) * V + iv * BV
+    a += hv // GROUP * ah
+    b += hv // GROUP * eh
+    y += hv // Y_GROUP * yh + iv * BV
+    out += hv * V + iv * BV
     if GATE == SCALAR:
-        G += row * gb + bos * gt + hv * gh
-    chunk0 = n * 0
+        G += hv * gh
     if KEEP:
-        if PACKED:
-            chunk0 = gl.load(chunk_first + n).to(gl.int64)
-        else:
-            chunk0 = n * ((T + C - 1) // C)
         kept += hv * (W * V) + iv * BV
     if START:
-        start += i.to(gl.int64) * sn + hv * sh
-    to = (n * HV + hv) * (W * V)
+        start += hv * sh
+    if END:
+        end += hv * (W * V)
 
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, W], gl.bfloat16)
@@ -255,19 +256,19 @@ def diagonal_scan_wide_sm90(
     mbarrier.init(read, count=2 if KEEP else 1)
     rings = WideRings(rows=rows, others=others, ys=ys, outs=outs, rates=rates, state=state)
     barriers = WideBarriers(ready=ready, free=free, made=made, stored=stored, copied=copied, read=read)
-    span = Span(low=low, high=high, skip=low * 0)
     arrays = Arrays(a=a, b=b, y=y, G=G, weight=G)
     c = ScanConstants(
-        W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=False, SHARE=0, RAW=True, RATED=False,
-        WEIGHTED=False, SKIP=False, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
+        W=W, V=V, C=C, BV=BV, GATE=GATE, REVERSE=REVERSE, TRANSPOSED=False, SHARE=0, MANY=False, PACKED=PACKED, WHOLE=WHOLE,
+        RAW=True, RATED=False, WEIGHTED=False, SKIP=False, START=START, END=END, KEEP=KEEP, STAGES=STAGES,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (state_partition, (c, rings, barriers, span, start, sk, sv, end, scale, to, iv)),
-            (output_partition, (c, rings, barriers, span, scale)),
+            (state_partition, (c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, HV)),
+            (output_partition, (c, rings, barriers, walk, scale)),
             (load_partition, (
-                c, rings, barriers, arrays, span, limit, scale, Strides(at=at, bt=et, yt=yt, gt=gt, mt=gt),
+                c, rings, barriers, walk, arrays, scale,
+                Strides(at=at, bt=et, yt=yt, gt=gt, mt=gt, ab=ab, bb=eb, yb=yb, gb=gb, mb=gb),
             )),
-            (wide_store_partition, (c, rings, barriers, kept, out, chunk0, span, limit, HV)),
+            (wide_store_partition, (c, rings, barriers, walk, kept, out, chunk_first, HV)),
         ], [4, 4, 4], [144, 72, 64],
     )  # fmt: skip

@@ -87,8 +87,7 @@ class Facts(NamedTuple):
         K, V: Widths of a head.
         chunk: Tokens a chunk.
         strength: Dimensions of ``beta`` besides batch and time: 2 is one a value channel.
-        short: Whether sequences are too short for kernels that have a multiprocessor for themselves.
-        many: Whether sequences times value heads fill the device with such kernels, and no scores are kept.
+        many: Whether sequences times value heads fill the device, a multiprocessor for each, and no scores are kept.
     """
 
     family: str
@@ -97,7 +96,6 @@ class Facts(NamedTuple):
     V: int
     chunk: int
     strength: int = 1
-    short: bool = False
     many: bool = False
 
 
