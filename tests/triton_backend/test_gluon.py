@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gluon_on_numpy
 import linattn
 import numpy as np
@@ -12,6 +14,7 @@ from linattn_backends.triton.delta import call as delta_call
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal import resident_launch
 from linattn_backends.triton.diagonal.config import SCAN_MANY, DiagonalVariant
+from linattn_backends.triton.diagonal.walks_sm90 import segment_of, segments_of
 from linattn_backends.triton.runtime import launch, replay
 from test_input_maps import check as check_raw
 from test_input_maps import raw
@@ -141,7 +144,6 @@ def programs(monkeypatch):
 )
 @pytest.mark.parametrize(("family", "kind"), [("linear_attn", "plain"), ("simple_gla", "weak"), ("simple_gla", "mixed")])
 def test_a_program_scans_several_sequences(family, kind, sizes, expected, launched, programs):
-    """Those that are as far apart as there are programs of a head."""
     call(family, V=128, kind=kind, **sizes)
     scans = {("diagonal_scan_sm90", expected * 2)}  # of two tiles of 64 value channels
     if family == "linear_attn":
@@ -149,6 +151,12 @@ def test_a_program_scans_several_sequences(family, kind, sizes, expected, launch
     elif sizes.get("H") != 1:
         scans |= {("diagonal_scalar_gradients_bwd_sm90", expected)}
     assert programs == scans
+
+
+def test_sequences_of_a_program_lie_apart():
+    walks = [SimpleNamespace(i=i, N=8, STEP=3) for i in range(3)]
+    found = [[segment_of.fn(walk, m) for m in range(segments_of.fn(SimpleNamespace(MANY=True), walk))] for walk in walks]
+    assert found == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 
 def test_a_program_scans_several_sequences_of_weighted_values(launched, programs):

@@ -2,7 +2,7 @@
 
 A program scans a segment: a sequence or, where there are few, a piece of one, which it may share with another program. Where
 sequences are many and short it scans several, one after the other (``MANY``), and its rings go on from each to the next: what a
-program does once is done once for all of them. They are those that are ``STEP`` apart, as many as there are programs of a head,
+program does once is done once for all of them. They are ``STEP`` apart, which is as many as a tile of a head has programs,
 so that long sequences among short ones, which often stand together, are different programs'.
 
 So each partition has two loops. The inner one goes through a segment's chunks from 0, and those that are ``done`` are added to
@@ -62,7 +62,7 @@ def walk_of(
     i, owner, first, cu, T, PER, SEGMENT, N, STEP,
     PACKED: gl.constexpr, WHOLE: gl.constexpr, SHARE: gl.constexpr,
 ):  # fmt: skip
-    """The segments of program ``i`` of a head."""
+    """The segments of program ``i`` of a tile of a head."""
     if WHOLE or not PACKED:  # nobody reads these, and a tuple holds no ``None``
         owner = i
         first = i
