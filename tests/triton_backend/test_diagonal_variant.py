@@ -8,7 +8,7 @@ import pytest
 import torch
 from linattn_backends.triton.diagonal.call import Segments
 from linattn_backends.triton.diagonal.config import backward_variant, forward_variant
-from linattn_backends.triton.diagonal.resident_launch import together
+from linattn_backends.triton.diagonal.resident_launch import sequences_together
 from linattn_backends.triton.host.variant import Facts
 from linattn_backends.triton.runtime.device import Properties
 from triton_cases import place_of
@@ -148,10 +148,10 @@ def test_short_sequences_are_scanned_together_so_that_all_are_done_soonest(seque
     v = torch.empty(sequences, tokens, heads, 0)
     variant = forward_variant(facts(), BF16, HOPPER)
     run = SimpleNamespace(call=SimpleNamespace(v=v, cu=None, N=sequences), variant=variant)
-    assert together(run, variant["scan"], Segments(None), tiles) == expected
-    assert together(run, variant["scan"], Segments(None, shared=True), tiles) == 1
+    assert sequences_together(run, variant["scan"], Segments(None), tiles) == expected
+    assert sequences_together(run, variant["scan"], Segments(None, shared=True), tiles) == 1
     plain = forward_variant(facts(V=96), BF16, HOPPER)["scan"]
-    assert together(run, plain, Segments(None), tiles) == 1
+    assert sequences_together(run, plain, Segments(None), tiles) == 1
 
 
 def test_sequences_are_cut_where_heads_do_not_fill_the_device():

@@ -126,17 +126,16 @@ def programs(monkeypatch):
         start(kernel, count, device, args, config)
 
     monkeypatch.setattr(launch, "start", counted)
-    monkeypatch.setattr(resident_launch, "together", lambda run, stage, *_: 3 if stage.kernel.__name__ in SCAN_MANY else 1)
+    monkeypatch.setattr(
+        resident_launch, "sequences_together", lambda run, stage, *_: 3 if stage.kernel.__name__ in SCAN_MANY else 1
+    )
     return found
 
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        (
-            dict(T=320, cu=[0, 70, 70, 75, 203, 267, 268, 300, 310]),
-            3,
-        ),  # three, three and two; one has no token, some are behind
+        (dict(T=320, cu=[0, 70, 70, 75, 203, 267, 268, 300, 310]), 3),  # eight: three, three and two; tokens behind
         (dict(T=210, cu=[0, 0, 0, 0, 130, 131, 200, 200]), 3),
         (dict(B=5, T=66, H=2, HV=2), 2 * 2),
         (dict(B=4, T=66, H=1, HV=2), 2 * 2),

@@ -8,7 +8,7 @@ The equations are those of :mod:`.memory`, the state before a chunk made on the 
 
 Four partitions, a warpgroup each: ``query`` has the state's tile, transposed, ``[BK, V]``, in registers, and makes ``dq``;
 ``key`` makes ``dk`` and ``dg``; ``scores`` makes ``dA``; ``load_store`` copies the chunks into rings in shared memory, and
-stores what takes their places. Where sequences are many and short a program scans some of them, see :mod:`.walks_sm90`.
+stores what takes their places. Where sequences are many and short a program scans several, see :mod:`.walks_sm90`.
 """
 
 from typing import NamedTuple

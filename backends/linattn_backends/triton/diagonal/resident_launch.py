@@ -54,7 +54,7 @@ def ring(segments: Segments, width: int, narrow: int) -> int:
     return narrow if segments.shared and width == 64 else 3
 
 
-def together(run: ChunkedCall, stage: Stage, segments: Segments, tiles: int) -> int:
+def sequences_together(run: ChunkedCall, stage: Stage, segments: Segments, tiles: int) -> int:
     """How many sequences a program of ``stage`` scans one after the other, with ``tiles`` programs a head.
 
     So many that all are done soonest if all are as long as in the mean: a multiprocessor runs one such program, and what that
@@ -79,7 +79,7 @@ def scan(
     call, variant, tile, (a, b, y) = run.call, run.variant, stage.tile, operands
     HV, V = out.shape[2:]
     tiles = programs(1, V, 1, tile.BV)
-    many = together(run, stage, segments, tiles)
+    many = sequences_together(run, stage, segments, tiles)
     step = segments.programs(call, many)
     count = step * HV * tiles
     chunks: Cut | None = None if kept is None else run.chunks
@@ -104,7 +104,7 @@ def gradients(run: ChunkedCall, do: Tensor, dkept: Tensor, dq: Tensor, dk: Tenso
     (B, T, HV, V), K, dg = call.v.shape, call.q.shape[-1], empty_gate_parts(run, stage.tile)
     segments = scan_segments(run, run.variant["scan_dv"], Update.of_values(run), call.start, False, max(K, V))
     tiles = programs(K, 1, stage.tile.BK, 1)
-    many = together(run, stage, segments, tiles)
+    many = sequences_together(run, stage, segments, tiles)
     step = segments.programs(call, many)
     launch(
         stage.kernel, step * HV * tiles, call,
