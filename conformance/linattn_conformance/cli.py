@@ -181,8 +181,9 @@ def selected(
     if not patterns:
         return of_profile
     found: dict[str, Case] = {}
+    by_id = {case.id: case for case in of_profile}
     for pattern in patterns:
-        matched = matching(pattern, of_profile)
+        matched = [by_id[pattern]] if pattern in by_id else matching(pattern, of_profile)  # many ids are looked up, not sought
         if not matched and (case := generated(pattern)) and subject.applies(case):
             matched = [case]
         if not matched:
