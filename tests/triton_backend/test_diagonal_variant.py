@@ -121,10 +121,12 @@ def test_of_a_backward_pass(call, given, algorithm, stages, reason):
 
 
 def test_two_programs_share_a_scan_of_narrow_values_in_kernels_for_hopper():
-    """Where pairs of programs fill the device, and one each would not."""
+    """Where pairs of programs find room, and sequences are not cut, which fills a device that has a quarter of it to do."""
     found = [forward_variant(facts(K=K, V=V), BF16, HOPPER) for K, V in ((64, 64), (128, 64), (64, 128), (256, 64))]
     assert [variant.shares(2048, 66) for variant in found] == [True, True, False, False]
     assert [found[0].shares(2048, busy) for busy in (33, 34, 66, 67)] == [False, True, True, False]
+    assert [found[0].shares(1024, busy) for busy in (1, 32, 66, 67)] == [True, True, True, False]
+    assert [found[0].shares(tokens, 1) for tokens in (448, 512, 1472, 1473)] == [False, True, True, False]
     assert not found[0].shares(256, 66)
     assert not forward_variant(facts(), BF16, AMPERE).shares(2048, 54)
     found = [backward_variant(facts(K=128), BF16, grouped, True, HOPPER) for grouped in (True, False)]

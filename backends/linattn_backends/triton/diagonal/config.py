@@ -97,8 +97,11 @@ class DiagonalVariant(Variant):
         return length if 2 * length + 16 <= chunks else 0
 
     def shares(self, T: int, busy: int) -> bool:
-        """Whether two programs are to share each scan, because ``busy`` pairs of them fill the device."""
-        return self.shareable and 2 * busy <= self.num_sms < 4 * busy and 8 * self.chunk <= T
+        """Whether two programs are to share each scan: ``busy`` pairs of them find room on the device, and sequences are not
+        so long that cutting them, which fills it, takes less time.
+        """
+        fit, cut = 2 * busy <= self.num_sms, 4 * busy <= self.num_sms and self.segment(T, busy) > 0
+        return self.shareable and fit and not cut and 8 * self.chunk <= T
 
 
 def chunk_tokens(dtype: torch.dtype, chunk: int) -> int:
