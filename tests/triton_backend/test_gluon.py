@@ -21,7 +21,7 @@ from test_input_maps import raw
 from test_ssd import arrays as state_space
 from test_ssd import check as check_ssd
 from triton.experimental.gluon._runtime import GluonJITFunction
-from triton_cases import BACKEND, arrays, check, check_forward, place_of, pretend
+from triton_cases import BACKEND, arrays, check, check_forward, fill_with_least, place_of, pretend
 
 SCAN = "diagonal/resident_sm90.py:diagonal_scan_sm90"
 SCAN_WIDE = "diagonal/resident_wide_sm90.py:diagonal_scan_wide_sm90"
@@ -320,6 +320,14 @@ def test_strong_gates_of_gla(kind, launched):
     call("gla", T=70, kind=kind, H=1, HV=2)
     call("gla", T=100, kind=kind, K=128, cu=[0, 0, 70, 100])
     assert launched == GLA_STRONG
+
+
+@pytest.mark.parametrize("family", ["gla", "kda", "dplr", "gated_delta_rule"])
+def test_chunks_that_no_sequence_has(family, monkeypatch, launched):
+    """There is room for 21, and what stands in the place of their marks says of all that their gates are strong."""
+    fill_with_least(monkeypatch)
+    call(family, T=70, kind="mixed", cu=[0, *[5] * 20, 70])
+    assert launched
 
 
 @pytest.mark.parametrize("family", ["delta_rule", "gated_delta_rule"])

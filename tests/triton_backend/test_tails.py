@@ -8,7 +8,7 @@ import linattn
 import pytest
 import torch
 from linattn.plugin import MixedState
-from triton_cases import BACKEND, arrays, call, check, pretend
+from triton_cases import BACKEND, arrays, call, check, fill_with_least, pretend
 
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 OFFSETS, END, T = [0, 5, 5, 33], 33, 52
@@ -123,3 +123,10 @@ def test_what_nobody_wrote_may_overflow(family, monkeypatch):
     monkeypatch.setattr(torch, "empty", largest)
     pretend(monkeypatch, num_sms=1000)  # so few programs that no heads take turns
     check(family, arrays(family, T=T, HV=2, cu=OFFSETS))
+
+
+@pytest.mark.parametrize("family", ["gla", "rwkv6", "kda", "dplr"])
+def test_chunks_that_no_sequence_has_are_not_looked_for(family, monkeypatch):
+    """There is room for them, and what stands where others have their marks says of each that its gates are strong."""
+    fill_with_least(monkeypatch)
+    check(family, arrays(family, T=T, HV=2, cu=[0, 5, *[5] * 20, 33], kind="mixed"))

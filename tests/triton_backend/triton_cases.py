@@ -78,6 +78,17 @@ def arrays(
     return result
 
 
+def fill_with_least(monkeypatch):
+    """Let what is allocated hold the least number of its kind until it is written."""
+    empty = torch.empty
+
+    def least(*size, **options):
+        x = empty(*size, **options)
+        return x.fill_((torch.finfo if x.is_floating_point() else torch.iinfo)(x.dtype).min)
+
+    monkeypatch.setattr(torch, "empty", least)
+
+
 def positive(given):
     """The same with weights that do not come close to zero, and a state of a normalised call in the place of any other."""
     (B, _, HV, V), K = given["v"].shape, given["q"].shape[3]

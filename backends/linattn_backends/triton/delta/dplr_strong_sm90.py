@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import head_pointer
+from ..lib.indexing import filled, head_pointer
 from ..lib.sm90 import copy_rows_async, locate_chunk, mma_async, mma_layout
 from ..lib.sm90_gates import any_strong, load_log2_gates, opaque_offset, store_split
 from .dplr_fused_bwd_sm90 import cut_span_before
@@ -152,15 +152,13 @@ def delta_dplr_strong_bwd_sm90(
     """Gradients of chunks that decay by ``2^RANGE`` in some channel, for which programs look. ``r, w`` are ``a, b`` here."""
     gl.static_assert(K == V and K == C)
     pid = gl.program_id(0)
+    COUNT = filled(COUNT, first, N, HV // TURNS, PACKED)
     if any_strong(log_decays, pid, COUNT, TURNS, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
-            wanted = gl.load(log_decays + item * TURNS + TURN) <= -RANGE
-            i = item // (HV // TURNS)
-            if PACKED:
-                wanted = wanted & (gl.load(owner + i) < N)
-            if wanted:
+            if gl.load(log_decays + item * TURNS + TURN) <= -RANGE:
+                hv = item % (HV // TURNS) * TURNS + TURN
                 strong_chunk(
-                    i, item % (HV // TURNS) * TURNS + TURN, q, r, w, k, v, do, g, errors, adjoint, states, dstates,
+                    item // (HV // TURNS), hv, q, r, w, k, v, do, g, errors, adjoint, states, dstates,
                     dq, dr, dw, dk, dv, dg, owner, first, cu, T, PER, HV, TURN, scale,
                     qb, qt, qh, kb, kt, kh, gb, gt, gh, rb, rt, rh, wb, wt, wh, vb, vt, vh, ob, ot, oh,
                     K, V, C, GROUP, TURNS, PACKED, RANGE

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ..lib.gates import FLOOR, LOG2E
-from ..lib.indexing import head_pointer, locate_sequence_or_none
+from ..lib.indexing import filled, head_pointer, locate_sequence
 from ..lib.sm90 import (
     add,
     copy_layout,
@@ -178,7 +178,7 @@ def solve_and_store(M, L, chunk_betas, left, C: gl.constexpr):
 
 
 @gluon.jit
-def locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C: gl.constexpr, PACKED: gl.constexpr):
+def locate_chunk(item, COUNT, owner, first, cu, T, PER, HV, C: gl.constexpr, PACKED: gl.constexpr):
     """Place of the ``item``-th of ``COUNT`` pairs of chunk and value head: batch row, first token, tokens, value head, number.
 
     Without such a pair, tokens are not above 0.
@@ -186,7 +186,7 @@ def locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C: gl.constexpr, 
     last = gl.minimum(item, COUNT - 1)
     hv = last % HV
     i = last // HV
-    _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
+    _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
     row = piece.to(gl.int64) * C
     return b, bos + row, gl.where(item < COUNT, (L - row).to(gl.int32), 0), hv, i.to(gl.int64) * HV + hv
 
@@ -204,6 +204,10 @@ def delta_scores_fwd_sm90(
     """
     wait_for_predecessor()
     item = gl.program_id(0) * 4
+    COUNT = filled(COUNT, first, N, HV, PACKED)
+    if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+        if item >= COUNT:
+            return
     NK: gl.constexpr = K // C
     ROWS: gl.constexpr = 6 if UNIT else 3
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -227,11 +231,11 @@ def delta_scores_fwd_sm90(
     chunk_betas = ()
     decays = ()
     for w in gl.static_range(4):  # asked for at once, ahead of the copies
-        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, HV, C, PACKED)
         chunk_betas = chunk_betas + (load_scalars(head_pointer(beta, b, row, hv, bb, bt, bh, 1), j, bt, count),)  # noqa: RUF005
         if GATE == 1:
             decays = decays + (load_scalars(head_pointer(g, b, row, hv, gb, gt, gh, 1), j, gt, count),)  # noqa: RUF005
-    b, row, count, hv, here = locate_chunk(item, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+    b, row, count, hv, here = locate_chunk(item, COUNT, owner, first, cu, T, PER, HV, C, PACKED)
     for n in gl.static_range(NK):
         copy_rows_async(ks[n], head_pointer(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
         copy_rows_async(qs[n], head_pointer(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)
@@ -239,7 +243,7 @@ def delta_scores_fwd_sm90(
     betas.store(stack_rows(chunk_betas, C))
     held = ()
     for w in gl.static_range(4):
-        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+        b, row, count, hv, here = locate_chunk(item + w, COUNT, owner, first, cu, T, PER, HV, C, PACKED)
         if UNIT:
             lq = load_lengths(uq, j, b, row, hv, T, HV // GROUP, count, GROUP)
             lk = load_lengths(uk, j, b, row, hv, T, HV // GROUP, count, GROUP)
@@ -272,7 +276,7 @@ def delta_scores_fwd_sm90(
         kk, qk = warpgroup_mma_wait(0, [kk, qk])
         gl.thread_barrier()  # every warp waits for its own rows of a product only
         if w < 3:
-            b, row, count, hv, _ = locate_chunk(item + w + 1, COUNT, owner, first, cu, T, PER, N, HV, C, PACKED)
+            b, row, count, hv, _ = locate_chunk(item + w + 1, COUNT, owner, first, cu, T, PER, HV, C, PACKED)
             for n in gl.static_range(NK):
                 copy_rows_async(ks[n], head_pointer(k, b, row, hv, kb, kt, kh, GROUP) + n * C, kt, count, C, C)
                 copy_rows_async(qs[n], head_pointer(q, b, row, hv, qb, qt, qh, GROUP) + n * C, qt, count, C, C)

@@ -35,7 +35,7 @@ from ..lib.gates import (
     sum_where,
     upper_gates_transposed,
 )
-from ..lib.indexing import locate_sequence
+from ..lib.indexing import filled, locate_sequence
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
 from .gradients import state_product, state_products
 from .loads import load_decays, load_keys, load_two_lengths, store_gate_gradient
@@ -201,13 +201,11 @@ def delta_vector_scores_fwd(
     """Scores and decayed rows of chunks. ``STRONG`` programs look for those that decay by ``2^RANGE``; others leave them."""
     pid = tl.program_id(0)
     if STRONG:
+        COUNT = filled(COUNT, first, N, HV, PACKED)
         if least_log_decay(log_decays, pid, COUNT, 1, 1) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = tl.load(log_decays + item) <= -RANGE
-            if PACKED:
-                wanted = wanted & (tl.load(owner + item // HV) < N)
-            if wanted:
+            if tl.load(log_decays + item) <= -RANGE:
                 chunk_scores(
                     item, q, r, w, k, g, uq, uk, A_log, bias, A, L1, A2, L2, decays, read, compare, write, write2, log_decays,
                     owner, first, cu, T, PER, HV, scale, number,
@@ -516,13 +514,11 @@ def delta_vector_gradients_bwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     log_decays += TURN
     if STRONG:
+        COUNT = filled(COUNT, first, N, NK * (HV // TURNS), PACKED)
         if least_log_decay(log_decays, pid, COUNT, NK, TURNS) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
-            wanted = tl.load(log_decays + item // NK * TURNS) <= -RANGE
-            if PACKED:
-                wanted = wanted & (tl.load(owner + item // (NK * (HV // TURNS))) < N)
-            if wanted:
+            if tl.load(log_decays + item // NK * TURNS) <= -RANGE:
                 chunk_gradients(
                     item, q, r, w, k, v, do, g, uq, uk, A_log, bias, beta, errors, adjoint, dA, dL, dA2, dL2, states, dstates,
                     dq, dr, dw, dk, dg, parts, owner, first, cu, T, PER, HV, TURN, scale, number,

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import head_pointer, locate_sequence
+from ..lib.indexing import filled, head_pointer, locate_sequence
 from ..lib.sm90 import (
     copy_layout,
     copy_rows_async,
@@ -230,12 +230,10 @@ def delta_vector_gradients_bwd_sm90(
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
+        COUNT = filled(COUNT, first, N, NK * (HV // TURNS), PACKED)
         if any_strong(log_decays, pid, COUNT, TURNS, NK, -RANGE):
             for item in range(pid, COUNT, gl.num_programs(0)):
-                wanted = gl.load(log_decays + item // NK * TURNS + TURN) <= -RANGE
-                if PACKED:
-                    wanted = wanted & (gl.load(owner + item // (NK * (HV // TURNS))) < N)
-                if wanted:
+                if gl.load(log_decays + item // NK * TURNS + TURN) <= -RANGE:
                     none = opaque_offset(item)
                     tile_gradients(
                         item, q, k, do, g, uq, uk, A_log, bias, beta, errors, adjoint, states, dstates, dq, dk, dv, dg, parts,
@@ -463,12 +461,10 @@ def delta_vector_scores_strong_fwd_sm90(
     """Scores, solved systems and decayed rows of the strong chunks, by levels: those that decay by ``2^RANGE``."""
     wait_for_predecessor()
     pid = gl.program_id(0)
+    COUNT = filled(COUNT, first, N, HV, PACKED)
     if any_strong(log_decays, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
-            wanted = gl.load(log_decays + item) <= -RANGE
-            if PACKED:
-                wanted = wanted & (gl.load(owner + item // HV) < N)
-            if wanted:
+            if gl.load(log_decays + item) <= -RANGE:
                 none = opaque_offset(item)
                 gs, terms, qs, ks, here, head, count = copy_chunk_async(
                     item, q, k, g, owner, first, cu, T, PER, HV, qb, qt + none, qh, kb, kt + none, kh, gb, gt + none, gh,

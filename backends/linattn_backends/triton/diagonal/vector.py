@@ -25,11 +25,11 @@ import triton.language as tl
 from ..lib.gates import BLOCK, LOG2E, load_gate
 from ..lib.indexing import (
     chunk_at,
+    filled,
     head_pointer,
     load_state,
     locate_segment,
     locate_sequence,
-    locate_sequence_or_none,
     state_offsets,
 )
 from ..lib.tiles import INTERPRETED, dot, dot_add, load_tile, smallest
@@ -203,6 +203,7 @@ def diagonal_vector_scores_fwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     if STRONG:
+        COUNT = filled(COUNT, first, N, HV, PACKED)
         jump = tl.num_programs(0)
         least = C // 2
         for base in range(pid, COUNT, jump * 64):
@@ -218,14 +219,17 @@ def diagonal_vector_scores_fwd(
                 least = tl.minimum(least, tl.load(stops + item * NK + part))
             if least < C // 2:
                 i = item // HV
-                _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
+                _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
                 chunk_scores(
                     i, item % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
                     qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, True, PREC, DT,
                 )  # fmt: skip
     else:
         i = pid // HV
-        _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
+        if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
+            if tl.load(owner + i) >= N:
+                return
+        _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
         chunk_scores(
             i, pid % HV, piece, b, bos, L, q, k, g, u, masks, A, read, write, decay, stops, T, HV, scale,
             qb, qt, qh, kb, kt, kh, gb, gt, gh, K, C, BK, GROUP, GATE_GROUP, EXCLUSIVE, SPLIT, RANGE, False, PREC, DT,
@@ -545,6 +549,7 @@ def diagonal_vector_intra_bwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     jump = tl.num_programs(0)
+    COUNT = filled(COUNT, first, N, NK * HV, PACKED)
     theirs = 0
     for base in range(pid, COUNT, jump * 64):
         items = base + tl.arange(0, 64) * jump
@@ -557,12 +562,12 @@ def diagonal_vector_intra_bwd(
         hv = item // NK % HV
         i = item // (NK * HV)
         stop = tl.load(stops + item)
-        _, piece, bos, L, b = locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED)
+        _, piece, bos, L, b = locate_sequence(i, owner, first, cu, T, PER, PACKED)
         rows = piece * C + tl.arange(0, C)
         columns = ik * BK + tl.arange(0, BK)
         p = ((b * T + bos + rows) * HV + hv)[:, None] * K + columns[None, :]
         if STRONG:
-            if (stop < C // 2) & (L > 0):
+            if stop < C // 2:
                 keep = (rows < L)[:, None] & (columns < K)[None, :]
                 intra_levels(
                     i, hv, ik, rows, keep, p, b, bos, L, stop, q, k, g, u, masks, dA, own, met, decay, dq, dk, dg, du, HV,

@@ -18,16 +18,14 @@ def locate_sequence(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
-def locate_sequence_or_none(i, owner, first, cu, T, PER, N, PACKED: tl.constexpr):
-    """``locate_sequence``, of length 0 for a piece past the last one: for programs that go on to another."""
+def filled(COUNT, first, N, EACH, PACKED: tl.constexpr):
+    """How many of ``COUNT`` items, ``EACH`` a piece, belong to pieces that there are: for programs that share them all.
+
+    There is room for more pieces than packed sequences have; those of sequences come first.
+    """
     if PACKED:
-        n = tl.load(owner + i).to(tl.int64)
-        there = n < N
-        n = tl.where(there, n, 0)
-        start = tl.load(cu + n).to(tl.int64)
-        length = tl.where(there, tl.load(cu + n + 1).to(tl.int64) - start, 0)
-        return n, tl.where(there, i - tl.load(first + n), 0), start, length, n * 0
-    return locate_sequence(i, owner, first, cu, T, PER, PACKED)
+        return tl.minimum(COUNT, tl.load(first + N) * EACH)
+    return COUNT
 
 
 @triton.jit
