@@ -127,7 +127,7 @@ def forgetful(ttgir):
     The compiler drops a sum that does nothing but begin an inner loop.
     """
     parts = re.split(r"^ *(?:default \{|partition\d+\()", ttgir, flags=re.MULTILINE)[1:]
-    return len(parts) < 2 or not all(re.search(r"%done\S* = scf\.for", part) for part in parts)
+    return len(parts) < 2 or not all(re.search(r"scf\.for .*iter_args\(.*%done", part) for part in parts)
 
 
 def overwritten(ptx):

@@ -24,7 +24,7 @@ from ..lib.indexing import chunk_at, state_tile
 from ..lib.sm90 import constants, copy_rows_async, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
 from .gate import NONE, SCALAR
-from .walks_sm90 import first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
+from .walks_sm90 import bounds_of, first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
 
 __all__ = ["diagonal_scan_sm90"]
 
@@ -186,8 +186,10 @@ def load_partition(c, rings, barriers, walk, arrays, scale, strides):
     """
     at, bt, yt, gt, mt, ab, bb, yb, gb, mb = strides
     done = 0
+    bos, eos = bounds_of(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m)
+        span = span_of(c, walk, m, bos, eos)
+        bos, eos = bounds_of(c, walk, m + 1)
         low, high = span.low, span.high
         a = arrays.a + (span.row * ab + span.bos * at)
         b = arrays.b + (span.row * bb + span.bos * bt)
@@ -256,8 +258,10 @@ def scores_partition(c, rings, barriers, walk, scale, factor, SUMS: gl.constexpr
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
     zeros = gl.zeros((c.C, c.C), gl.float32, square)
     done = 0
+    bos, eos = bounds_of(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m)
+        span = span_of(c, walk, m, bos, eos)
+        bos, eos = bounds_of(c, walk, m + 1)
         if c.SHARE:
             if c.RATED:
                 for n in range(span.skip):
@@ -309,8 +313,10 @@ def mma_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, H
     MEETS: gl.constexpr = c.C if c.REVERSE else 0  # where the factors lie for what meets the state, and for what goes into it
     MAKES: gl.constexpr = 0 if c.REVERSE else c.C
     done = 0
+    bos, eos = bounds_of(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m)
+        span = span_of(c, walk, m, bos, eos)
+        bos, eos = bounds_of(c, walk, m + 1)
         S = gl.zeros((c.BV, c.W), gl.float32, wide)
         if c.START:
             own = start + segment_of(walk, m).to(gl.int64) * sn
@@ -393,8 +399,10 @@ def mma_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, H
 def store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     """Store states, if ``KEEP``, and outputs."""
     done = 0
+    bos, eos = bounds_of(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m)
+        span = span_of(c, walk, m, bos, eos)
+        bos, eos = bounds_of(c, walk, m + 1)
         low, high = span.low, span.high
         rows = out + (span.row * walk.T + span.bos) * HV * c.V
         states = kept

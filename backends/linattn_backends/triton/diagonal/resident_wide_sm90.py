@@ -17,7 +17,7 @@ from ..lib.sm90 import lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import store_buffer
 from .gate import SCALAR
 from .resident_sm90 import Arrays, ScanConstants, Strides, load_partition
-from .walks_sm90 import first_chunk, span_of, walk_of
+from .walks_sm90 import first_chunk, only_span, walk_of
 
 __all__ = ["diagonal_scan_wide_sm90"]
 
@@ -64,7 +64,7 @@ class WideBarriers(NamedTuple):
 @gluon.jit
 def state_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, HV):
     """Scan the state: a copy of it, then what the chunk adds."""
-    span = span_of(c, walk, 0)
+    span = only_span(c, walk)
     wide: gl.constexpr = mma_layout(128)  # of two products: one of 256 columns has more registers than the assembler allows
     by_token: gl.constexpr = gl.SliceLayout(0, lhs_layout(c.C))
     S = gl.zeros((c.BV, c.W), gl.float32, wide)
@@ -110,7 +110,7 @@ def state_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv,
 @gluon.jit
 def output_partition(c, rings, barriers, walk, scale):
     """Make what comes out, from the state and from the chunk's own tokens."""
-    span = span_of(c, walk, 0)
+    span = only_span(c, walk)
     square: gl.constexpr = mma_layout(c.C)
     acc: gl.constexpr = mma_layout(c.BV)
     by_row: gl.constexpr = gl.SliceLayout(1, acc)
@@ -169,7 +169,7 @@ def output_partition(c, rings, barriers, walk, scale):
 @gluon.jit
 def wide_store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     """Store states, if ``KEEP``, and outputs."""
-    span = span_of(c, walk, 0)
+    span = only_span(c, walk)
     low, high = span.low, span.high
     out += (span.row * walk.T + span.bos) * HV * c.V
     if c.KEEP:

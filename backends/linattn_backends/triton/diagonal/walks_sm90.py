@@ -90,11 +90,31 @@ def segment_of(walk, m):
 
 
 @gluon.jit
-def span_of(c, walk, m):
-    """Segment ``m`` of a walk."""
-    n, bos, L, row, low, high = locate_segment(
-        segment_of(walk, m), walk.owner, walk.first, walk.cu, walk.T, walk.PER, walk.SEGMENT, c.C, c.PACKED, c.WHOLE
-    )
+def bounds_of(c, walk, m):
+    """Where sequence ``m`` of a walk begins and ends among packed ones, if there are ``MANY``; past the last, where that does.
+
+    A partition asks for them a sequence ahead: it would wait for memory else before each.
+    """
+    if c.PACKED and c.MANY:
+        n = gl.minimum(segment_of(walk, m), walk.N - 1)
+        return gl.load(walk.cu + n), gl.load(walk.cu + n + 1)
+    return walk.i, walk.i
+
+
+@gluon.jit
+def span_of(c, walk, m, bos, eos):
+    """Segment ``m`` of a walk, whose ``bounds_of`` are known."""
+    if c.PACKED and c.MANY:
+        n = segment_of(walk, m).to(gl.int64)
+        bos = bos.to(gl.int64)
+        L = eos.to(gl.int64) - bos
+        row = n * 0
+        low = 0
+        high = (L + c.C - 1) // c.C
+    else:
+        n, bos, L, row, low, high = locate_segment(
+            segment_of(walk, m), walk.owner, walk.first, walk.cu, walk.T, walk.PER, walk.SEGMENT, c.C, c.PACKED, c.WHOLE
+        )
     low = gl.to_tensor(low).to(gl.int32)
     high = high.to(gl.int32)
     skip = low * 0
@@ -106,6 +126,12 @@ def span_of(c, walk, m):
         else:
             high = gl.where(walk.last == 1, high, low + ahead)
     return Span(n, bos, row, gl.minimum(L, high * c.C).to(gl.int32), low, high, skip)
+
+
+@gluon.jit
+def only_span(c, walk):
+    """The one segment of a walk that is not of ``MANY``."""
+    return span_of(c, walk, 0, walk.i, walk.i)
 
 
 @gluon.jit
