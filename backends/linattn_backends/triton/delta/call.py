@@ -148,11 +148,16 @@ class ChunkedCall(DeltaCall):
     lengths: Lengths
 
     @classmethod
-    def cut(cls, call: DeltaCall, variant: DeltaVariant, lengths: Lengths | None = None) -> ChunkedCall:
-        """Cut a call's sequences; ``lengths`` may be known, or not asked for by what is to run, or made with the scores."""
+    def cut(
+        cls, call: DeltaCall, variant: DeltaVariant, lengths: Lengths | None = None, out: Tensor | None = None
+    ) -> ChunkedCall:
+        """Cut a call's sequences; ``lengths`` may be known, or not asked for by what is to run, or made with the scores.
+
+        Behind packed sequences, rows of ``out`` become zeros.
+        """
         if lengths is None:
             lengths = (empty_lengths if variant.makes_lengths else lengths_of)(call)
-        return cls(**vars(call), variant=variant, chunks=cut(call, call.chunk), lengths=lengths)
+        return cls(**vars(call), variant=variant, chunks=cut(call, call.chunk, out=out), lengths=lengths)
 
     @property
     def chunk_heads(self) -> int:

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..host.chunks import rows_contiguous
 from .call import ChunkedCall, DeltaCall, Kept, StateOperands, States
-from .fused_launch import fused_forward, fused_state_gradients, fused_states
+from .fused_launch import empty_outputs, fused_forward, fused_state_gradients, fused_states
 from .gradients_launch import Gradients, operand_gradients, vector_gradients
 from .scores_launch import state_operands
 from .state_launch import Segments, Written, carry_backward, carry_forward, segments_of
 
-__all__ = ["backward", "forward", "outputs_of", "state_gradients_of", "states_of"]
+__all__ = ["backward", "forward", "state_gradients_of", "states_of"]
 
 
 def forward(given: DeltaCall, final: bool, keep: int) -> tuple[Tensor, Tensor | None, Kept | None]:
-    """Outputs, if asked for final states, and what the backward pass can use, if it is to ``keep`` that."""
+    """Outputs, zero behind packed sequences, if asked for final states, and what the backward pass can use, if it is to
+    ``keep`` that.
+    """
     variant = given.forward_variant(keep)
     if "fused" in variant.stages:
         return fused_forward(given, variant, final, bool(keep))
-    call = ChunkedCall.cut(given, variant)
+    out = empty_outputs(given)
+    call = ChunkedCall.cut(given, variant, out=out)
     operands = state_operands(call)
     segments = segments_of(call, operands)
-    o, end = outputs_of(call, operands, segments, final)
+    end = carry_forward(call, operands, segments, final, Written(out=out))
     if not keep:
-        return o, end, None
+        return out, end, None
     if given.keeps_states(keep):  # but its arrays do not lie as that kernel takes them
         states, errors = states_of(call, operands, segments)
-        return o, end, Kept(states=states, errors=errors)
-    return o, end, Kept.of(operands.scores)
-
-
-def outputs_of(
-    call: ChunkedCall, operands: StateOperands, segments: Segments | None, final: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Outputs, and if asked for final states, of what is made of the chunks."""
-    out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
-    return out, carry_forward(call, operands, segments, final, Written(out=out))
+        return out, end, Kept(states=states, errors=errors)
+    return out, end, Kept.of(operands.scores)
 
 
 def backward(given: DeltaCall, do: Tensor, dfinal: Tensor | None, kept: Kept) -> Gradients:

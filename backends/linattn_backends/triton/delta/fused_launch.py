@@ -9,30 +9,39 @@ from torch import Tensor
 
 from ..host.chunks import cut, state_strides, strides
 from ..host.lengths import lengths_of
+from ..host.tails import zero_behind
 from ..runtime.launch import launch
 from .call import ChunkedCall, DeltaCall, Kept, States
 from .config import DeltaVariant
 
-__all__ = ["fused_forward", "fused_state_gradients", "fused_states"]
+__all__ = ["empty_outputs", "fused_forward", "fused_state_gradients", "fused_states"]
 
 
 def fused_forward(call: DeltaCall, variant: DeltaVariant, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None]:
-    """Outputs, if asked for final states, and if it is to ``keep`` something, states and errors, of ``dplr`` only."""
+    """Outputs, zero behind packed sequences, if asked for final states, and if it is to ``keep`` something, states and errors,
+    of ``dplr`` only.
+    """
     HV, V, K = *call.v.shape[2:], call.q.shape[-1]
-    out = torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
+    out = empty_outputs(call)
     end = torch.empty((call.N, HV, K, V), dtype=torch.float32, device=call.v.device) if final else None
-    if not call.dplr:
+    kept = Kept.states_of(call) if keep and call.dplr else None
+    if call.dplr:
+        launch_two_writers(call, variant, out, end, kept)
+    else:
         launch_one_writer(call, variant, out, end)
-        return out, end, None
-    kept = Kept.states_of(call) if keep else None
-    launch_two_writers(call, variant, out, end, kept)
+    zero_behind(call, call.cu, out)
     return out, end, kept
+
+
+def empty_outputs(call: DeltaCall) -> Tensor:
+    """An array for the outputs of a call."""
+    return torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device)
 
 
 def fused_states(call: ChunkedCall) -> tuple[Tensor, Tensor]:
     """The states before chunks, and errors, of ``dplr``; outputs are made on the way."""
     kept = Kept.states_of(call)
-    launch_two_writers(call, call.variant, torch.empty(call.v.shape, dtype=call.v.dtype, device=call.v.device), None, kept)
+    launch_two_writers(call, call.variant, empty_outputs(call), None, kept)
     return kept.states, kept.errors
 
 

@@ -91,7 +91,6 @@ def computed(
         return recurrent_forward(tokens, initial_state, end, scale, v.dtype, cu_seqlens, maps=maps), end, *Kept()
     call = DeltaCall.of(q, k, v, g, beta, a, b, initial_state, cu_seqlens, scale, chunk, maps)
     o, end, kept = forward(call, final, keep)
-    zero_behind(call, cu_seqlens, o)
     return o, end, *(kept or Kept())
 
 

@@ -20,10 +20,22 @@ from ..host.tails import zero_behind
 from ..runtime.precompile import precompiled
 from ..runtime.replay import recorded
 from .call import ANYTHING, ChunkedCall, DeltaCall, Scores, StateOperands, States
-from .chunk import outputs_of, state_gradients_of, states_of
+from .chunk import state_gradients_of, states_of
+from .fused_launch import empty_outputs
 from .gradients_launch import operand_gradients
 from .scores_launch import state_operands
-from .state_launch import BACKWARD, FORWARD, Segments, far_states, local_states, segments_of, transitions_of, whole_transitions
+from .state_launch import (
+    BACKWARD,
+    FORWARD,
+    Segments,
+    Written,
+    carry_forward,
+    far_states,
+    local_states,
+    segments_of,
+    transitions_of,
+    whole_transitions,
+)
 
 __all__ = ["DELTA", "Options"]
 
@@ -100,9 +112,9 @@ def given_of(inputs: Arrays, options: Options, start: Tensor | None) -> DeltaCal
     return DeltaCall.of(*operands, start, options.cu, options.scale, options.chunk, maps)
 
 
-def forward_call(given: DeltaCall, lengths: Lengths | None = NO_LENGTHS) -> ChunkedCall:
-    """The call with the kernels of the forward pass."""
-    return ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), lengths)
+def forward_call(given: DeltaCall, lengths: Lengths | None = NO_LENGTHS, out: Tensor | None = None) -> ChunkedCall:
+    """The call with the kernels of the forward pass; behind packed sequences, rows of ``out`` become zeros."""
+    return ChunkedCall.cut(given, given.forward_variant(ANYTHING, staged=True), lengths, out)
 
 
 def backward_call(given: DeltaCall, do: Tensor | None, lengths: Lengths | None = NO_LENGTHS) -> ChunkedCall:
@@ -183,11 +195,12 @@ def layout_of(inputs: Arrays) -> Message:
 def finish(start: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
     """The states before the tokens; what is made, inputs, options, and whether final states are asked for."""
     made, inputs, options = taken(args[:-1])
-    call = forward_call(given_of(inputs, options, start))
+    given = given_of(inputs, options, start)
+    out = empty_outputs(given)
+    call = forward_call(given, out=out)
     operands = made.operands(call)
-    o, end = outputs_of(call, operands, segments_of(call, operands, made.transitions, made.local), args[-1])
-    zero_behind(call, options.cu, o)
-    return o, end
+    segments = segments_of(call, operands, made.transitions, made.local)
+    return out, carry_forward(call, operands, segments, args[-1], Written(out=out))
 
 
 @recorded
