@@ -113,13 +113,16 @@ def mapped(family):
 
 
 FINAL = dict(output_final_state=True)
+SHORT = [0, 10, 20, 30, 65]
+"""Offsets of so many packed sequences that one kernel may do them all."""
 
 
 def many_heads(family):
-    """One call without gradients whose heads fill a device."""
+    """Calls without gradients whose heads fill a device, of one sequence and of packed ones."""
     yield "forward"
     with torch.no_grad():
-        call(family, arrays(family, T=70, H=100, HV=100, K=128, V=128, dtype=torch.bfloat16), **FINAL)
+        for cu in (None, SHORT):
+            call(family, arrays(family, T=70, H=100, HV=100, K=128, V=128, dtype=torch.bfloat16, cu=cu), **FINAL)
 
 
 def state_space(form="chunk", bare=False, **sizes):
@@ -208,7 +211,7 @@ MORE = {
     "linear_attn": [*WIDE, dict(T=4096, cu=[0, 4000])],
     "simple_gla": WIDE,
     "gla": [dict(gv="plain")],
-    "dplr": [dict(K=128, V=128), dict(K=128, V=128, T=4096), dict(H=200, HV=200)],
+    "dplr": [dict(K=128, V=128), dict(K=128, V=128, T=4096), dict(H=200, HV=200), dict(H=200, HV=200, cu=SHORT)],
 }
 FAMILIES = ("linear_attn", "simple_gla", "gla", "rwkv6", "delta_rule", "gated_delta_rule", "kda", "dplr")
 CALLS = {

@@ -189,7 +189,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     backward  dq and dk from those of unit rows               lengths.py:unit_row_gradients
 
-`linear_attn`, `simple_gla`, `gla`, `delta_rule`, `gated_delta_rule`, `kda`, `dplr` in lib/::
+`linear_attn`, `simple_gla`, `gla`, `delta_rule`, `gated_delta_rule`, `dplr` in lib/::
 
     forward   packed sequences cut into chunks and segments   pieces.py:cut_sequences
               zeros behind packed sequences                   tails.py:zero_tails
@@ -199,7 +199,7 @@ compiler makes of every plain kernel for each kind of NVIDIA's GPUs.
 
     decode    zeros behind packed sequences                   tails.py:zero_tails
 
-`rwkv6`, `ssd` in lib/::
+`rwkv6`, `kda`, `ssd` in lib/::
 
     forward   packed sequences cut, and zeros behind them     pieces.py:cut_sequences
 
