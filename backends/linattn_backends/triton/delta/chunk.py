@@ -21,10 +21,11 @@ def forward(given: DeltaCall, final: bool, keep: int) -> tuple[Tensor, Tensor | 
     variant = given.forward_variant(keep)
     if "fused" in variant.stages:
         return fused_forward(given, variant, final, bool(keep))
-    out = empty_outputs(given)
+    out = None if given.cu is None else empty_outputs(given)
     call = ChunkedCall.cut(given, variant, out=out)
     operands = state_operands(call)
     segments = segments_of(call, operands)
+    out = empty_outputs(given) if out is None else out  # nothing is written to it before, and scores ask for more memory
     end = carry_forward(call, operands, segments, final, Written(out=out))
     if not keep:
         return out, end, None
