@@ -100,8 +100,8 @@ class DiagonalVariant(Variant):
         """Whether two programs are to share each scan: ``busy`` pairs of them find room on the device, and sequences are not
         so long that cutting them, which fills it, takes less time.
         """
-        fit, cut = 2 * busy <= self.num_sms, 4 * busy <= self.num_sms and self.segment(T, busy) > 0
-        return self.shareable and fit and not cut and 8 * self.chunk <= T
+        room, cut = 2 * busy <= self.num_sms, 4 * busy <= self.num_sms and self.segment(T, busy) > 0
+        return self.shareable and room and not cut and 8 * self.chunk <= T
 
 
 def chunk_tokens(dtype: torch.dtype, chunk: int) -> int:
