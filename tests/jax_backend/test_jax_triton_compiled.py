@@ -59,6 +59,86 @@ def test_packed_sequences():
     assert text.count("@triton_kernel_call(") > 1
 
 
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """The names of kernels as they are compiled; what was compiled before this test is forgotten, but for what disks keep."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    found, make = [], CUDABackend.make_ptx
+
+    def noted(self, src, metadata, *rest):
+        ptx = make(self, src, metadata, *rest)
+        found.append(metadata["name"])
+        return ptx
+
+    monkeypatch.setattr(CUDABackend, "make_ptx", noted)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return found
+
+
+def anew(W):
+    """A program for CUDA, in a process that has compiled no kernel yet, or so jax-triton thinks."""
+    from jax_triton import triton_lib
+
+    triton_lib._COMPILED_KERNEL_CACHE.clear()
+    jax.clear_caches()
+    tokens = f32((1, 64, 2, W))
+    return program(lambda q: JaxTritonBackend().chunk_linear_attn(q, q, q)[0], tokens)
+
+
+def test_compiled_kernels_are_kept(compiled):
+    text = anew(32)
+    first = sorted(compiled)
+    assert first
+    assert all(name.startswith("linattn_") for name in first)
+    assert anew(32) == text
+    assert sorted(compiled) == first
+    assert anew(64) != text
+    assert len(compiled) > len(first)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_where_compiled_kernels_are_kept(emptied, compiled, monkeypatch, tmp_path):
+    """In Triton's cache; in its usual place where the folder's name is empty, which an import of jax-triton makes of it."""
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path / "home"))
+    if emptied:
+        monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    anew(32)
+    place = tmp_path / ("home/.triton/cache" if emptied else "cache")
+    assert len(list(place.glob("*/jax_triton.json"))) == len(compiled) > 0
+
+
+def test_nothing_is_kept_where_nothing_can_be_written(compiled, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    text = anew(32)
+    count = len(compiled)
+    assert anew(32) == text
+    assert len(compiled) == 2 * count > 0
+
+
+def test_no_kept_kernel_is_taken_where_triton_is_told_so(compiled, monkeypatch):
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    anew(32)
+    count = len(compiled)
+    anew(32)
+    assert len(compiled) == 2 * count > 0
+
+
+def test_kernels_of_others_are_not_kept(compiled):
+    import jax_triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(x, y):
+        tl.store(y, 2 * tl.load(x))
+
+    for count in (1, 2):
+        jax_triton.triton_lib._COMPILED_KERNEL_CACHE.clear()
+        program(lambda x: jax_triton.triton_call(x, kernel=double, out_shape=x, grid=1, compute_capability=90), f32((1,)))
+        assert compiled == ["double"] * count
+
+
 def test_gates_in_float32_are_summed_in_float64():
     """JAX has not been told of it: what lies between two kernels is twice as many numbers of 32 bits."""
     tokens = f32((B, T, H, W))

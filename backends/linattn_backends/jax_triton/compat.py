@@ -9,6 +9,7 @@ from typing import Any
 from jax.interpreters import mlir
 
 from ..pallas.compat import alike, refuse_forward_mode
+from .kept import keep_compiled
 
 __all__ = ["alike", "refuse_forward_mode", "triton_call", "varying"]
 
@@ -24,10 +25,11 @@ def triton_call(*args: Any, **options: Any) -> Any:
     import jax_triton
 
     _refuse_cpus()
-    if before is None:
-        os.environ.pop("TRITON_CACHE_DIR", None)
-    else:
+    if before:
         os.environ["TRITON_CACHE_DIR"] = before
+    else:  # the user's own import of jax-triton has emptied it, too, and there is no such folder
+        os.environ.pop("TRITON_CACHE_DIR", None)
+    keep_compiled()
     return jax_triton.triton_call(*args, **options)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from .devices import target
 from .host import Memory, Pointer, as_torch
+from .kept import OURS
 
 __all__ = ["compiled", "interpreted"]
 
@@ -60,7 +61,7 @@ def compiled(kernel: Any, count: int, args: Sequence[Any], config: Config) -> No
         out_shape=[jax.ShapeDtypeStruct((x.memory.size,), x.memory.dtype) for x in outputs],
         input_output_aliases={inputs.index(x): i for i, x in enumerate(outputs) if x in inputs},
         grid=(count,),
-        name=f"linattn_{kernel.__name__}",
+        name=OURS + kernel.__name__,
         compute_capability=target().capability,
         **options,
         **constants,
@@ -133,12 +134,13 @@ def arranged(kernel: Any, kinds: tuple[str, ...]) -> Any:
             passed[-1] = kind
     constants = names[len(kinds) :]
     header = ", ".join([*inputs, *numbers, *outputs, *(f"{name}: tl.constexpr" for name in constants)])
-    source = f"def {kernel.__name__}({header}):\n    kernel({', '.join([*passed, *constants])})\n"
+    name = OURS + kernel.__name__
+    source = f"def {name}({header}):\n    kernel({', '.join([*passed, *constants])})\n"
     place = f"<linattn jax_triton {kernel.__module__}.{kernel.__name__} {kinds}>"
     linecache.cache[place] = len(source), None, source.splitlines(keepends=True), place  # where Triton looks for the source
     scope = {"kernel": kernel, "tl": tl, "__name__": __name__}
     exec(compile(source, place, "exec"), scope)
-    return triton.jit(scope[kernel.__name__])
+    return triton.jit(scope[name])
 
 
 # -- interpreted -------------------------------------------------------------------------------------------------------
