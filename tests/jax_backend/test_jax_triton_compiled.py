@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linattn_backends.jax_triton import JaxTritonBackend, backend, devices
+from linattn_backends.jax_triton import JaxTritonBackend, backend, devices, kept
 
 triton = pytest.importorskip("triton")
 if find_spec("jax_triton") is None or find_spec("jax_cuda13_plugin") is None or backend.INTERPRETED:
     pytest.skip("needs jax-triton and jax-cuda13-plugin, and not Triton's interpreter", allow_module_level=True)
+
+jax_triton = pytest.importorskip("jax_triton")  # before a test says where Triton's cache is, because its import empties that
 
 B, T, H, W = 2, 100, 2, 64
 f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -71,6 +73,7 @@ def compiled(monkeypatch, tmp_path):
         found.append(metadata["name"])
         return ptx
 
+    kept.keep_compiled()
     monkeypatch.setattr(CUDABackend, "make_ptx", noted)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     return found
@@ -78,9 +81,7 @@ def compiled(monkeypatch, tmp_path):
 
 def anew(W):
     """A program for CUDA, in a process that has compiled no kernel yet, or so jax-triton thinks."""
-    from jax_triton import triton_lib
-
-    triton_lib._COMPILED_KERNEL_CACHE.clear()
+    jax_triton.triton_lib._COMPILED_KERNEL_CACHE.clear()
     jax.clear_caches()
     tokens = f32((1, 64, 2, W))
     return program(lambda q: JaxTritonBackend().chunk_linear_attn(q, q, q)[0], tokens)
@@ -117,16 +118,43 @@ def test_nothing_is_kept_where_nothing_can_be_written(compiled, monkeypatch, tmp
     assert len(compiled) == 2 * count > 0
 
 
-def test_no_kept_kernel_is_taken_where_triton_is_told_so(compiled, monkeypatch):
-    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+@pytest.mark.parametrize(("name", "value"), [("always_compile", True), ("instrumentation_mode", "consan")])
+def test_no_kept_kernel_is_taken_that_is_to_be_looked_into(name, value, compiled, monkeypatch, tmp_path):
+    monkeypatch.setattr(triton.knobs.compilation, name, value)
     anew(32)
     count = len(compiled)
     anew(32)
     assert len(compiled) == 2 * count > 0
+    assert not list(tmp_path.glob("cache/*/jax_triton.json"))
+
+
+def test_a_kept_kernel_is_of_what_it_was_compiled_with(compiled, monkeypatch):
+    """Of the environment that the compiler reads, and of options."""
+    anew(32)
+    count = len(compiled)
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
+    anew(32)
+    assert len(compiled) == 2 * count > 0
+    monkeypatch.delenv("DISABLE_LLVM_OPT")
+    call = jax_triton.triton_call
+    monkeypatch.setattr(jax_triton, "triton_call", lambda *args, **options: call(*args, **options, enable_fp_fusion=False))
+    anew(32)
+    assert len(compiled) == 3 * count
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}"])
+def test_what_cannot_be_read_is_compiled_and_kept_again(text, compiled, tmp_path):
+    program = anew(32)
+    count = len(compiled)
+    files = list(tmp_path.glob("cache/*/jax_triton.json"))
+    for file in files:
+        file.write_text(text)
+    for _ in range(2):
+        assert anew(32) == program
+        assert len(compiled) == 2 * count == 2 * len(files) > 0
 
 
 def test_kernels_of_others_are_not_kept(compiled):
-    import jax_triton
     import triton.language as tl
 
     @triton.jit
