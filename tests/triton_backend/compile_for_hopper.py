@@ -96,7 +96,8 @@ def compile_instead(kernel, *args, grid, warmup, **config):
 def is_first(name, kernel, constants):
     """Whether a kernel comes for the first time with what it is to compute, and it is noted that it came."""
     flags = {kernel.arg_names[place]: x for (place,), x in constants.items() if isinstance(x, bool)}
-    key = str((name, sorted((flag, x) for flag, x in flags.items() if flag not in GIVEN)))
+    given = () if flags.get("MANY") else GIVEN  # a program of several sequences looks their bounds up
+    key = str((name, sorted((flag, x) for flag, x in flags.items() if flag not in given)))
     first = key not in begun
     begun.add(key)
     return first
@@ -122,12 +123,13 @@ def staged(source, options, target):
 
 
 def forgetful(ttgir):
-    """Whether a kernel that scans several sequences has a partition that does not count the chunks that are done.
+    """Whether a kernel that scans several sequences has a partition that does not count, from 0, the chunks that are done.
 
     The compiler drops a sum that does nothing but begin an inner loop.
     """
     parts = re.split(r"^ *(?:default \{|partition\d+\()", ttgir, flags=re.MULTILINE)[1:]
-    return len(parts) < 2 or not all(re.search(r"scf\.for .*iter_args\(.*%done", part) for part in parts)
+    first = [re.search(r"scf\.for .*", part) for part in parts]
+    return len(parts) < 2 or not all(loop and re.search(r"iter_args\(.*= %c0_i32", loop[0]) for loop in first)
 
 
 def overwritten(ptx):
@@ -231,6 +233,16 @@ def run(family):
         differentiate(*chunk(**arrays(family, 2, 256, K=256, V=192)))
         S = torch.zeros(2, 4, 256, 192, requires_grad=True)
         differentiate(*chunk(**arrays(family, 1, 256, K=256, V=192), **packed | dict(initial_state=S)))
+    if family in ("delta_rule", "gated_delta_rule", "kda", "dplr"):  # several sequences a program, with and without gradients
+        S, offsets = torch.zeros(200, 4, 128, 128, requires_grad=True), torch.arange(0, 12801, 64, dtype=torch.int32)
+        given = dict(initial_state=S, cu_seqlens=offsets, output_final_state=True)
+        differentiate(*chunk(**arrays(family, 1, 12800, K=128, V=128), **given))
+        differentiate(*chunk(**arrays(family, 200, 64, K=128, V=128)))
+        unit = {} if family == "dplr" else dict(qk_norm="l2")
+        with torch.no_grad():
+            chunk(**arrays(family, 1, 12800, K=128, V=128), **given)
+            chunk(**arrays(family, 1, 12800, K=128, V=128), **given, **unit)
+            chunk(**arrays(family, 200, 64, K=128, V=128))
     if family in ("delta_rule", "gated_delta_rule"):  # many heads in one kernel
         with torch.no_grad():
             chunk(**arrays(family, 25, 256, K=128, V=128))

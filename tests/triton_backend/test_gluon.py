@@ -13,8 +13,8 @@ from linattn.gates import Softplus
 from linattn_backends.triton.delta import call as delta_call
 from linattn_backends.triton.delta.config import DeltaVariant
 from linattn_backends.triton.diagonal import resident_launch
-from linattn_backends.triton.diagonal.config import SCAN_MANY, DiagonalVariant
-from linattn_backends.triton.diagonal.walks_sm90 import segment_of, segments_of
+from linattn_backends.triton.diagonal.config import DiagonalVariant
+from linattn_backends.triton.host.walks import goes_through_many
 from linattn_backends.triton.runtime import launch, replay
 from test_input_maps import check as check_raw
 from test_input_maps import raw
@@ -117,7 +117,7 @@ def test_two_programs_share_a_walk_of_packed_sequences(family, kind, launched, m
 
 @pytest.fixture
 def programs(monkeypatch):
-    """Of each kernel that scans three sequences a program, how many programs there are."""
+    """Of each kernel that has several sequences a program, in the diagonal core three, how many programs there are."""
     found, start = set(), launch.start
 
     def counted(kernel, count, device, args, config):
@@ -127,7 +127,7 @@ def programs(monkeypatch):
 
     monkeypatch.setattr(launch, "start", counted)
     monkeypatch.setattr(
-        resident_launch, "sequences_together", lambda run, stage, *_: 3 if stage.kernel.__name__ in SCAN_MANY else 1
+        resident_launch, "sequences_together", lambda run, stage, *_: 3 if goes_through_many(stage.kernel) else 1
     )
     return found
 
@@ -153,8 +153,9 @@ def test_a_program_scans_several_sequences(family, kind, sizes, expected, launch
 
 
 def test_sequences_of_a_program_lie_apart():
-    walks = [SimpleNamespace(i=i, N=8, STEP=3) for i in range(3)]
-    found = [[segment_of.fn(walk, m) for m in range(segments_of.fn(SimpleNamespace(MANY=True), walk))] for walk in walks]
+    walks = gluon_on_numpy.on_numpy("linattn_backends.triton.diagonal.walks_sm90")
+    many, given = SimpleNamespace(MANY=True), [SimpleNamespace(i=i, N=8, STEP=3) for i in range(3)]
+    found = [[walks["segment_of"](walk, m) for m in range(walks["segments_of"](many, walk))] for walk in given]
     assert found == [[0, 3, 6], [1, 4, 7], [2, 5]]
 
 
@@ -366,6 +367,69 @@ def test_many_heads_in_one_kernel(family, sizes, options, launched):
     given["beta"] = given["beta"].bfloat16()
     check_forward(family, given, "chunk", **options)
     assert launched == {DELTA_FUSED}
+
+
+@pytest.mark.parametrize("options", [{}, dict(qk_norm="l2")])
+@pytest.mark.parametrize(
+    ("sizes", "num_sms", "expected"),
+    [
+        (dict(T=330, cu=[0, 0, 70, 70, 70, 140, 141, 205, 290]), 1, 1),
+        (dict(T=330, H=1, HV=2, cu=[0, 0, 70, 70, 70, 140, 141, 205, 290]), 4, 4),
+        (dict(T=330, cu=[0, 64, 128, 192, 256, 320]), 1, 1),
+        (dict(B=5, T=64, kind="mixed"), 1, 1),
+        (dict(B=3, T=70, H=1, HV=2, state=False), 2, 2),
+    ],
+)
+def test_a_program_walks_several_sequences(sizes, num_sms, expected, options, launched, programs, monkeypatch):
+    """Some of them empty; of some the numbers of the first chunk are known, and of those behind an empty one not."""
+    pretend(monkeypatch, num_sms=num_sms)
+    given = arrays("gated_delta_rule", K=128, V=128, dtype=torch.bfloat16, **sizes)
+    given["beta"] = given["beta"].bfloat16()
+    check_forward("gated_delta_rule", given, "chunk", **options)
+    assert programs == {("delta_fused_fwd_sm90", expected)}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "tiles"),
+    [
+        ("gated_delta_rule", dict(T=330, H=1, HV=2, cu=[0, 0, 70, 70, 70, 140, 141, 205, 290]), 2 * 2),
+        ("delta_rule", dict(B=5, T=64, kind="mixed", state=False), 2),
+        ("kda", dict(B=3, T=70, H=1, HV=2, kind="mixed"), 2 * 2),
+        ("kda", dict(T=330, kind="strong", cu=[0, 64, 64, 128, 192, 300, 330]), 2),
+        ("dplr", dict(T=330, cu=[0, 64, 64, 128, 192, 300, 330]), 2),
+    ],
+)
+def test_a_program_carries_the_states_of_several_sequences(family, sizes, tiles, launched, programs):
+    """Forward and back: all, for one multiprocessor."""
+    call(family, K=128, V=128, **sizes)
+    assert {(f"delta_state_{way}_sm90", tiles) for way in ("fwd", "bwd")} <= programs
+
+
+@pytest.mark.parametrize("how", ["strided", "unit rows", "states with value channels first"])
+def test_what_a_program_of_several_sequences_reads(how, launched, programs):
+    """Where it lies, in forward passes with and without gradients and in backward passes."""
+    B, T = (3, 80) if how == "strided" else (1, 200)
+    cu = None if how == "strided" else [0, 64, 64, 130, 200]
+    given = arrays("gated_delta_rule", B=B, T=T, H=2, HV=4, K=128, V=128, dtype=torch.bfloat16, cu=cu)
+    given["beta"] = given["beta"].bfloat16()
+    if how == "strided":  # heads are some of more
+        given |= {name: torch.cat((given[name], given[name]), 2)[:, :, : given[name].shape[2]] for name in "qkv"}
+    elif how != "unit rows":
+        given["initial_state"] = given["initial_state"].mT.contiguous().mT
+    options = dict(qk_norm="l2") if how == "unit rows" else {}
+    check_forward("gated_delta_rule", given, "chunk", **options)
+    assert ("delta_fused_fwd_sm90", 4) in programs
+    check("gated_delta_rule", given, **options)
+    assert {(f"delta_state_{way}_sm90", 4 * 2) for way in ("fwd", "bwd")} <= programs
+
+
+def test_sequences_of_a_batch_that_do_not_lie_one_after_the_other(launched, programs):
+    """A program has one of them."""
+    given = arrays("gated_delta_rule", K=128, V=128, B=3, T=80, state=False, dtype=torch.bfloat16)
+    given["beta"] = given["beta"].bfloat16()
+    check_forward("gated_delta_rule", {name: x[:, :70] for name, x in given.items()}, "chunk")
+    assert launched == {DELTA_FUSED}
+    assert not programs
 
 
 @pytest.mark.parametrize(

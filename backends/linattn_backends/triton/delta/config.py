@@ -30,7 +30,7 @@ THREE_PROGRAMS = dict(maxnreg=168)
 """Of programs of four warps, three of which share a multiprocessor of Hopper."""
 
 OVERLAP = dict(launch_pdl=True)
-"""Of a kernel that may begin while the one before it runs: it waits by itself, by :func:`..lib.sm90.follow`.
+"""Of a kernel that may begin while the one before it runs: it waits by itself, by :func:`..lib.sm90.wait_for_predecessor`.
 
 Strong scores and states that write outputs gained by it, backward passes nothing.
 """

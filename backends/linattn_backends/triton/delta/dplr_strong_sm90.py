@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import filled, head_pointer
+from ..lib.indexing import head_pointer, items_there
 from ..lib.sm90 import copy_rows_async, locate_chunk, mma_async, mma_layout
 from ..lib.sm90_gates import any_strong, load_log2_gates, opaque_offset, store_split
 from .dplr_fused_bwd_sm90 import cut_span_before
@@ -152,7 +152,7 @@ def delta_dplr_strong_bwd_sm90(
     """Gradients of chunks that decay by ``2^RANGE`` in some channel, for which programs look. ``r, w`` are ``a, b`` here."""
     gl.static_assert(K == V and K == C)
     pid = gl.program_id(0)
-    COUNT = filled(COUNT, first, N, HV // TURNS, PACKED)
+    COUNT = items_there(COUNT, first, N, HV // TURNS, PACKED)
     if any_strong(log_decays, pid, COUNT, TURNS, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
             if gl.load(log_decays + item * TURNS + TURN) <= -RANGE:

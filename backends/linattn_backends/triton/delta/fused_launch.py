@@ -10,11 +10,16 @@ from torch import Tensor
 from ..host.chunks import cut, state_strides, strides
 from ..host.lengths import lengths_of
 from ..host.tails import zero_behind
+from ..host.tiles import programs
+from ..host.walks import together
 from ..runtime.launch import launch
 from .call import ChunkedCall, DeltaCall, Kept, States
 from .config import DeltaVariant
 
 __all__ = ["empty_outputs", "fused_forward", "fused_state_gradients", "fused_states"]
+
+ONCE, MOST = 0.5, 16
+"""Of programs of several sequences, as :func:`..host.walks.together` has them."""
 
 
 def fused_forward(call: DeltaCall, variant: DeltaVariant, final: bool, keep: bool) -> tuple[Tensor, Tensor | None, Kept | None]:
@@ -85,11 +90,13 @@ def launch_two_writers(call: DeltaCall, variant: DeltaVariant, out: Tensor, end:
 def launch_one_writer(call: DeltaCall, variant: DeltaVariant, out: Tensor, end: Tensor | None) -> None:
     """The launch of the other families, with at most a scalar gate."""
     (_, T, HV, V), K, stage = call.v.shape, call.q.shape[-1], variant["fused"]
-    lengths = lengths_of(call)
+    lengths, num_sms = lengths_of(call), variant.num_sms
+    many = together(call, call.chunk, HV, num_sms, call.q, call.k, call.v, call.g, call.beta, once=ONCE, most=MOST)
+    step = programs(call.N, 1, many, 1)
     launch(
-        stage.kernel, call.N * HV, call,
-        call.q, call.k, call.v, *lengths, call.g, call.beta, call.start, end, out, call.cu, T, HV, call.scale,
+        stage.kernel, step * HV, call,
+        call.q, call.k, call.v, *lengths, call.g, call.beta, call.start, end, out, call.cu, T, HV, call.N, step, call.scale,
         *strides(call.q), *strides(call.k), *strides(call.v), *strides(call.g), *strides(call.beta), *state_strides(call.start),
         K=K, V=V, C=call.chunk, BV=stage.tile.BV, GROUP=call.group, GATE=call.gate, UNIT=call.maps.unit,
-        PACKED=call.cu is not None, START=call.start is not None, END=end is not None, **stage.config,
+        PACKED=call.cu is not None, START=call.start is not None, END=end is not None, MANY=many > 1, **stage.config,
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
 For at most a scalar gate, where there are sequences and value heads enough to fill the device. A program walks one head of one
 sequence with its whole state, ``[V, K]``, in the registers of two warpgroups, each with a tile of 64 value channels, as in
-:mod:`.state_sm90`. A third makes scores ``A`` and solved systems ``M`` of the chunks to come (:mod:`.scores`) and hands them on
-in shared memory; the fourth copies what chunks bring. Walks store outputs. Memory sees operands, outputs and the states before
-and after, each once. With ``A, M`` of :mod:`.scores` and ``x = beta ∘ e``, products take ``A beta`` and ``-M beta``, and ``e``
-itself::
+:mod:`.state_sm90`. A third makes scores ``A`` and solved systems ``M`` of the chunks to come (:mod:`.scores`) and hands them
+on in shared memory; the fourth copies what chunks bring. Walks store outputs. Memory sees operands, outputs and the states
+before and after, each once. Where sequences are short a program walks several, as :mod:`..lib.sm90_walks` has it. With ``A,
+M`` of :mod:`.scores` and ``x = beta ∘ e``, products take ``A beta`` and ``-M beta``, and ``e`` itself::
 
     e = r + (-M beta) r        o = scale (q ∘ e^G) S + (A beta) e        S' = γ S + (beta k ∘ e^{G_C - G})ᵀ e
 
@@ -28,14 +28,16 @@ from ..lib.gates import FLOOR, LOG2E
 from ..lib.indexing import head_pointer, locate_segment
 from ..lib.sm90 import add, mma_async, mma_layout, wait_for_predecessor
 from ..lib.sm90_pipeline import copy_tile
+from ..lib.sm90_walks import ask_bounds, bounds
 from .scores_sm90 import join_pairs, split_columns, stack_rows
-from .state_sm90 import Form, Rings, Way, forward_mma_partition, nth_chunk
+from .state_sm90 import Form, Rings, Way, forward_mma_partition, many_forward_mma_partition
+from .walks_sm90 import Walk
 
 __all__ = ["delta_fused_fwd_sm90"]
 
 
 class Operands(NamedTuple):
-    """What chunks bring, from a sequence's first token on, with strides from token to token."""
+    """What chunks bring, from the first token of one sequence, or of all, on, with strides from token to token."""
 
     q: gl.tensor
     k: gl.tensor
@@ -46,7 +48,7 @@ class Operands(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """Numbers a token, from a sequence's first on: gates and ``beta``, reciprocal lengths of queries and keys."""
+    """Numbers a token, from the first of one sequence, or of all, on: gates, ``beta``, reciprocals of two lengths."""
 
     g: gl.tensor | gl.constexpr
     beta: gl.tensor
@@ -113,17 +115,18 @@ def allocate_steps(STAGES: gl.constexpr):
 
 @gluon.jit
 def load_numbers(p, row, j, stride, count):
-    """Numbers of a chunk's tokens ``j``, from ``row`` of the sequence on, past the first cache, which is small here."""
+    """Numbers of a chunk's tokens ``j``, from ``row`` on, past the first cache, which is small here."""
     at = p + row.to(gl.int64) * stride + j.to(gl.int64) * stride
     return gl.load(at, mask=j < count, other=0.0, cache_modifier=".cg").to(gl.float32)
 
 
 @gluon.jit
-def load_chunk_scalars(scalars, chunk, way, form):
-    """``beta``, gates and reciprocal lengths of a chunk, zeros past the end, a number a thread; of lengths, what is there."""
+def load_chunk_scalars(scalars, row, limit, form):
+    """``beta``, gates and reciprocal lengths of the chunk from ``row`` on, zeros past ``limit``, a number a thread; of lengths,
+    what is there.
+    """
     j = gl.arange(0, form.C, gl.BlockedLayout([1], [32], [4], [0]))
-    row = chunk * form.C
-    count = way.limit - row
+    count = limit - row
     loaded = (load_numbers(scalars.beta, row, j, scalars.bt, count),)
     if form.GATE == 1:
         loaded = loaded + (load_numbers(scalars.g, row, j, scalars.gt, count),)  # noqa: RUF005
@@ -150,20 +153,26 @@ def take_numbers(buffer, i, there: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def memory_partition(operands, left, right, steps, way, form):
-    """The warpgroup of memory: copies what chunks bring to places that become free."""
+def copy_chunks(operands, left, right, steps, count, row, limit, done, form):
+    """Copies of what ``count`` chunks of a sequence bring, its tokens ``row … limit``, to places that become free."""
     K: gl.constexpr = form.K
     C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    for n in range(way.high):
-        stage = n % form.STAGES
-        mbarrier.wait(steps.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
-        row = nth_chunk(n, way, form) * C
-        copy_tile(left.k.index(stage), operands.k, row, operands.kt, way.limit, C, K)
-        copy_tile(left.q.index(stage), operands.q, row, operands.qt, way.limit, C, K)
-        copy_tile(left.v.index(stage), operands.v, row, operands.vt, way.limit, C, BV)
-        copy_tile(right.v.index(stage), operands.v + BV, row, operands.vt, way.limit, C, BV)
+    for n in range(count):
+        stage = (done + n) % form.STAGES
+        mbarrier.wait(steps.free.index(stage), (((done + n) // form.STAGES) & 1) ^ 1)
+        here = row + n * C
+        copy_tile(left.k.index(stage), operands.k, here, operands.kt, limit, C, K)
+        copy_tile(left.q.index(stage), operands.q, here, operands.qt, limit, C, K)
+        copy_tile(left.v.index(stage), operands.v, here, operands.vt, limit, C, BV)
+        copy_tile(right.v.index(stage), operands.v + BV, here, operands.vt, limit, C, BV)
         async_copy.mbarrier_arrive(steps.copied.index(stage), increment_count=False)
+
+
+@gluon.jit
+def memory_partition(operands, left, right, steps, way, form):
+    """The warpgroup of memory."""
+    copy_chunks(operands, left, right, steps, way.high, way.low * form.C, way.limit, 0, form)
 
 
 @gluon.jit
@@ -379,58 +388,113 @@ def store_blocks(buffer, own, below):
 def scores_partition(scalars, rings, steps, scratch, way, form, scale):
     """The scores' warpgroup: ``A``, ``M`` and rates of the chunks to come."""
     C: gl.constexpr = form.C
+    store_numbers(scratch.coming, load_chunk_scalars(scalars, way.low * C, way.limit, form), C)
+    for n in range(way.high):
+        chunk_scores(n, scalars, (way.low + n + 1) * C, way.limit, rings, steps, scratch, form, scale)
+
+
+@gluon.jit
+def chunk_scores(n, scalars, row, limit, rings, steps, scratch, form, scale):
+    """``A``, ``M`` and rates of the ``n``-th chunk; the numbers of the one after it, from ``row`` on, are loaded meanwhile."""
+    C: gl.constexpr = form.C
     acc: gl.constexpr = mma_layout(C)
     LENGTHS: gl.constexpr = 1 + form.GATE
     _, r, c = block_rows()
     zeros = gl.zeros((C, C), gl.float32, acc)
-    store_numbers(scratch.coming, load_chunk_scalars(scalars, nth_chunk(0, way, form), way, form), C)
-    for n in range(way.high):
-        stage = n % form.STAGES
-        mbarrier.wait(steps.copied.index(stage), (n // form.STAGES) & 1)
-        fence_async_shared()
-        kk = mma_async(rings.k.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
-        beta = take_numbers(scratch.coming, 0, True, C)
-        g = take_numbers(scratch.coming, 1, form.GATE == 1, C)
-        lq = take_numbers(scratch.coming, LENGTHS, form.UNIT, C)
-        lk = take_numbers(scratch.coming, LENGTHS + 1, form.UNIT, C)
-        G, last, written = add_gates(g, beta, lk, scratch, form)
-        store_rates(rings.rates.index(stage), G, last, beta, lq, lk, form, scale)
-        scratch.numbers.store(gl.reshape(stack_rows((G, written, lq, lk), C), (16, 16)))
-        loaded = load_chunk_scalars(scalars, nth_chunk(n + 1, way, form), way, form)
-        decay, asked, read, own = block_factors(scratch, scale, form)
-        kk = warpgroup_mma_wait(0, [kk])
-        x = column_blocks(kk)
-        N = gl.where(c < r, on_diagonal(x) * own * read, 0.0)
-        leave_rows(below_diagonal(x, decay[:, :, None] * read, scratch), scratch)
-        qk = mma_async(rings.q.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
-        X, Xt = invert_blocks(N)
-        qk = warpgroup_mma_wait(0, [qk])
-        store_numbers(scratch.coming, loaded, C)
-        y = column_blocks(qk)
-        own = gl.where(c <= r, on_diagonal(y) * own * asked, 0.0)
-        store_blocks(rings.A.index(stage), own, below_diagonal(y, decay[:, :, None] * asked, scratch))
-        store_blocks(rings.M.index(stage), gl.where(r == c, 0.0, X), merge_rows(X, Xt, scratch))
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(steps.ready.index(stage), count=1)
+    stage = n % form.STAGES
+    mbarrier.wait(steps.copied.index(stage), (n // form.STAGES) & 1)
+    fence_async_shared()
+    kk = mma_async(rings.k.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
+    beta = take_numbers(scratch.coming, 0, True, C)
+    g = take_numbers(scratch.coming, 1, form.GATE == 1, C)
+    lq = take_numbers(scratch.coming, LENGTHS, form.UNIT, C)
+    lk = take_numbers(scratch.coming, LENGTHS + 1, form.UNIT, C)
+    G, last, written = add_gates(g, beta, lk, scratch, form)
+    store_rates(rings.rates.index(stage), G, last, beta, lq, lk, form, scale)
+    scratch.numbers.store(gl.reshape(stack_rows((G, written, lq, lk), C), (16, 16)))
+    loaded = load_chunk_scalars(scalars, row, limit, form)
+    decay, asked, read, own = block_factors(scratch, scale, form)
+    kk = warpgroup_mma_wait(0, [kk])
+    x = column_blocks(kk)
+    N = gl.where(c < r, on_diagonal(x) * own * read, 0.0)
+    leave_rows(below_diagonal(x, decay[:, :, None] * read, scratch), scratch)
+    qk = mma_async(rings.q.index(stage), rings.k.index(stage).permute((1, 0)), zeros, True)
+    X, Xt = invert_blocks(N)
+    qk = warpgroup_mma_wait(0, [qk])
+    store_numbers(scratch.coming, loaded, C)
+    y = column_blocks(qk)
+    own = gl.where(c <= r, on_diagonal(y) * own * asked, 0.0)
+    store_blocks(rings.A.index(stage), own, below_diagonal(y, decay[:, :, None] * asked, scratch))
+    store_blocks(rings.M.index(stage), gl.where(r == c, 0.0, X), merge_rows(X, Xt, scratch))
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(steps.ready.index(stage), count=1)
 
 
-@gluon.jit(do_not_specialize=["T", "HV"])
+@gluon.jit
+def many_memory_partition(operands, left, right, steps, walk, form, PACKED: gl.constexpr):
+    """The warpgroup of memory, of several sequences."""
+    done = 0
+    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
+    for i in range(walk.i, walk.N, walk.STEP):
+        row, limit = bounds(asked, walk.T, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
+        count = (limit - row + form.C - 1) // form.C
+        copy_chunks(operands, left, right, steps, count, row, limit, done, form)
+        done += count
+
+
+@gluon.jit
+def many_scores_partition(scalars, rings, steps, scratch, walk, form, scale, PACKED: gl.constexpr):
+    """The scores' warpgroup, of several sequences: of those behind an empty one the first chunk's numbers are not ``known``.
+
+    Bounds are asked for two sequences ahead, because the numbers of the next one's first chunk are loaded in this one.
+    """
+    C: gl.constexpr = form.C
+    done = 0
+    bos, eos = bounds(ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED), walk.T, PACKED)
+    asked = ask_bounds(walk.cu, walk.T, walk.i + walk.STEP, walk.N, PACKED)
+    known = (eos < bos).to(gl.int32)  # 0, which only sums of chunks begin at, so that the compiled code can be looked into
+    for i in range(walk.i, walk.N, walk.STEP):
+        row = bos
+        limit = eos
+        bos, eos = bounds(asked, walk.T, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + 2 * walk.STEP, walk.N, PACKED)
+        count = (limit - row + C - 1) // C
+        if (known == 0) & (limit > row):
+            store_numbers(scratch.coming, load_chunk_scalars(scalars, row, limit, form), C)
+        for n in range(count):
+            coming = row + (n + 1) * C
+            within = coming < limit
+            coming = gl.where(within, coming, bos)
+            chunk_scores(done + n, scalars, coming, gl.where(within, limit, eos), rings, steps, scratch, form, scale)
+        known = gl.where(count > 0, (eos > bos).to(gl.int32), known)
+        done += count
+
+
+@gluon.jit(do_not_specialize=["T", "HV", "N", "STEP"])
 def delta_fused_fwd_sm90(
-    q, k, v, uq, uk, g, beta, start, end, out, cu, T, HV, scale,
+    q, k, v, uq, uk, g, beta, start, end, out, cu, T, HV, N, STEP, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, gb, gt, gh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr, GATE: gl.constexpr,
-    UNIT: gl.constexpr, PACKED: gl.constexpr, START: gl.constexpr, END: gl.constexpr, STAGES: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    UNIT: gl.constexpr, PACKED: gl.constexpr, START: gl.constexpr, END: gl.constexpr, MANY: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Outputs of one value head of one sequence, and the state after it."""
+    """Outputs of one value head of a sequence, and the state after it; of ``MANY``, ``STEP`` apart, whose tokens lie one after
+    the other.
+    """
     wait_for_predecessor()
     hv = gl.program_id(0) % HV
     i = gl.program_id(0) // HV
-    _, bos, L, b, _, high = locate_segment(i, None, None, cu, T, 1, 0, C, PACKED, True)
-    at = (i.to(gl.int64) * HV + hv) * (K * V)
+    if MANY:
+        bos = i.to(gl.int64) * 0
+        b = bos
+    else:
+        _, bos, L, b, _, high = locate_segment(i, None, None, cu, T, 1, 0, C, PACKED, True)
     if START:
-        start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
+        start += hv.to(gl.int64) * sh
+        if not MANY:
+            start += i.to(gl.int64) * sn
     out += ((b * T + bos) * HV + hv) * V
     operands = Operands(
         head_pointer(q, b, bos, hv, qb, qt, qh, GROUP), head_pointer(k, b, bos, hv, kb, kt, kh, GROUP),
@@ -446,20 +510,37 @@ def delta_fused_fwd_sm90(
     scalars = Scalars(g, beta, uq, uk, gt, bt, heads)
 
     form = Form(K, V, C, BV, GATE, 0, False, UNIT, STAGES, False, True, False, False, START, END, True)
-    way = Way(at * 0, gl.to_tensor(0), high, L.to(gl.int32), hv, HV)
     left, right = allocate_tiles(form)
     steps = allocate_steps(STAGES)
     scratch = allocate_scratch(C)
-    gl.warp_specialize(
-        [
-            (forward_mma_partition, (start, sk, sv, end, left, steps, way, form, scale, at, 0, out)),
-            (forward_mma_partition, (start, sk, sv, end, right, steps, way, form, scale, at, 1, out + BV)),
-            (scores_partition, (scalars, left, steps, scratch, way, form, scale)),
-            (memory_partition, (operands, left, right, steps, way, form)),
-        ],
-        [4, 4, 4],
-        REGISTERS,
-    )
+    if MANY:
+        walk = Walk(i, STEP, N, cu, None, T, T)
+        gl.warp_specialize(
+            [
+                (many_forward_mma_partition, (start, sn, sk, sv, end, left, steps, walk, form, scale, hv, HV, 0, out, PACKED)),
+                (
+                    many_forward_mma_partition,
+                    (start, sn, sk, sv, end, right, steps, walk, form, scale, hv, HV, 1, out + BV, PACKED),
+                ),
+                (many_scores_partition, (scalars, left, steps, scratch, walk, form, scale, PACKED)),
+                (many_memory_partition, (operands, left, right, steps, walk, form, PACKED)),
+            ],
+            [4, 4, 4],
+            REGISTERS,
+        )  # fmt: skip
+    else:
+        at = (i.to(gl.int64) * HV + hv) * (K * V)
+        way = Way(at * 0, gl.to_tensor(0), high, L.to(gl.int32), hv, HV)
+        gl.warp_specialize(
+            [
+                (forward_mma_partition, (start, sk, sv, end, left, steps, way, form, scale, at, 0, out)),
+                (forward_mma_partition, (start, sk, sv, end, right, steps, way, form, scale, at, 1, out + BV)),
+                (scores_partition, (scalars, left, steps, scratch, way, form, scale)),
+                (memory_partition, (operands, left, right, steps, way, form)),
+            ],
+            [4, 4, 4],
+            REGISTERS,
+        )
     steps.copied._keep_alive()
     steps.ready._keep_alive()
     steps.free._keep_alive()

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ..lib.gates import FLOOR, LOG2E
-from ..lib.indexing import filled, head_pointer, locate_sequence
+from ..lib.indexing import head_pointer, items_there, locate_sequence
 from ..lib.sm90 import (
     add,
     copy_layout,
@@ -204,7 +204,7 @@ def delta_scores_fwd_sm90(
     """
     wait_for_predecessor()
     item = gl.program_id(0) * 4
-    COUNT = filled(COUNT, first, N, HV, PACKED)
+    COUNT = items_there(COUNT, first, N, HV, PACKED)
     if PACKED:  # noqa: SIM102 - the compiler reads both sides of an `and`
         if item >= COUNT:
             return

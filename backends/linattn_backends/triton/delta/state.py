@@ -104,15 +104,15 @@ def load_rates(rates, here, C: tl.constexpr, GATE: tl.constexpr, UNIT: tl.conste
     return asked, rate, later, decay
 
 
-@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def delta_state_fwd(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
-    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
     START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr,
-    RANGED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    RANGED: tl.constexpr, MANY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state, through the chunks of a sequence or segment.
 
@@ -123,6 +123,7 @@ def delta_state_fwd(
     already: ``q ∘ e^G``, ``k ∘ e^G``, ``k ∘ e^{G_C - G}``, and ``rates [K]`` of a chunk is ``e^{G_C}``. ``DPLR`` has ``-a`` and
     ``b`` for ``k``, no ``beta``, and ``k`` in ``write2, A2, L2``. ``UNIT`` has ``rates`` with the lengths of ``q`` and ``k``.
     """
+    tl.static_assert(not MANY)
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -227,21 +228,22 @@ def delta_state_fwd(
             tl.store(end + (alone * HV + hv) * (K * V) + transposed, S, mask=inside)
 
 
-@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def delta_state_bwd(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
-    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, GROUP: tl.constexpr,
     GATE: tl.constexpr, BETA: tl.constexpr, DPLR: tl.constexpr, UNIT: tl.constexpr, PACKED: tl.constexpr, WHOLE: tl.constexpr,
     START: tl.constexpr, END: tl.constexpr, KEEP: tl.constexpr, OUT: tl.constexpr, IDENTITY: tl.constexpr,
-    RANGED: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
+    RANGED: tl.constexpr, MANY: tl.constexpr, PREC: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """One ``[BV, K]`` tile of the state's gradient, through the chunks of a sequence or segment from the last.
 
     ``KEEP`` writes the gradient of the state after every chunk, and the adjoint ``y``. With a vector gate ``q, k, write`` are
     decayed already, as ``delta_state_fwd`` takes them.
     """
+    tl.static_assert(not MANY)
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     iv = pid % NV

@@ -12,6 +12,7 @@ from ..host.chunks import Cut, cut, state_strides, strides, usual_tokens
 from ..host.reach import proved, ranges_of, replace
 from ..host.tiles import programs
 from ..host.variant import Stage
+from ..host.walks import goes_through_many, together
 from ..lib.reach import DECAYS, SUMS
 from ..runtime.launch import launch
 from .call import ChunkedCall, StateOperands
@@ -239,20 +240,32 @@ def launch_state(
     width = K if y is None else V
     count, pieces, length = (call.N, Cut(0, 0, None, None), WHOLE) if segments is None else (segments.cut.count, *segments[:2])
     scores = operands.scores
-    alone = segments is not None and any(x is not None for x in written)
+    writes = any(x is not None for x in written)
+    alone = segments is not None and writes
+    tiles, whole = programs(1, width, 1, tile.BV), writes and segments is None and ranges is None
+    many = sequences_together(call, stage, tiles, operands.read, operands.compare, y) if whole else 1
+    step = programs(count, 1, many, 1)
     launch(
-        stage.kernel, count * HV * programs(1, width, 1, tile.BV), call,
+        stage.kernel, step * HV * tiles, call,
         operands.read, operands.compare, y, call.beta, operands.write, operands.write2,
         scores.A, scores.M, scores.A2, scores.L2, operands.rates, start, end, *written, ranges,
-        pieces.owner, pieces.first, call.chunks.first, call.cu, T, pieces.per, length, call.N, HV, call.scale,
+        pieces.owner, pieces.first, call.chunks.first, call.cu, T, pieces.per, length, call.N, HV, step, call.scale,
         *strides(operands.read), *strides(operands.compare), *strides(y), *strides(call.beta), *state_strides(start),
         **call.constants | dict(GROUP=1 if call.gate == 2 else call.group), **call.products,
         V=width, BK=tile.BK, BV=tile.BV, GATE=call.gate, BETA=call.strength, DPLR=call.dplr,
         UNIT=call.maps.unit and call.gate < 2, WHOLE=segments is None, START=start is not None,
         END=0 if end is None else 2 if alone else 1,
         KEEP=written.states is not None, OUT=written.out is not None, IDENTITY=y is None, RANGED=ranges is not None,
+        MANY=many > 1,
         **stage.config,
     )  # fmt: skip
+
+
+def sequences_together(call: ChunkedCall, stage: Stage, tiles: int, *operands: Tensor | None) -> int:
+    """How many whole sequences a program of ``stage`` walks one after the other, with ``tiles`` programs a head."""
+    if not goes_through_many(stage.kernel):
+        return 1
+    return together(call, call.chunk, call.v.shape[2] * tiles, call.variant.num_sms, *operands, call.beta)
 
 
 def chain(

@@ -5,7 +5,8 @@ product prefetches. Here a product is waited for where its result is used, and a
 each. The first (mma) has the state's tile, transposed, ``[BV, K]``, in registers, as the left operand of every product and
 the accumulator of the last; the second (load) copies what chunks bring into rings in shared memory, ``STAGES`` chunks long;
 the third (store) stores what the first leaves in the ring's place of the values. They wait for one another at barriers in
-shared memory, so a multiprocessor runs one program, and registers go to the first.
+shared memory, so a multiprocessor runs one program, and registers go to the first. Where sequences are short a program goes
+through several, as :mod:`..lib.sm90_walks` has it.
 
 Equations are those of :mod:`.state`; what a product's operands ask for is said in :mod:`..lib.sm90`.
 """
@@ -21,7 +22,9 @@ from triton.language.core import _aggregate as aggregate
 from ..lib.indexing import head_pointer, state_tile
 from ..lib.sm90 import copy_rows_async, lhs_layout, load_scalars, mma_async, mma_layout, program_parts, wait_for_predecessor
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer, store_tile
+from ..lib.sm90_walks import ask_bounds, bounds, state_channels
 from .state import chunk_range, load_range
+from .walks_sm90 import Walk
 
 
 @gluon.jit
@@ -114,7 +117,7 @@ class Rings(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Arrays in memory that fill the rings, from a sequence's first token or chunk on, with strides from token to token."""
+    """Arrays that fill the rings, from the first token or chunk of a sequence, or of all, with strides from token to token."""
 
     k: gl.tensor
     write: gl.tensor | gl.constexpr
@@ -134,9 +137,9 @@ class Sources(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The chunks that a program goes through: from ``low`` to ``high`` of one value head of a sequence of ``limit`` tokens.
+    """The chunks that a program goes through: from ``low`` to ``high`` of one value head of a sequence.
 
-    ``first`` is the number of the sequence's first chunk.
+    Its tokens end before ``limit``, and ``first`` is the number of its first chunk.
     """
 
     first: gl.tensor
@@ -200,19 +203,49 @@ def allocate_rings(form):
 @gluon.jit
 def load_partition(sources, rings, barriers, way, form):
     """The load partition: copies what chunks bring to the rings, as places there become free."""
+    load_chunks(sources, rings, barriers, way, 0, 0, form)
+
+
+@gluon.jit
+def way_of(walk, asked, coming, hv, HV, form, PACKED: gl.constexpr):
+    """The first token of a sequence, and the way through it, whose tokens and chunks were :func:`asked for
+    <..lib.sm90_walks.ask_bounds>`.
+    """
+    row, limit = bounds(asked, walk.T, PACKED)
+    first, _ = bounds(coming, walk.PER, PACKED)
+    return row, Way(first.to(gl.int64), gl.to_tensor(0), (limit - row + form.C - 1) // form.C, limit, hv, HV)
+
+
+@gluon.jit
+def many_load_partition(sources, rings, barriers, walk, hv, HV, form, PACKED: gl.constexpr):
+    """The load partition, of several sequences."""
+    done = 0
+    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
+    coming = ask_bounds(walk.first, walk.PER, walk.i, walk.N, PACKED)
+    for i in range(walk.i, walk.N, walk.STEP):
+        row, way = way_of(walk, asked, coming, hv, HV, form, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
+        coming = ask_bounds(walk.first, walk.PER, i + walk.STEP, walk.N, PACKED)
+        load_chunks(sources, rings, barriers, way, row, done, form)
+        done += way.high
+
+
+@gluon.jit
+def load_chunks(sources, rings, barriers, way, begin, done, form):
+    """Copies of what a sequence's chunks bring, its tokens from ``begin`` on, when so many chunks of others are ``done``."""
     K: gl.constexpr = form.K
     C: gl.constexpr = form.C
     t = gl.arange(0, C, gl.BlockedLayout([1], [32], [4], [0]))
     for n in range(way.high - way.low):
         chunk = nth_chunk(n, way, form)
-        stage = n % form.STAGES
+        stage = (done + n) % form.STAGES
         at = (way.first + chunk) * way.HV + way.hv
-        row = chunk * C
+        row = begin + chunk * C
         count = way.limit - row
         far = row.to(gl.int64)
         if form.BETA:
             betas = load_scalars(sources.beta + far * sources.bt, t, sources.bt, count)
-        mbarrier.wait(barriers.free.index(stage), ((n // form.STAGES) & 1) ^ 1)
+        mbarrier.wait(barriers.free.index(stage), (((done + n) // form.STAGES) & 1) ^ 1)
         copy_rows_async(rings.k.index(stage), sources.k + far * sources.kt, sources.kt, count, C, K)
         if form.GATE == 2:
             copy_vector(rings.rates.index(stage), sources.rates + at * K, K)
@@ -245,18 +278,38 @@ def load_partition(sources, rings, barriers, way, form):
 @gluon.jit
 def store_partition(states, results, rings, barriers, way, form):
     """The store partition: states, if ``KEEP``, and rows of results, which stand where a chunk's values did."""
+    store_chunks(states, results, rings, barriers, way, 0, 0, form)
+
+
+@gluon.jit
+def many_store_partition(states, results, rings, barriers, walk, hv, HV, form, PACKED: gl.constexpr):
+    """The store partition, of several sequences."""
+    done = 0
+    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
+    coming = ask_bounds(walk.first, walk.PER, walk.i, walk.N, PACKED)
+    for i in range(walk.i, walk.N, walk.STEP):
+        row, way = way_of(walk, asked, coming, hv, HV, form, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
+        coming = ask_bounds(walk.first, walk.PER, i + walk.STEP, walk.N, PACKED)
+        store_chunks(states, results, rings, barriers, way, row, done, form)
+        done += way.high
+
+
+@gluon.jit
+def store_chunks(states, results, rings, barriers, way, begin, done, form):
+    """Stores of what a sequence's chunks leave, its tokens from ``begin`` on, when so many chunks of others are ``done``."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
     for n in range(way.high - way.low):
         chunk = nth_chunk(n, way, form)
-        stage = n % form.STAGES
-        row = chunk * form.C
+        stage = (done + n) % form.STAGES
+        row = begin + chunk * form.C
         if form.KEEP:
-            mbarrier.wait(barriers.state_full, n & 1)
+            mbarrier.wait(barriers.state_full, (done + n) & 1)
             store_buffer(states + ((way.first + chunk) * way.HV + way.hv) * (K * V), rings.state, K, form.BV, form.BV, K)
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_free, count=1)
-        mbarrier.wait(barriers.made.index(stage), (n // form.STAGES) & 1)
+        mbarrier.wait(barriers.made.index(stage), ((done + n) // form.STAGES) & 1)
         store_buffer(
             results + row.to(gl.int64) * (way.HV * V), rings.v.index(stage), way.HV * V, way.limit - row, form.C, form.BV
         )
@@ -277,12 +330,8 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
     """The mma partition forwards: the state from chunk to chunk; if ``FOLDED``, outputs go to ``out``."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
-    C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
     wide: gl.constexpr = mma_layout(K)
-    narrow: gl.constexpr = mma_layout(C)
-    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     by_key: gl.constexpr = gl.SliceLayout(0, wide)
     S = gl.zeros((BV, K), gl.float32, wide)
     columns_k = gl.arange(0, K, by_key)[None, :]
@@ -292,10 +341,56 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
         S = gl.where(columns_k == columns_v, 1.0, S)
     if form.START:
         S = S + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
+    S = walk_chunks(S, rings, barriers, way.high - way.low, way.low * form.C, way.limit, 0, way.HV, form, scale, out)
+    if form.END == 1:
+        gl.store(end + at + transposed, S)
+    if form.END == 2:  # noqa: SIM102
+        if at >= 0:
+            gl.store(end + at + transposed, S)
+
+
+@gluon.jit
+def many_forward_mma_partition(
+    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, out, PACKED: gl.constexpr
+):  # fmt: skip
+    """The mma partition forwards, of several sequences."""
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    done = 0
+    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
+    for i in range(walk.i, walk.N, walk.STEP):
+        row, limit = bounds(asked, walk.T, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
+        count = (limit - row + form.C - 1) // form.C
+        n = gl.to_tensor(i).to(gl.int64)
+        S = gl.zeros((form.BV, K), gl.float32, mma_layout(K))
+        if form.START:
+            columns_k, columns_v = state_channels(iv, K, form.BV)
+            S = S + gl.load(state_tile(start + n * sn, columns_k, columns_v, sk, sv)).to(gl.float32)
+        S = walk_chunks(S, rings, barriers, count, row, limit, done, HV, form, scale, out)
+        if form.END:
+            columns_k, columns_v = state_channels(iv, K, form.BV)
+            gl.store(end + (n * HV + hv) * (K * V) + (columns_k * V + columns_v), S)
+        done += count
+
+
+@gluon.jit
+def walk_chunks(S, rings, barriers, count, row, limit, done, HV, form, scale, out):
+    """The state ``S`` after ``count`` chunks of a sequence, when so many of others are ``done``; if ``FOLDED``, its tokens are
+    ``row … limit`` of ``out``.
+    """
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    C: gl.constexpr = form.C
+    BV: gl.constexpr = form.BV
+    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
+    narrow: gl.constexpr = mma_layout(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, mma_layout(K))
     zeros = gl.zeros((BV, C), gl.float32, narrow)
-    for n in range(way.high - way.low):
-        stage = n % form.STAGES
-        mbarrier.wait(barriers.ready.index(stage), (n // form.STAGES) & 1)
+    for n in range(count):
+        stage = (done + n) % form.STAGES
+        mbarrier.wait(barriers.ready.index(stage), ((done + n) // form.STAGES) & 1)
         fence_async_shared()
         before = S.to(gl.bfloat16)
         if form.GATE > 0:  # while nothing runs: the assembler waits for every product where it meets these registers
@@ -308,7 +403,7 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
         if form.OUT:
             o = mma_async(old, rings.q.index(stage).permute((1, 0)), zeros, True)
         if form.KEEP:
-            mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
+            mbarrier.wait(barriers.state_free, ((done + n) & 1) ^ 1)
             rings.state.store(before)
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_full, count=1)
@@ -357,18 +452,14 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
             rings.v.index(stage).permute((1, 0)).store(o.to(gl.bfloat16))
             if form.FOLDED:
                 gl.thread_barrier()
-                store_tile(rings.v.index(stage), out, nth_chunk(n, way, form) * C, way.HV * V, way.limit, C, BV)
+                store_tile(rings.v.index(stage), out, row + n * C, HV * V, limit, C, BV)
         else:
             S, added = warpgroup_mma_wait(0, [S, added])
         gl.thread_barrier()
         mbarrier.arrive(barriers.free.index(stage), count=1)
         if (form.OUT or form.KEEP) and not form.FOLDED:
             mbarrier.arrive(barriers.made.index(stage), count=1)
-    if form.END == 1:
-        gl.store(end + at + transposed, S)
-    if form.END == 2:  # noqa: SIM102
-        if at >= 0:
-            gl.store(end + at + transposed, S)
+    return S
 
 
 @gluon.jit
@@ -376,12 +467,8 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
     """The mma partition backwards: the state's gradient, from the last chunk on."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
-    C: gl.constexpr = form.C
     BV: gl.constexpr = form.BV
-    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
     wide: gl.constexpr = mma_layout(K)
-    narrow: gl.constexpr = mma_layout(C)
-    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
     by_key: gl.constexpr = gl.SliceLayout(0, wide)
     dS = gl.zeros((BV, K), gl.float32, wide)
     columns_k = gl.arange(0, K, by_key)[None, :]
@@ -389,10 +476,53 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
     transposed = columns_k * V + columns_v
     if form.START:
         dS = dS + gl.load(state_tile(start, columns_k, columns_v, sk, sv)).to(gl.float32)
+    dS = walk_back(dS, rings, barriers, way.high - way.low, 0, form, scale)
+    if form.END == 1:
+        gl.store(end + at + transposed, dS)
+    if form.END == 2:  # noqa: SIM102
+        if at >= 0:
+            gl.store(end + at + transposed, dS)
+
+
+@gluon.jit
+def many_backward_mma_partition(
+    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, PACKED: gl.constexpr
+):  # fmt: skip
+    """The mma partition backwards, of several sequences."""
+    K: gl.constexpr = form.K
+    V: gl.constexpr = form.V
+    done = 0
+    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
+    for i in range(walk.i, walk.N, walk.STEP):
+        row, limit = bounds(asked, walk.T, PACKED)
+        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
+        count = (limit - row + form.C - 1) // form.C
+        n = gl.to_tensor(i).to(gl.int64)
+        dS = gl.zeros((form.BV, K), gl.float32, mma_layout(K))
+        if form.START:
+            columns_k, columns_v = state_channels(iv, K, form.BV)
+            dS = dS + gl.load(state_tile(start + n * sn, columns_k, columns_v, sk, sv)).to(gl.float32)
+        dS = walk_back(dS, rings, barriers, count, done, form, scale)
+        if form.END:
+            columns_k, columns_v = state_channels(iv, K, form.BV)
+            gl.store(end + (n * HV + hv) * (K * V) + (columns_k * V + columns_v), dS)
+        done += count
+
+
+@gluon.jit
+def walk_back(dS, rings, barriers, count, done, form, scale):
+    """The state's gradient before ``count`` chunks of a sequence, ``dS`` after them, when so many of others are ``done``."""
+    K: gl.constexpr = form.K
+    C: gl.constexpr = form.C
+    BV: gl.constexpr = form.BV
+    DECAYS: gl.constexpr = 1 if form.GATE == 1 else K
+    narrow: gl.constexpr = mma_layout(C)
+    by_token: gl.constexpr = gl.SliceLayout(0, narrow)
+    by_key: gl.constexpr = gl.SliceLayout(0, mma_layout(K))
     zeros = gl.zeros((BV, C), gl.float32, narrow)
-    for n in range(way.high - way.low):
-        stage = n % form.STAGES
-        mbarrier.wait(barriers.ready.index(stage), (n // form.STAGES) & 1)
+    for n in range(count):
+        stage = (done + n) % form.STAGES
+        mbarrier.wait(barriers.ready.index(stage), ((done + n) // form.STAGES) & 1)
         fence_async_shared()
         before = dS.to(gl.bfloat16)
         if form.GATE > 0:
@@ -402,7 +532,7 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         given = rings.v.index(stage).permute((1, 0)).load(lhs_layout(C))
         own = mma_async(given, rings.A.index(stage), zeros, True)
         if form.KEEP:
-            mbarrier.wait(barriers.state_free, (n & 1) ^ 1)
+            mbarrier.wait(barriers.state_free, ((done + n) & 1) ^ 1)
             rings.state.store(before)
             gl.thread_barrier()
             mbarrier.arrive(barriers.state_full, count=1)
@@ -432,37 +562,41 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
         mbarrier.arrive(barriers.free.index(stage), count=1)
         if form.KEEP:
             mbarrier.arrive(barriers.made.index(stage), count=1)
-    if form.END == 1:
-        gl.store(end + at + transposed, dS)
-    if form.END == 2:  # noqa: SIM102
-        if at >= 0:
-            gl.store(end + at + transposed, dS)
+    return dS
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def delta_state_fwd_sm90(
     q, k, v, beta, write, write2, A, M, A2, L2, rates, start, end, states, errors, out,
-    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     qb, qt, qh, kb, kt, kh, vb, vt, vh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
-    RANGED: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+    RANGED: gl.constexpr, MANY: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One ``[BV, K]`` tile of the state through the chunks of a segment: flags of :func:`.state.delta_state_fwd`."""
+    """One ``[BV, K]`` tile of the state through the chunks of a segment: flags of :func:`.state.delta_state_fwd`.
+
+    Of ``MANY`` sequences, ``STEP`` apart, one after the other.
+    """
     wait_for_predecessor()
     iv, hv, i = program_parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
-        if alone >= 0:
-            return
-    if RANGED:
-        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
-    low = low.to(gl.int32)
-    limit = gl.minimum(L, high * C).to(gl.int32)
+    gl.static_assert(not MANY or (WHOLE and not RANGED and not IDENTITY and END < 2 and (KEEP or OUT)))
+    if MANY:
+        b = i.to(gl.int64) * 0
+        bos = b
+    else:
+        b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+        if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+            if alone >= 0:
+                return
+        if RANGED:
+            low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
+        low = low.to(gl.int32)
+        limit = gl.minimum(L, high * C).to(gl.int32)
     q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
     k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
@@ -479,51 +613,76 @@ def delta_state_fwd_sm90(
     if KEEP:
         errors += head
         states += iv * BV * K
-    at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
     if START:
-        start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
+        start += hv.to(gl.int64) * sh
 
     form = Form(K, V, C, BV, GATE, BETA, DPLR, UNIT, STAGES, KEEP, OUT, IDENTITY, False, START, END)
-    way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, write2, M, rates, beta, v, q, A, A2, L2, kt, bt, vt, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if OUT or KEEP else 1, STAGES)
-    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv, None)
-    load = (sources, rings, barriers, way, form)
-    if OUT or KEEP:
-        store = (states, out if OUT else errors, rings, barriers, way, form)
+    results = out if OUT else errors
+    if MANY:
+        walk = Walk(i, STEP, N, cu, chunk_first, T, (T + C - 1) // C)
         gl.warp_specialize(
-            [(forward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+            [
+                (many_forward_mma_partition, (
+                    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, None, PACKED
+                )),
+                (many_load_partition, (sources, rings, barriers, walk, hv, HV, form, PACKED)),
+                (many_store_partition, (states, results, rings, barriers, walk, hv, HV, form, PACKED)),
+            ],
+            [4, 4],
+            [112, 112],
         )  # fmt: skip
     else:
-        gl.warp_specialize([(forward_mma_partition, mma), (load_partition, load)], [4], [112])
+        way = Way(chunk0, low, high, limit, hv, HV)
+        at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
+        if START:
+            start += i.to(gl.int64) * sn
+        mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv, None)
+        load = (sources, rings, barriers, way, form)
+        if OUT or KEEP:
+            store = (states, results, rings, barriers, way, form)
+            gl.warp_specialize(
+                [(forward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+            )  # fmt: skip
+        else:
+            gl.warp_specialize([(forward_mma_partition, mma), (load_partition, load)], [4], [112])
     keep_alive(barriers)
 
 
-@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV"])
+@gluon.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
 def delta_state_bwd_sm90(
     q, k, do, beta, write, write2, A, M, A2, L2, rates, start, end, states, adjoint, out,
-    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, scale,
+    ranges, owner, first, chunk_first, cu, T, PER, SEGMENT, N, HV, STEP, scale,
     qb, qt, qh, kb, kt, kh, ob, ot, oh, bb, bt, bh, sn, sh, sk, sv,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BK: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
     GATE: gl.constexpr, BETA: gl.constexpr, DPLR: gl.constexpr, UNIT: gl.constexpr, PACKED: gl.constexpr, WHOLE: gl.constexpr,
     START: gl.constexpr, END: gl.constexpr, KEEP: gl.constexpr, OUT: gl.constexpr, IDENTITY: gl.constexpr,
-    RANGED: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
+    RANGED: gl.constexpr, MANY: gl.constexpr, PREC: gl.constexpr, DT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One ``[BV, K]`` tile of the state's gradient, from the last chunk; flags as in :func:`.state.delta_state_bwd`."""
+    """One ``[BV, K]`` tile of the state's gradient, from the last chunk; flags as in :func:`.state.delta_state_bwd`.
+
+    Of ``MANY`` sequences, ``STEP`` apart, one after the other.
+    """
     wait_for_predecessor()
     iv, hv, i = program_parts(V // BV, HV)
     if PACKED and not WHOLE:  # noqa: SIM102
         if gl.load(owner + i) >= N:
             return
-    b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
-    if PACKED and not WHOLE and END == 1:  # noqa: SIM102
-        if alone >= 0:
-            return
-    if RANGED:
-        low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
-    low = low.to(gl.int32)
-    limit = gl.minimum(L, high * C).to(gl.int32)
+    gl.static_assert(not MANY or (WHOLE and not RANGED and not IDENTITY and END < 2 and (KEEP or OUT)))
+    if MANY:
+        b = i.to(gl.int64) * 0
+        bos = b
+    else:
+        b, bos, L, chunk0, low, high, alone = chunk_range(i, owner, first, chunk_first, cu, T, PER, SEGMENT, C, PACKED, WHOLE)
+        if PACKED and not WHOLE and END == 1:  # noqa: SIM102
+            if alone >= 0:
+                return
+        if RANGED:
+            low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
+        low = low.to(gl.int32)
+        limit = gl.minimum(L, high * C).to(gl.int32)
     q = head_pointer(q, b, bos, hv, qb, qt, qh, GROUP)
     k = head_pointer(k, b, bos, hv, kb, kt, kh, GROUP)
     if GATE == 2:
@@ -534,22 +693,38 @@ def delta_state_bwd_sm90(
     if KEEP:
         adjoint += ((b * T + bos) * HV + hv) * V + iv * BV
         states += iv * BV * K
-    at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
     if START:
-        start += i.to(gl.int64) * sn + hv.to(gl.int64) * sh
+        start += hv.to(gl.int64) * sh
 
     form = Form(K, V, C, BV, GATE, BETA, DPLR, UNIT, STAGES, KEEP, OUT, IDENTITY, True, START, END)
-    way = Way(chunk0, low, high, limit, hv, HV)
     sources = Sources(k, write, write2, M, rates, beta, do, q, A, A2, L2, kt, bt, ot, qt)
     rings = allocate_rings(form)
     barriers = allocate_barriers(2 if KEEP else 1, STAGES)
-    mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
-    load = (sources, rings, barriers, way, form)
-    if KEEP:
-        store = (states, adjoint, rings, barriers, way, form)
+    if MANY:
+        walk = Walk(i, STEP, N, cu, chunk_first, T, (T + C - 1) // C)
         gl.warp_specialize(
-            [(backward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+            [
+                (many_backward_mma_partition, (
+                    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, PACKED
+                )),
+                (many_load_partition, (sources, rings, barriers, walk, hv, HV, form, PACKED)),
+                (many_store_partition, (states, adjoint, rings, barriers, walk, hv, HV, form, PACKED)),
+            ],
+            [4, 4],
+            [112, 112],
         )  # fmt: skip
     else:
-        gl.warp_specialize([(backward_mma_partition, mma), (load_partition, load)], [4], [112])
+        way = Way(chunk0, low, high, limit, hv, HV)
+        at = ((alone if END == 2 else i.to(gl.int64)) * HV + hv) * (K * V)
+        if START:
+            start += i.to(gl.int64) * sn
+        mma = (start, sk, sv, end, rings, barriers, way, form, scale, at, iv)
+        load = (sources, rings, barriers, way, form)
+        if KEEP:
+            store = (states, adjoint, rings, barriers, way, form)
+            gl.warp_specialize(
+                [(backward_mma_partition, mma), (load_partition, load), (store_partition, store)], [4, 4], [112, 112]
+            )  # fmt: skip
+        else:
+            gl.warp_specialize([(backward_mma_partition, mma), (load_partition, load)], [4], [112])
     keep_alive(barriers)

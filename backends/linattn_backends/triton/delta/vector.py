@@ -35,7 +35,7 @@ from ..lib.gates import (
     sum_where,
     upper_gates_transposed,
 )
-from ..lib.indexing import filled, locate_sequence
+from ..lib.indexing import items_there, locate_sequence
 from ..lib.tiles import accumulate, dot, dot_add, load_tile, to_operand
 from .gradients import state_product, state_products
 from .loads import load_decays, load_keys, load_two_lengths, store_gate_gradient
@@ -201,7 +201,7 @@ def delta_vector_scores_fwd(
     """Scores and decayed rows of chunks. ``STRONG`` programs look for those that decay by ``2^RANGE``; others leave them."""
     pid = tl.program_id(0)
     if STRONG:
-        COUNT = filled(COUNT, first, N, HV, PACKED)
+        COUNT = items_there(COUNT, first, N, HV, PACKED)
         if least_log_decay(log_decays, pid, COUNT, 1, 1) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):
@@ -514,7 +514,7 @@ def delta_vector_gradients_bwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     log_decays += TURN
     if STRONG:
-        COUNT = filled(COUNT, first, N, NK * (HV // TURNS), PACKED)
+        COUNT = items_there(COUNT, first, N, NK * (HV // TURNS), PACKED)
         if least_log_decay(log_decays, pid, COUNT, NK, TURNS) > -RANGE:
             return
         for item in range(pid, COUNT, tl.num_programs(0)):

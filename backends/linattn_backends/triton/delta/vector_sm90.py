@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
-from ..lib.indexing import filled, head_pointer, locate_sequence
+from ..lib.indexing import head_pointer, items_there, locate_sequence
 from ..lib.sm90 import (
     copy_layout,
     copy_rows_async,
@@ -230,7 +230,7 @@ def delta_vector_gradients_bwd_sm90(
     NK: gl.constexpr = K // BK
     pid = gl.program_id(0)
     if STRONG:
-        COUNT = filled(COUNT, first, N, NK * (HV // TURNS), PACKED)
+        COUNT = items_there(COUNT, first, N, NK * (HV // TURNS), PACKED)
         if any_strong(log_decays, pid, COUNT, TURNS, NK, -RANGE):
             for item in range(pid, COUNT, gl.num_programs(0)):
                 if gl.load(log_decays + item // NK * TURNS + TURN) <= -RANGE:
@@ -461,7 +461,7 @@ def delta_vector_scores_strong_fwd_sm90(
     """Scores, solved systems and decayed rows of the strong chunks, by levels: those that decay by ``2^RANGE``."""
     wait_for_predecessor()
     pid = gl.program_id(0)
-    COUNT = filled(COUNT, first, N, HV, PACKED)
+    COUNT = items_there(COUNT, first, N, HV, PACKED)
     if any_strong(log_decays, pid, COUNT, 1, 1, -RANGE):
         for item in range(pid, COUNT, gl.num_programs(0)):
             if gl.load(log_decays + item) <= -RANGE:

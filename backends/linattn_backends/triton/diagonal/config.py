@@ -50,8 +50,6 @@ TAKE_WEIGHTS = frozenset((
     "diagonal_scalar_gradients_bwd",
 ))  # fmt: skip
 """Kernels that take values with weights; other kernels are given the products."""
-SCAN_MANY = frozenset(("diagonal_scan_sm90", "diagonal_scalar_gradients_bwd_sm90"))
-"""Kernels whose programs scan several sequences."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..lib.indexing import state_tile
 from ..lib.sm90 import add, constants, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import copy_tile, store_tile
+from ..lib.sm90_walks import state_channels
 from .gate import SCALAR
 from .resident_sm90 import scores_partition, token_layout
-from .walks_sm90 import bounds_of, first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
+from .walks_sm90 import ask_first_chunk, ask_segment, first_chunk, rows_unless, segment_of, segments_of, span_of, walk_of
 
 __all__ = ["diagonal_scalar_gradients_bwd_sm90"]
 
@@ -182,11 +183,13 @@ def load_store_partition(c, rings, barriers, walk, arrays, chunk_first, HV, stri
     tokens = gl.zeros((4,), gl.int32, places)
     counts = gl.zeros((4,), gl.int32, places)
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    coming = ask_first_chunk(c, walk, 0, chunk_first)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
-        chunk0 = first_chunk(c, walk, span.n, chunk_first)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
+        chunk0 = first_chunk(c, walk, span.n, chunk_first, coming)
+        coming = ask_first_chunk(c, walk, m + 1, chunk_first)
         first = (span.row * walk.T + span.bos).to(gl.int32)
         own = GradientArrays(
             do=arrays.do + (span.row * ob + span.bos * ot),
@@ -233,10 +236,10 @@ def query_partition(c, rings, barriers, walk, start, sn, sk, sv, scale, ik):
     zeros = gl.zeros((c.BK, c.C), gl.float32, narrow)
     t = gl.arange(0, c.C, by_token)
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         S = gl.zeros((c.BK, c.V), gl.float32, wide)
         if c.START:
             columns_v, columns_k = state_channels(ik, c.V, c.BK)
@@ -294,10 +297,10 @@ def key_partition(c, rings, barriers, walk):
     scan: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     zeros = gl.zeros((c.C, c.BK), gl.float32, acc)
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         if c.SHARE:
             for n in range(span.skip):
                 mbarrier.wait(barriers.ready.index(n % c.STAGES), (n // c.STAGES) & 1)

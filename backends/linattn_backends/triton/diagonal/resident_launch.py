@@ -9,9 +9,9 @@ from torch import Tensor
 from ..host.chunks import Cut, state_strides, strides, usual_tokens
 from ..host.tiles import programs
 from ..host.variant import Stage
+from ..host.walks import goes_through_many, together
 from ..runtime.launch import launch
 from .call import ChunkedCall, Segments, Update
-from .config import SCAN_MANY
 from .memory_launch import empty_gate_parts, segment_starts
 
 __all__ = ["Operands", "gradients", "scan", "scan_segments"]
@@ -19,9 +19,6 @@ __all__ = ["Operands", "gradients", "scan", "scan_segments"]
 FIRST, FIRST_GRADIENTS = 10, 9
 """16ths of a sequence that the first of two programs scans, which the second scans too, for the state alone: fewer, and one is
 done before the other; more, and more is read twice."""
-MOST = 32
-"""Chunks in the mean of a program that scans several sequences. With more, what it does but once is next to nothing; and where
-lengths differ, fewer and longer programs fill a device less evenly."""
 
 
 class Operands(NamedTuple):
@@ -55,20 +52,10 @@ def ring(segments: Segments, width: int, narrow: int) -> int:
 
 
 def sequences_together(run: ChunkedCall, stage: Stage, segments: Segments, tiles: int) -> int:
-    """How many sequences a program of ``stage`` scans one after the other, with ``tiles`` programs a head.
-
-    So many that all are done soonest if all are as long as in the mean: a multiprocessor runs one such program, and what that
-    does but once takes as long as two chunks.
-    """
-    if stage.kernel.__name__ not in SCAN_MANY or segments.pieces is not None or segments.shared:
+    """How many sequences a program of ``stage`` scans one after the other, with ``tiles`` programs a head."""
+    if not goes_through_many(stage.kernel) or segments.pieces is not None or segments.shared:
         return 1
-    call, chunks = run.call, max(-(-usual_tokens(run.call) // run.variant.chunk), 1)
-
-    def time(n: int) -> int:
-        rounds = -(-programs(call.N, call.v.shape[2] * tiles, n, 1) // run.variant.num_sms)
-        return rounds * (n * chunks + 2)
-
-    return min(range(1, max(MOST // chunks, 1) + 1), key=time)
+    return together(run.call, run.variant.chunk, run.call.v.shape[2] * tiles, run.variant.num_sms)
 
 
 def scan(

@@ -23,8 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..lib.indexing import chunk_at, state_tile
 from ..lib.sm90 import constants, copy_rows_async, lhs_layout, mma_async, mma_layout
 from ..lib.sm90_pipeline import allocate_barriers, keep_alive, store_buffer
+from ..lib.sm90_walks import state_channels
 from .gate import NONE, SCALAR
-from .walks_sm90 import bounds_of, first_chunk, rows_unless, segment_of, segments_of, span_of, state_channels, walk_of
+from .walks_sm90 import ask_first_chunk, ask_segment, first_chunk, rows_unless, segment_of, segments_of, span_of, walk_of
 
 __all__ = ["diagonal_scan_sm90"]
 
@@ -186,10 +187,10 @@ def load_partition(c, rings, barriers, walk, arrays, scale, strides):
     """
     at, bt, yt, gt, mt, ab, bb, yb, gb, mb = strides
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         low, high = span.low, span.high
         a = arrays.a + (span.row * ab + span.bos * at)
         b = arrays.b + (span.row * bb + span.bos * bt)
@@ -258,10 +259,10 @@ def scores_partition(c, rings, barriers, walk, scale, factor, SUMS: gl.constexpr
     s = gl.arange(0, c.C, gl.SliceLayout(0, square))
     zeros = gl.zeros((c.C, c.C), gl.float32, square)
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         if c.SHARE:
             if c.RATED:
                 for n in range(span.skip):
@@ -313,10 +314,10 @@ def mma_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, H
     MEETS: gl.constexpr = c.C if c.REVERSE else 0  # where the factors lie for what meets the state, and for what goes into it
     MAKES: gl.constexpr = 0 if c.REVERSE else c.C
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         S = gl.zeros((c.BV, c.W), gl.float32, wide)
         if c.START:
             own = start + segment_of(walk, m).to(gl.int64) * sn
@@ -399,15 +400,18 @@ def mma_partition(c, rings, barriers, walk, start, sn, sk, sv, end, scale, iv, H
 def store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     """Store states, if ``KEEP``, and outputs."""
     done = 0
-    bos, eos = bounds_of(c, walk, 0)
+    if c.KEEP:
+        coming = ask_first_chunk(c, walk, 0, chunk_first)
+    asked = ask_segment(c, walk, 0)
     for m in range(segments_of(c, walk)):
-        span = span_of(c, walk, m, bos, eos)
-        bos, eos = bounds_of(c, walk, m + 1)
+        span = span_of(c, walk, m, asked)
+        asked = ask_segment(c, walk, m + 1)
         low, high = span.low, span.high
         rows = out + (span.row * walk.T + span.bos) * HV * c.V
         states = kept
         if c.KEEP:
-            states += first_chunk(c, walk, span.n, chunk_first) * HV * (c.W * c.V)
+            states += first_chunk(c, walk, span.n, chunk_first, coming) * HV * (c.W * c.V)
+            coming = ask_first_chunk(c, walk, m + 1, chunk_first)
         for n in range(span.skip, high - low):
             chunk = chunk_at(low + n, low, high, c.REVERSE)
             stage = (done + n) % c.STAGES

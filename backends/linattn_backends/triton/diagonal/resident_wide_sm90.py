@@ -173,7 +173,7 @@ def wide_store_partition(c, rings, barriers, walk, kept, out, chunk_first, HV):
     low, high = span.low, span.high
     out += (span.row * walk.T + span.bos) * HV * c.V
     if c.KEEP:
-        kept += first_chunk(c, walk, span.n, chunk_first) * HV * (c.W * c.V)
+        kept += first_chunk(c, walk, span.n, chunk_first, walk.i) * HV * (c.W * c.V)
     for n in range(high - low):
         chunk = chunk_at(low + n, low, high, c.REVERSE)
         stage = n % c.STAGES

@@ -25,8 +25,8 @@ import triton.language as tl
 from ..lib.gates import BLOCK, LOG2E, load_gate
 from ..lib.indexing import (
     chunk_at,
-    filled,
     head_pointer,
+    items_there,
     load_state,
     locate_segment,
     locate_sequence,
@@ -203,7 +203,7 @@ def diagonal_vector_scores_fwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     if STRONG:
-        COUNT = filled(COUNT, first, N, HV, PACKED)
+        COUNT = items_there(COUNT, first, N, HV, PACKED)
         jump = tl.num_programs(0)
         least = C // 2
         for base in range(pid, COUNT, jump * 64):
@@ -549,7 +549,7 @@ def diagonal_vector_intra_bwd(
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     jump = tl.num_programs(0)
-    COUNT = filled(COUNT, first, N, NK * HV, PACKED)
+    COUNT = items_there(COUNT, first, N, NK * HV, PACKED)
     theirs = 0
     for base in range(pid, COUNT, jump * 64):
         items = base + tl.arange(0, 64) * jump

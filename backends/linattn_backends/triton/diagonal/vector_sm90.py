@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from ..lib.indexing import filled, head_pointer, locate_sequence
+from ..lib.indexing import head_pointer, items_there, locate_sequence
 from ..lib.sm90 import copy_layout, copy_rows_async, mma_layout, store_rows
 from ..lib.sm90_gates import (
     any_strong,
@@ -26,7 +26,7 @@ def diagonal_vector_scores_strong_fwd_sm90(
     """As :func:`.vector.diagonal_vector_scores_fwd` if ``STRONG``, by levels down to pairs of neighbours: ``stops`` stay 0."""
     NK: gl.constexpr = K // 64  # tiles that the plain products took, each with a mark
     pid = gl.program_id(0)
-    COUNT = filled(COUNT, first, N, HV, PACKED)
+    COUNT = items_there(COUNT, first, N, HV, PACKED)
     if any_strong(stops, pid, COUNT, NK, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
             least = C
@@ -56,7 +56,7 @@ def diagonal_vector_intra_strong_bwd_sm90(
 ):  # fmt: skip
     """As :func:`.vector.diagonal_vector_intra_bwd` if ``STRONG``."""
     pid = gl.program_id(0)
-    COUNT = filled(COUNT, first, N, K // BK * HV, PACKED)
+    COUNT = items_there(COUNT, first, N, K // BK * HV, PACKED)
     if any_strong(stops, pid, COUNT, 1, 1, C // 2 - 1):
         for item in range(pid, COUNT, gl.num_programs(0)):
             if gl.load(stops + item) < C // 2:

@@ -1,12 +1,8 @@
 """Which sequences a program of a scan goes through, in Gluon, for Hopper.
 
 A program scans a segment: a sequence or, where there are few, a piece of one, which it may share with another program. Where
-sequences are many and short it scans several, one after the other (``MANY``), and its rings go on from each to the next: what a
-program does once is done once for all of them. They are ``STEP`` apart, which is as many as a tile of a head has programs,
-so that long sequences among short ones, which often stand together, are different programs'.
-
-So each partition has two loops. The inner one goes through a segment's chunks from 0, and those that are ``done`` are added to
-their number inside: Triton drops a sum that does nothing but begin an inner loop.
+sequences are many and short it scans several (``MANY``), as :mod:`..lib.sm90_walks` has it, and its rings go on from each to
+the next.
 """
 
 from typing import NamedTuple
@@ -15,8 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..lib.indexing import locate_segment
-from ..lib.sm90 import mma_layout
-from ..lib.sm90_pipeline import opaque
+from ..lib.sm90_walks import ask_bounds, bounds
 
 
 class Walk(NamedTuple):
@@ -90,24 +85,23 @@ def segment_of(walk, m):
 
 
 @gluon.jit
-def bounds_of(c, walk, m):
-    """Where sequence ``m`` of a walk begins and ends among packed ones, if there are ``MANY``; past the last, where that does.
-
-    A partition asks for them a sequence ahead: it would wait for memory else before each.
-    """
+def ask_segment(c, walk, m):
+    """What :func:`span_of` asks memory for of segment ``m`` of a walk, if there are ``MANY``."""
     if c.PACKED and c.MANY:
-        n = gl.minimum(segment_of(walk, m), walk.N - 1)
-        return gl.load(walk.cu + n), gl.load(walk.cu + n + 1)
-    return walk.i, walk.i
+        asked = ask_bounds(walk.cu, 0, segment_of(walk, m), walk.N, True)
+    else:
+        asked = walk.i
+    return asked
 
 
 @gluon.jit
-def span_of(c, walk, m, bos, eos):
-    """Segment ``m`` of a walk, whose ``bounds_of`` are known."""
+def span_of(c, walk, m, asked):
+    """Segment ``m`` of a walk, which was :func:`asked <ask_segment>` for."""
     if c.PACKED and c.MANY:
         n = segment_of(walk, m).to(gl.int64)
-        bos = bos.to(gl.int64)
-        L = eos.to(gl.int64) - bos
+        begin, end = bounds(asked, 0, True)
+        bos = begin.to(gl.int64)
+        L = end.to(gl.int64) - bos
         row = n * 0
         low = 0
         high = (L + c.C - 1) // c.C
@@ -131,24 +125,30 @@ def span_of(c, walk, m, bos, eos):
 @gluon.jit
 def only_span(c, walk):
     """The one segment of a walk that is not of ``MANY``."""
-    return span_of(c, walk, 0, walk.i, walk.i)
+    return span_of(c, walk, 0, walk.i)
 
 
 @gluon.jit
-def first_chunk(c, walk, n, chunk_first):
-    """The number of sequence ``n``'s first chunk among those of all sequences."""
+def ask_first_chunk(c, walk, m, chunk_first):
+    """What :func:`first_chunk` asks memory for of segment ``m`` of a walk, if there are ``MANY``."""
+    if c.PACKED and c.MANY:
+        asked = ask_bounds(chunk_first, 0, segment_of(walk, m), walk.N, True)
+    else:
+        asked = walk.i
+    return asked
+
+
+@gluon.jit
+def first_chunk(c, walk, n, chunk_first, asked):
+    """The number of sequence ``n``'s first chunk among those of all sequences; of ``MANY``, it was
+    :func:`asked <ask_first_chunk>` for.
+    """
+    if c.PACKED and c.MANY:
+        begin, _ = bounds(asked, 0, True)
+        return begin.to(gl.int64)
     if c.PACKED:
         return gl.load(chunk_first + n).to(gl.int64)
     return n * ((walk.T + c.C - 1) // c.C)
-
-
-@gluon.jit
-def state_channels(tile, W: gl.constexpr, ROWS: gl.constexpr):
-    """The channels of a state's tile ``[ROWS, W]``, to be broadcast, made anew: addresses of all are too many to be kept."""
-    layout: gl.constexpr = mma_layout(W)
-    columns = opaque(gl.to_tensor(0)) + gl.arange(0, W, gl.SliceLayout(0, layout))
-    rows = tile * ROWS + opaque(gl.to_tensor(0)) + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    return columns[None, :], rows[:, None]
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ def locate_sequence(i, owner, first, cu, T, PER, PACKED: tl.constexpr):
 
 
 @triton.jit
-def filled(COUNT, first, N, EACH, PACKED: tl.constexpr):
+def items_there(COUNT, first, N, EACH, PACKED: tl.constexpr):
     """How many of ``COUNT`` items, ``EACH`` a piece, belong to pieces that there are: for programs that share them all.
 
     There is room for more pieces than packed sequences have; those of sequences come first.
