@@ -100,9 +100,9 @@ def test_kernels_for_hopper_take_whole_aligned_rows(monkeypatch, name, change):
     assert place_of(call.forward_variant(1)["state_fwd"].kernel) == wanted, name
 
 
-def test_compiled_with_offsets_whose_number_nobody_knows(monkeypatch):
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiled_with_offsets_whose_number_nobody_knows():
     """Boundaries that are found among the tokens: a tracer cannot tell how many sequences there are."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
     x = (0.2 * torch.randn(1, 32, 1, 16)).requires_grad_()
     g, marks = -torch.rand(1, 32, 1, 16), torch.zeros(33, dtype=torch.bool)
     marks[[0, 10, 32]] = True
