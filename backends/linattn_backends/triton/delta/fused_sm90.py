@@ -30,7 +30,7 @@ from ..lib.sm90 import add, mma_async, mma_layout, wait_for_predecessor
 from ..lib.sm90_pipeline import copy_tile
 from ..lib.sm90_walks import ask_bounds, bounds
 from .scores_sm90 import join_pairs, split_columns, stack_rows
-from .state_sm90 import Form, Rings, Way, forward_mma_partition, many_forward_mma_partition
+from .state_sm90 import Form, Rings, Way, forward_mma_partition, many_mma_partition
 from .walks_sm90 import Walk
 
 __all__ = ["delta_fused_fwd_sm90"]
@@ -517,9 +517,9 @@ def delta_fused_fwd_sm90(
         walk = Walk(i, STEP, N, cu, None, T, T)
         gl.warp_specialize(
             [
-                (many_forward_mma_partition, (start, sn, sk, sv, end, left, steps, walk, form, scale, hv, HV, 0, out, PACKED)),
+                (many_mma_partition, (start, sn, sk, sv, end, left, steps, walk, form, scale, hv, HV, 0, out, PACKED)),
                 (
-                    many_forward_mma_partition,
+                    many_mma_partition,
                     (start, sn, sk, sv, end, right, steps, walk, form, scale, hv, HV, 1, out + BV, PACKED),
                 ),
                 (many_scores_partition, (scalars, left, steps, scratch, walk, form, scale, PACKED)),

@@ -350,10 +350,10 @@ def forward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale,
 
 
 @gluon.jit
-def many_forward_mma_partition(
+def many_mma_partition(
     start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, out, PACKED: gl.constexpr
 ):  # fmt: skip
-    """The mma partition forwards, of several sequences."""
+    """The mma partition, forwards or back, of several sequences; if ``FOLDED``, outputs go to ``out``."""
     K: gl.constexpr = form.K
     V: gl.constexpr = form.V
     done = 0
@@ -367,7 +367,10 @@ def many_forward_mma_partition(
         if form.START:
             columns_k, columns_v = state_channels(iv, K, form.BV)
             S = S + gl.load(state_tile(start + n * sn, columns_k, columns_v, sk, sv)).to(gl.float32)
-        S = walk_chunks(S, rings, barriers, count, row, limit, done, HV, form, scale, out)
+        if form.REVERSE:
+            S = walk_back(S, rings, barriers, count, done, form, scale)
+        else:
+            S = walk_chunks(S, rings, barriers, count, row, limit, done, HV, form, scale, out)
         if form.END:
             columns_k, columns_v = state_channels(iv, K, form.BV)
             gl.store(end + (n * HV + hv) * (K * V) + (columns_k * V + columns_v), S)
@@ -482,31 +485,6 @@ def backward_mma_partition(start, sk, sv, end, rings, barriers, way, form, scale
     if form.END == 2:  # noqa: SIM102
         if at >= 0:
             gl.store(end + at + transposed, dS)
-
-
-@gluon.jit
-def many_backward_mma_partition(
-    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, PACKED: gl.constexpr
-):  # fmt: skip
-    """The mma partition backwards, of several sequences."""
-    K: gl.constexpr = form.K
-    V: gl.constexpr = form.V
-    done = 0
-    asked = ask_bounds(walk.cu, walk.T, walk.i, walk.N, PACKED)
-    for i in range(walk.i, walk.N, walk.STEP):
-        row, limit = bounds(asked, walk.T, PACKED)
-        asked = ask_bounds(walk.cu, walk.T, i + walk.STEP, walk.N, PACKED)
-        count = (limit - row + form.C - 1) // form.C
-        n = gl.to_tensor(i).to(gl.int64)
-        dS = gl.zeros((form.BV, K), gl.float32, mma_layout(K))
-        if form.START:
-            columns_k, columns_v = state_channels(iv, K, form.BV)
-            dS = dS + gl.load(state_tile(start + n * sn, columns_k, columns_v, sk, sv)).to(gl.float32)
-        dS = walk_back(dS, rings, barriers, count, done, form, scale)
-        if form.END:
-            columns_k, columns_v = state_channels(iv, K, form.BV)
-            gl.store(end + (n * HV + hv) * (K * V) + (columns_k * V + columns_v), dS)
-        done += count
 
 
 @gluon.jit
@@ -625,7 +603,7 @@ def delta_state_fwd_sm90(
         walk = Walk(i, STEP, N, cu, chunk_first, T, (T + C - 1) // C)
         gl.warp_specialize(
             [
-                (many_forward_mma_partition, (
+                (many_mma_partition, (
                     start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, None, PACKED
                 )),
                 (many_load_partition, (sources, rings, barriers, walk, hv, HV, form, PACKED)),
@@ -704,8 +682,8 @@ def delta_state_bwd_sm90(
         walk = Walk(i, STEP, N, cu, chunk_first, T, (T + C - 1) // C)
         gl.warp_specialize(
             [
-                (many_backward_mma_partition, (
-                    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, PACKED
+                (many_mma_partition, (
+                    start, sn, sk, sv, end, rings, barriers, walk, form, scale, hv, HV, iv, None, PACKED
                 )),
                 (many_load_partition, (sources, rings, barriers, walk, hv, HV, form, PACKED)),
                 (many_store_partition, (states, adjoint, rings, barriers, walk, hv, HV, form, PACKED)),
