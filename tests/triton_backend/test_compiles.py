@@ -62,6 +62,13 @@ def test_kernels_fit_into_a_block(family, capability, width, dtype, KB, run):
     assert int(size) <= KB << 10, kernel
 
 
+def test_the_assembler_finds_registers_for_states_of_wide_heads(run):
+    """What it has too few for it compiles for 32, spills all of, and got wrong: kernels of float32 states of 130 channels."""
+    made = [line.split() for line in run("wide_heads.py", "dplr").splitlines()]
+    assert {name for name, *_ in made} == {"delta_state_fwd", "delta_state_bwd"}
+    assert [line for line in made if int(line[1]) == 32 or int(line[2]) > 2048] == []
+
+
 def complaints(capability, made, written):
     """What is wrong with the kernels that were ``made`` for one compute capability, and what is not as it is ``written``."""
     most = KB_OF_A_BLOCK[capability] << 10

@@ -12,11 +12,11 @@ In chunks of ``C`` tokens, ``S`` the state before a chunk, ``G`` the running sum
 besides, and read by ``a``. With a ``beta`` a value channel ``M`` holds ``L``, and every channel's system is solved by
 substitution.
 
-A program goes through the chunks of a sequence with a tile of the state in registers, transposed, ``[BV, K]``, so that the
-left operand of every product comes from registers. For few heads a sequence is cut into segments, walked at once. What a
-segment does to the state before it is affine: ``S' = P S + local``, with ``local`` its walk from zero and ``P [K, K]``, its
-transition, its walk from the identity without values (``IDENTITY``). ``delta_state_carry`` chains the segments; backwards, by
-``Pᵀ``.
+A program goes through the chunks of a sequence with a tile of the state in registers, transposed, ``[BV, K]``, so that the left
+operand of every product comes from registers (:mod:`.parts`). For few heads a sequence is cut into segments, walked at once.
+What a segment does to the state before it is affine: ``S' = P S + local``, with ``local`` its walk from zero and ``P [K, K]``,
+its transition, its walk from the identity without values (``IDENTITY``). ``delta_state_carry`` chains the segments; backwards,
+by ``Pᵀ``.
 """
 
 import triton
@@ -25,6 +25,7 @@ import triton.language as tl
 from ..lib.indexing import load_state, locate_sequence
 from ..lib.tiles import dot, dot_add, load_tile
 from .loads import load_beta_tile, load_tile_transposed
+from .parts import add_rows, add_state, begin_parts, decayed, load_decay, load_rows, store_parts, times_both, times_rows
 
 
 @triton.jit
@@ -138,11 +139,7 @@ def delta_state_fwd(
             return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
-    columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
-    tile = columns_v[:, None] * K + columns_k[None, :]
-    transposed = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -156,11 +153,9 @@ def delta_state_fwd(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    S = tl.zeros((BV, BK), tl.float32)
-    if IDENTITY:
-        S += tl.where(columns_k[None, :] == columns_v[:, None], 1.0, 0.0)
+    S = begin_parts(columns_v, K, BK, IDENTITY)
     if START:
-        S += load_state(start, i, hv, columns_k[None, :], columns_v[:, None], inside, sn, sh, sk, sv)
+        S = add_state(S, start, i, hv, columns_v, sn, sh, sk, sv, K, V, BK)
     for chunk in range(low, high):
         rows = chunk * C + tl.arange(0, C)
         here = (chunk0 + chunk) * HV + hv
@@ -168,17 +163,18 @@ def delta_state_fwd(
         if GATE == 1 or UNIT:
             asked, rate, later, decay = load_rates(rates, here, C, GATE, UNIT)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
+            decay = load_decay(rates + here * K, K, BK)
         if BETA > 0:
             bbeta = load_beta_tile(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
-            tl.store(states + here * (K * V) + tile, S.to(states.dtype.element_ty), mask=inside)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
-        old = S.to(DT)
-        r = -dot(old, tl.trans(bk.to(DT)), PREC)
+            store_parts(states + here * (K * V), S, columns_v, 1, K, K, V, BK)
+        bk = load_rows(k, rows, kt, L, K, BK)
         if OUT:
-            bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-            acc = dot(old, tl.trans(bq.to(DT)), PREC) * scale
+            r, acc = times_both(S, bk, q, rows, qt, L, K, BK, DT, PREC)
+            acc = acc * scale
+        else:
+            r = times_rows(S, bk, DT, PREC)
+        r = -r
         if GATE == 1 or UNIT:
             r = r * rate[None, :]
         if not IDENTITY:
@@ -212,20 +208,18 @@ def delta_state_fwd(
             tl.store(out + at_v, tl.trans(acc.to(out.dtype.element_ty)), mask=stored)
         if GATE == 1 or UNIT:
             x = x * later[None, :]
-        if GATE == 1:
-            S = S * decay
+        if GATE > 0:
+            S = decayed(S, decay, GATE)
         if GATE == 2:
-            S = S * decay
-            bk = load_tile(write, rows, kt, columns_k, L, K, BK)
-        S = dot_add(x.to(DT), bk.to(DT), S, PREC)
+            bk = load_rows(write, rows, kt, L, K, BK)
+        S = add_rows(S, x, bk, DT, PREC)
         if DPLR and not IDENTITY:
-            bk = load_tile(write2, rows, kt, columns_k, L, K, BK)
-            S = dot_add(bv.to(DT), bk.to(DT), S, PREC)
+            S = add_rows(S, bv, load_rows(write2, rows, kt, L, K, BK), DT, PREC)
     if END == 1:
-        tl.store(end + at + transposed, S, mask=inside)
+        store_parts(end + at, S, columns_v, V, 1, K, V, BK)
     if END == 2:  # noqa: SIM102
         if alone >= 0:
-            tl.store(end + (alone * HV + hv) * (K * V) + transposed, S, mask=inside)
+            store_parts(end + (alone * HV + hv) * (K * V), S, columns_v, V, 1, K, V, BK)
 
 
 @triton.jit(do_not_specialize=["T", "PER", "SEGMENT", "N", "HV", "STEP"])
@@ -258,11 +252,7 @@ def delta_state_bwd(
             return
     if RANGED:
         low, high = load_range(ranges + 2 * (b * HV + hv), low, high)
-    columns_k = tl.arange(0, BK)
     columns_v = iv * BV + tl.arange(0, BV)
-    inside = (columns_v < V)[:, None] & (columns_k < K)[None, :]
-    tile = columns_v[:, None] * K + columns_k[None, :]
-    transposed = columns_k[None, :] * V + columns_v[:, None]
     q += b * qb + bos * qt + (hv // GROUP).to(tl.int64) * qh
     k += b * kb + bos * kt + (hv // GROUP).to(tl.int64) * kh
     if GATE == 2:
@@ -273,9 +263,9 @@ def delta_state_bwd(
     at = (i.to(tl.int64) * HV + hv) * (K * V)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    dS = tl.zeros((BV, BK), tl.float32)
+    dS = begin_parts(columns_v, K, BK, False)
     if START:
-        dS += load_state(start, i, hv, columns_k[None, :], columns_v[:, None], inside, sn, sh, sk, sv)
+        dS = add_state(dS, start, i, hv, columns_v, sn, sh, sk, sv, K, V, BK)
     for step in range(low, high):
         chunk = low + high - 1 - step
         rows = chunk * C + tl.arange(0, C)
@@ -283,26 +273,24 @@ def delta_state_bwd(
         if GATE == 1 or UNIT:
             asked, rate, later, decay = load_rates(rates, here, C, GATE, UNIT)
         if GATE == 2:
-            decay = tl.load(rates + here * K + columns_k, mask=columns_k < K, other=0.0)[None, :]
+            decay = load_decay(rates + here * K, K, BK)
         if BETA > 0:
             bbeta = load_beta_tile(beta, rows, bt, columns_v, L, V, BV, BETA)
         if KEEP:
-            tl.store(states + here * (K * V) + tile, dS.to(states.dtype.element_ty), mask=inside)
-        bk = load_tile(k, rows, kt, columns_k, L, K, BK)
+            store_parts(states + here * (K * V), dS, columns_v, 1, K, K, V, BK)
+        bk = load_rows(k, rows, kt, L, K, BK)
         if GATE == 2:
-            bke = load_tile(write, rows, kt, columns_k, L, K, BK)
-            dx = dot(dS.to(DT), tl.trans(bke.to(DT)), PREC)
+            dx = times_rows(dS, load_rows(write, rows, kt, L, K, BK), DT, PREC)
         else:
-            dx = dot(dS.to(DT), tl.trans(bk.to(DT)), PREC)
+            dx = times_rows(dS, bk, DT, PREC)
         bdo = load_tile(do, rows, ot, columns_v, L, V, BV)
         do_read = tl.trans(bdo).to(tl.float32) * scale
         if GATE == 1 or UNIT:
             do_read = do_read * asked[None, :]
             dx = dx * later[None, :]
         if GATE > 0:
-            dS = dS * decay
-        bq = load_tile(q, rows, qt, columns_k, L, K, BK)
-        dS = dot_add(do_read.to(DT), bq.to(DT), dS, PREC)
+            dS = decayed(dS, decay, GATE)
+        dS = add_rows(dS, do_read, load_rows(q, rows, qt, L, K, BK), DT, PREC)
         bA = tl.load(A + here * (C * C) + t * C + s)
         dx = dot_add(tl.trans(bdo.to(DT)), bA, dx, PREC)
         if BETA == 2:
@@ -322,12 +310,12 @@ def delta_state_bwd(
             tl.store(adjoint + at_v, tl.trans(y.to(adjoint.dtype.element_ty)), mask=stored)
         if GATE == 1 or UNIT:
             dr = dr * rate[None, :]
-        dS = dot_add(dr.to(DT), bk.to(DT), dS, PREC)
+        dS = add_rows(dS, dr, bk, DT, PREC)
     if END == 1:
-        tl.store(end + at + transposed, dS, mask=inside)
+        store_parts(end + at, dS, columns_v, V, 1, K, V, BK)
     if END == 2:  # noqa: SIM102
         if alone >= 0:
-            tl.store(end + (alone * HV + hv) * (K * V) + transposed, dS, mask=inside)
+            store_parts(end + (alone * HV + hv) * (K * V), dS, columns_v, V, 1, K, V, BK)
 
 
 @triton.jit
