@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -674,3 +675,19 @@ def test_what_a_framework_keeps_of_a_gpu_goes_back_between_cases(monkeypatch):
         monkeypatch.setattr("torch.cuda.memory_reserved", lambda _, reserved=reserved: reserved)
         TorchAdapter(device).give_back()
         assert len(given) == expected
+
+
+def test_jax_is_asked_whether_its_device_still_takes_anything(monkeypatch):
+    """JAX goes on after a kernel has faulted, and every call that follows fails."""
+    jax = pytest.importorskip("jax")
+    from linattn_conformance.adapters.jax import JaxAdapter
+
+    def lost(x, place):
+        raise RuntimeError(f"CUDA_ERROR_MISALIGNED_ADDRESS on {place.platform}")
+
+    monkeypatch.setattr(jax, "device_put", lost)
+    adapter = JaxAdapter("cpu")
+    adapter.wait()
+    adapter.place = SimpleNamespace(platform="gpu")
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_MISALIGNED_ADDRESS on gpu"):
+        adapter.wait()
