@@ -157,6 +157,12 @@ def test_split_sequences_of_wide_keys(cu, monkeypatch):
     check("gated_delta_rule", arrays("gated_delta_rule", T=60, H=1, HV=1, K=130, V=18, cu=cu, kind="weak"), chunk_size=16)
 
 
+@pytest.mark.parametrize("K", [65, 192])
+@pytest.mark.parametrize("family", ["kda", "dplr"])
+def test_a_vector_gate_reaches_every_part_of_the_state(family, K):
+    check(family, arrays(family, T=19, H=1, HV=1, K=K, V=18, cu=[0, 5, 5, 19], kind="weak"))
+
+
 def test_sequences_of_wide_keys_are_split_too():
     assert plain_variant(K=256).segment(32768, 8) > 0
 

@@ -1,6 +1,7 @@
-"""What the assembler makes of the kernels that carry the state of wide heads of float32, where there is no GPU: ``… FAMILY``.
+"""What the assembler makes of the kernels that carry the state of wide heads, where there is no GPU.
 
-Prints a line for each configuration: its name, registers a thread, and bytes of them that are spilled.
+Its arguments are family, compute capability, ``K``, ``V`` and dtype. Prints a line for each configuration: its name, registers
+and bytes spilled a thread.
 """
 
 import sys
@@ -10,25 +11,28 @@ import compile_for_hopper as compiler
 import linattn_backends.triton as package
 import torch
 from linattn_backends.triton.runtime import device, launch
+from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 STATE = ("delta_state_fwd", "delta_state_bwd")
 
 
-def show(source, options):
+def show(source, options, target):
     """Compile a kernel all the way, if it is one of a state."""
     if source.fn.__name__ in STATE:
-        registers, spilled, _ = compile_everywhere.usage(source, options, compiler.HOPPER)
+        registers, spilled, _ = compile_everywhere.usage(source, options, target)
         print(source.fn.__name__, registers, spilled)
 
 
 def main():
-    compiler.whole, compiler.read = False, show
+    family, capability, K, V = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    target = GPUTarget("cuda", int(capability.replace(".", "")), 32)
+    compiler.whole, compiler.read = False, lambda source, options: show(source, options, target)
     JITFunction.run = compiler.compile_instead
     launch.DIRECT = False  # there is nothing to launch
-    device.measured = lambda where: device.Properties(132, True, "plain kernels are wanted")
-    family = sys.argv[1]
-    given = compiler.arrays(family, 2, 100, dict.fromkeys("qab", torch.float32), K=130, V=90)
+    properties = device.Properties(132, compile_everywhere.LARGE_SMEM[capability], "plain kernels are wanted")
+    device.measured = lambda where: properties
+    given = compiler.arrays(family, 2, 100, dict.fromkeys("qab", getattr(torch, sys.argv[5])), K=K, V=V)
     chunk = getattr(package.TritonBackend(), f"chunk_{family}")
     with torch.no_grad():
         chunk(**given)

@@ -83,7 +83,7 @@ class JaxAdapter(Adapter):
 
     def wait(self) -> None:
         if self.place.platform != "cpu":  # a device that a kernel has faulted on takes nothing from this process any more
-            jax.device_put(np.zeros(1, np.float32), self.place).block_until_ready()
+            (jax.device_put(np.zeros(1, np.float32), self.place) + 1).block_until_ready()  # a program, behind all others
 
     def repeated(self, x: Any, axis: int, times: int, rest: int) -> Any:
         return jnp.concatenate([*[x] * times, jax.lax.slice_in_dim(x, 0, rest, axis=axis)], axis)

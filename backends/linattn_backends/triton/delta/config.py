@@ -136,8 +136,8 @@ def tiles_for(facts: Facts, large_smem: bool) -> dict[str, Tile]:
     most, least = (32, 16) if full else (64, 64)  # 16-bit tiles of 32 channels came out wrong on Hopper (Triton 3.6.0)
     keys, values = fit(K, most, least), fit(V, most, least)
     one = full or K > 128 or not large_smem or (beta == 0 and K > 64)  # stage: more do not fit, in general
-    # For larger parts, and off Hopper for larger tiles, the assembler may give up: it takes 32 registers and spills 4 to 15 KB,
-    # once wrongly. With 8 warps products of bfloat16 read past shared memory on Hopper (Triton 3.6.0).
+    # The assembler may give up on parts of 128 keys in float32, and off Hopper on twice as many values: it takes 32 registers
+    # and spills 4 to 15 KB a thread, once wrongly. With 8 warps and parts of 128 bfloat16 read past shared memory (Triton 3.6).
     wide = K > 128
     part, halves = 64 if full or wide else 128, 2 if wide and not large_smem else 1
     state = Tile(min(rows, part), max(values // halves, 16), 4, 1 if one else 2)

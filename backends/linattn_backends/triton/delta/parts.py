@@ -13,7 +13,7 @@ from ..lib.tiles import dot, dot_add, load_tile
 
 @triton.jit
 def begin_parts(columns_v, K: tl.constexpr, BK: tl.constexpr, IDENTITY: tl.constexpr):
-    """A state of zeros, or the identity's columns."""
+    """A state ``[BV, K]`` of zeros, or of the identity's columns."""
     S = ()
     for n in tl.static_range((K + BK - 1) // BK):
         part = tl.zeros((columns_v.shape[0], BK), tl.float32)
@@ -73,7 +73,7 @@ def decayed(S, decay, GATE: tl.constexpr):
 
 @triton.jit
 def times_rows(S, x, DT: tl.constexpr, PREC: tl.constexpr):
-    """``S xᵀ [BV, C]`` of factors in ``DT``."""
+    """``S xᵀ [BV, C]`` of rows ``x``, in parts as :func:`load_rows` has them, and factors in ``DT``."""
     made = dot(S[0].to(DT), tl.trans(x[0].to(DT)), PREC)
     for n in tl.static_range(1, len(S)):
         made = dot_add(S[n].to(DT), tl.trans(x[n].to(DT)), made, PREC)
@@ -81,15 +81,15 @@ def times_rows(S, x, DT: tl.constexpr, PREC: tl.constexpr):
 
 
 @triton.jit
-def times_both(S, x, y, rows, stride, L, K: tl.constexpr, BK: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr):
-    """``S xᵀ`` and ``S yᵀ`` of rows ``x`` and those at ``y``, part by part: a left operand is there for both, and then gone."""
+def times_both(S, x, p, rows, stride, L, K: tl.constexpr, BK: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr):
+    """``S xᵀ`` and ``S yᵀ`` of rows ``x``, and ``y`` at ``p``: a part of the left operand is there for both, and then gone."""
     old = S[0].to(DT)
     made = dot(old, tl.trans(x[0].to(DT)), PREC)
-    other = dot(old, tl.trans(load_part(y, rows, stride, 0, L, K, BK).to(DT)), PREC)
+    other = dot(old, tl.trans(load_part(p, rows, stride, 0, L, K, BK).to(DT)), PREC)
     for n in tl.static_range(1, len(S)):
         old = S[n].to(DT)
         made = dot_add(old, tl.trans(x[n].to(DT)), made, PREC)
-        other = dot_add(old, tl.trans(load_part(y, rows, stride, n, L, K, BK).to(DT)), other, PREC)
+        other = dot_add(old, tl.trans(load_part(p, rows, stride, n, L, K, BK).to(DT)), other, PREC)
     return made, other
 
 
@@ -103,9 +103,9 @@ def add_rows(S, weights, x, DT: tl.constexpr, PREC: tl.constexpr):
 
 
 @triton.jit
-def store_parts(p, S, columns_v, row, column, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr):
-    """Store ``S`` in a matrix at ``p`` whose key channels are ``row`` elements apart, and value channels ``column``."""
+def store_parts(p, S, columns_v, sk, sv, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr):
+    """Store ``S`` in a matrix at ``p`` whose key channels are ``sk`` elements apart, and value channels ``sv``."""
     for n in tl.static_range(len(S)):
         columns = (n * BK + tl.arange(0, BK))[None, :]
         inside = (columns_v < V)[:, None] & (columns < K)
-        tl.store(p + (columns * row + columns_v[:, None] * column), S[n].to(p.dtype.element_ty), mask=inside)
+        tl.store(p + (columns * sk + columns_v[:, None] * sv), S[n].to(p.dtype.element_ty), mask=inside)
