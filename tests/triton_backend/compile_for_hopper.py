@@ -93,6 +93,16 @@ def compile_instead(kernel, *args, grid, warmup, **config):
     return Kernel()
 
 
+def read_plain_kernels(large_smem):
+    """From now on plain kernels are read in the place of launches, for blocks that have much shared memory or little."""
+    global whole
+    whole = False
+    JITFunction.run = compile_instead
+    launch.DIRECT = False  # there is nothing to launch
+    properties = device.Properties(132, large_smem, "plain kernels are wanted")
+    device.measured = lambda where: properties
+
+
 def is_first(name, kernel, constants):
     """Whether a kernel comes for the first time with what it is to compute, and it is noted that it came."""
     flags = {kernel.arg_names[place]: x for (place,), x in constants.items() if isinstance(x, bool)}

@@ -9,9 +9,7 @@ import sys
 import compile_for_hopper as compiler
 import linattn_backends.triton as package
 import torch
-from linattn_backends.triton.runtime import device, launch
 from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 most: dict[str, int] = {}
 
@@ -26,10 +24,8 @@ def measure(source, options, target):
 def main():
     family, capability, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     target = GPUTarget("cuda", capability, 32)
-    compiler.whole, compiler.read = False, lambda source, options: measure(source, options, target)
-    JITFunction.run = compiler.compile_instead
-    launch.DIRECT = False  # there is nothing to launch
-    device.measured = lambda where: device.Properties(132, capability == 90, "plain kernels are measured")
+    compiler.read = lambda source, options: measure(source, options, target)
+    compiler.read_plain_kernels(capability == 90)
     chunk = getattr(package.TritonBackend(), f"chunk_{family}")
     offsets = torch.tensor([0, 100, 4096], dtype=torch.int32)
     given = compiler.arrays(family, 1, 4096, dict(q=getattr(torch, sys.argv[4])), K=width, V=width)

@@ -10,9 +10,7 @@ import compile_everywhere
 import compile_for_hopper as compiler
 import linattn_backends.triton as package
 import torch
-from linattn_backends.triton.runtime import device, launch
 from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 STATE = ("delta_state_fwd", "delta_state_bwd")
 
@@ -27,11 +25,8 @@ def show(source, options, target):
 def main():
     family, capability, K, V = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     target = GPUTarget("cuda", int(capability.replace(".", "")), 32)
-    compiler.whole, compiler.read = False, lambda source, options: show(source, options, target)
-    JITFunction.run = compiler.compile_instead
-    launch.DIRECT = False  # there is nothing to launch
-    properties = device.Properties(132, compile_everywhere.LARGE_SMEM[capability], "plain kernels are wanted")
-    device.measured = lambda where: properties
+    compiler.read = lambda source, options: show(source, options, target)
+    compiler.read_plain_kernels(compile_everywhere.LARGE_SMEM[capability])
     given = compiler.arrays(family, 2, 100, dict.fromkeys("qab", getattr(torch, sys.argv[5])), K=K, V=V)
     chunk = getattr(package.TritonBackend(), f"chunk_{family}")
     with torch.no_grad():
